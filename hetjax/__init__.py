@@ -1,0 +1,42 @@
+"""Training on workers that are not equal: quotas, rounds that do not block, balanced orders.
+
+Names are resolved when they are first used, so that parts that need no JAX (`hetjax.quota`,
+the launcher) start without it.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Accumulated": "hetjax.types",
+    "FitResult": "hetjax.training.loop",
+    "Microbatch": "hetjax.types",
+    "NonFiniteError": "hetjax.training.loop",
+    "RoundReport": "hetjax.training.record",
+    "TrainState": "hetjax.types",
+    "fit": "hetjax.training.loop",
+    "linen_loss": "hetjax.models.adapters",
+    "linen_metrics": "hetjax.models.adapters",
+    "make_train_state": "hetjax.training.state",
+    "make_train_step": "hetjax.training.fused",
+    "make_worker_mesh": "hetjax.mesh",
+    "nnx_loss": "hetjax.models.adapters",
+    "nnx_metrics": "hetjax.models.adapters",
+    "nnx_model": "hetjax.models.adapters",
+    "scale_by_progress": "hetjax.training.schedules",
+    "use_cpu_workers": "hetjax.mesh",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'hetjax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,1 @@
+"""The cluster that a run has, or plays: emulated speeds, processes, and their supervision."""

@@ -1,0 +1,1 @@
+"""Data: sources of examples, data sets by name, and the way from an order to microbatches."""

@@ -1,0 +1,150 @@
+"""`--config=FILE` and `--config.field=value` for the programs in this directory.
+
+`config_flags` of ml_collections reads `.py` files only, and lets a misspelt field out as a
+traceback. So its flag gets a parser of ours, which reads `.json` too and checks each override
+against its field's rule first. A program says
+
+    config_flag.define()
+    app.run(main, flags_parser=config_flag.parse_flags)
+
+and calls `config_flag.get()` in `main`. A user's mistake ends it with a message and status 2.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from hetjax import config, config_fields
+
+# Where the names that a field may hold are registered. Importing these needs no jax.
+REGISTRIES = {
+    "quota.policy": ("hetjax.quota", "POLICIES"),
+    "ordering.method": ("hetjax.ordering", "ORDERINGS"),
+    "reducer.name": ("hetjax.topology", "REDUCERS"),
+    "gate.trigger": ("hetjax.training", "GATES"),
+}
+_NAME = "config"
+_MISSING = f"--{_NAME} is missing. Give a file first, such as --{_NAME}=configs/digits.py."
+_BOOLEANS = ("true", "t", "1", "false", "f", "0")  # as absl takes them
+_EXIT_STATUS = 2
+
+
+def choices() -> dict[str, tuple[str, ...]]:
+    """Returns the names that are registered, for `hetjax.config.validate`."""
+    return {
+        field: tuple(getattr(importlib.import_module(module), registry))
+        for field, (module, registry) in REGISTRIES.items()
+    }
+
+
+def define(
+    *, flag_values: flags.FlagValues = flags.FLAGS, argv: Sequence[str] | None = None
+) -> flags.FlagHolder[ml_collections.ConfigDict]:
+    """Defines `--config`. `argv` is where its overrides are looked for, `sys.argv` if None."""
+    holder = config_flags.DEFINE_config_file(
+        _NAME,
+        default=None,
+        help_string="configs/NAME.py, or the config.json of a run; --config.FIELD=VALUE "
+        "overrides a field of it.",
+        flag_values=flag_values,
+        sys_argv=None if argv is None else list(argv),
+    )
+    flag_values[_NAME].parser = _FileParser(argv)
+    return holder
+
+
+def parse_flags(
+    argv: Sequence[str], *, flag_values: flags.FlagValues = flags.FLAGS
+) -> list[str]:
+    """Parses the command line; ends the program with status 2 where it is wrong.
+
+    The `flags_parser` of `absl.app.run`.
+    """
+    try:
+        rest = flag_values(list(argv))
+    except flags.Error as error:
+        # 'flag --config=…: ' is absl's; what follows is our own message.
+        message = re.sub(rf"^flag --{_NAME}=\S*: ", "", str(error))
+        if not any(re.match(rf"--?{_NAME}(=|$)", argument) for argument in argv):
+            message = f"{message}\n{_MISSING}"
+        _end(message)
+    if flag_values[_NAME].value is None and not _asks_for_help(argv):
+        _end(_MISSING)
+    return rest
+
+
+def get(*, flag_values: flags.FlagValues = flags.FLAGS) -> config.ExperimentConfig:
+    """Returns the checked configuration; ends the program with status 2 where it is wrong."""
+    try:
+        return config.validate(flag_values[_NAME].value, choices=choices())
+    except ValueError as error:
+        _end(str(error))
+
+
+def _end(message: str) -> NoReturn:
+    print(f"The configuration cannot be used:\n{message}", file=sys.stderr)
+    sys.exit(_EXIT_STATUS)
+
+
+def _asks_for_help(argv: Sequence[str]) -> bool:
+    return any(re.match(r"--?(help|only_check_args)", argument) for argument in argv)
+
+
+class _FileParser(flags.ArgumentParser):
+    """Reads the file, and refuses overrides that its fields do not take."""
+
+    def __init__(self, argv: Sequence[str] | None):
+        self._argv = argv
+
+    def parse(self, path: str) -> ml_collections.ConfigDict:
+        loaded = config.load(path)
+        argv = sys.argv if self._argv is None else self._argv
+        errors = [line for override in _overrides(argv) for line in _check(*override)]
+        if errors:
+            raise ValueError("\n".join(errors))
+        return loaded.lock()
+
+    def flag_type(self) -> str:
+        return "configuration file"
+
+
+def _overrides(argv: Sequence[str]) -> Iterator[tuple[str, str | None, str | None]]:
+    """Yields (field, text, None) of each `--config.field=text`, (field, None, the next
+    argument) of each `--config.field`."""
+    for index, argument in enumerate(argv):
+        if argument == "--":
+            return
+        if found := re.fullmatch(rf"--?(?:no)?{_NAME}\.([^=]+)(?:=(.*))?", argument, re.DOTALL):
+            name, text = found.groups()
+            following = argv[index + 1] if text is None and index + 1 < len(argv) else None
+            yield name, text, following
+
+
+def _check(name: str, text: str | None, following: str | None) -> list[str]:
+    """Returns what is wrong with an override, in the words of `hetjax.config`."""
+    parts = name.split(".")
+    default: Any = config.ExperimentConfig()
+    for part in parts:
+        default = getattr(default, part, None)
+    if isinstance(default, bool) and (text is None or text.lower() in _BOOLEANS):
+        return []
+    value: Any = following if text is None else text
+    if value is not None and not isinstance(default, str):
+        with contextlib.suppress(SyntaxError, ValueError):
+            value = ast.literal_eval(value)
+    given: Any = value
+    for part in reversed(parts):
+        given = {part: given}
+    errors: list[str] = []
+    config_fields.parse_group(config.ExperimentConfig, given, "", errors)
+    return errors

@@ -1,0 +1,134 @@
+"""Trains a configured model on unequal workers.
+
+    python -m experiments.train --config=configs/digits.py --workdir=DIR [--config.FIELD=VALUE …]
+
+DIR gets config.json, metrics.jsonl, summary.json and report.html.
+"""
+
+import pathlib
+import sys
+from typing import Any
+
+from absl import app, flags
+
+from experiments import config_flag
+
+config_flag.define()
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
+
+
+def train_and_evaluate(config: Any, workdir: str | None, *, progress: bool = True) -> Any:
+    """Runs a checked configuration; returns a `hetjax.FitResult`.
+
+    Raises:
+        ValueError: what only the data or the devices could tell.
+    """
+    import hetjax
+
+    hetjax.use_cpu_workers(1 if config.local == "virtual" else config.cluster.num_workers)
+
+    import optax
+    from flax import nnx
+
+    from hetjax import models
+    from hetjax.data import datasets, sources
+    from hetjax.training import optimizers
+
+    dataset = datasets.load(config.data.name, config.data.dir or None)
+    if dataset.num_classes is None or dataset.example_shape is None:
+        raise ValueError(
+            f"data.name: {config.data.name!r} has no images with class labels, which the "
+            "reference models need; for other data call hetjax.fit with a loss of your own"
+        )
+    train = dataset.train
+    if config.data.num_train:
+        train = sources.first(train, config.data.num_train)
+    options = {"hidden": config.model.hidden} if config.model.name == "mlp" else {}
+    model = models.make(
+        config.model.name,
+        dataset.example_shape,
+        dataset.num_classes,
+        rngs=nnx.Rngs(config.seed),
+        input_max=16.0 if config.data.name == "digits" else 255.0,
+        **options,
+    )
+
+    def loss(model: nnx.Module, batch: Any) -> Any:
+        logits = model(batch["image"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+
+    def metrics(model: nnx.Module, batch: Any) -> Any:
+        logits = model(batch["image"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        return {"loss": losses, "accuracy": logits.argmax(-1) == batch["label"]}
+
+    loss_fn, params = hetjax.nnx_loss(model, loss)
+    return hetjax.fit(
+        loss_fn,
+        params,
+        optimizers.make_optimizer(config, num_examples=len(train)),
+        train,
+        eval_source=dataset.test,
+        metrics_fn=hetjax.nnx_metrics(model, metrics),
+        workdir=workdir,
+        config=config,
+        progress=progress,
+    )
+
+
+def summary_table(summary: dict[str, Any]) -> str:
+    """The few lines that a person reads at the end of a run."""
+    rows: list[tuple[str, str]] = []
+    if summary.get("test_accuracy") is not None:
+        rows.append(("test accuracy", f"{summary['test_accuracy']:.2%}"))
+    rows.append(("loss, last epoch", f"{summary['train_loss'] or float('nan'):.4f}"))
+    rows.append(("quotas", " ".join(map(str, summary["quotas"]))))
+    emulated = ", emulated" if summary["emulated"] else ""
+    if summary["round_secs_mean"] is not None:
+        mean = summary["round_secs_mean"]
+        rows.append((f"mean round{emulated}", f"{mean * 1e3:.2f} ms"))
+        if "optimal_round_secs" in summary:
+            optimal, equal = summary["optimal_round_secs"], summary["equal_split_secs"]
+            share = summary["fraction_of_optimum"]
+            rows.append(("exact optimum", f"{optimal * 1e3:.2f} ms: {share:.1%} of it reached"))
+            rows.append(("equal split", f"{equal * 1e3:.2f} ms: {equal / mean:.2f}x as long"))
+        rows.append(("waiting", f"{summary['waiting_fraction']:.1%} of the workers' time"))
+    rows.append(
+        (
+            "examples",
+            f"{summary['examples_processed']} processed, {summary['examples_missing']} missing, "
+            f"{summary['examples_duplicated']} duplicated",
+        )
+    )
+    if summary["overrun_fraction"] > 0.01:
+        rows.append(
+            (
+                "note",
+                f"{summary['overrun_fraction']:.1%} of the microbatches took longer than the "
+                "emulated worker: its times are void; raise cluster.secs_per_microbatch",
+            )
+        )
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}. Write --config.FIELD=VALUE.")
+    config = config_flag.get()
+    workdir = _WORKDIR.value
+    if workdir is None:
+        sys.exit("--workdir is missing: the directory that gets this run's files.")
+    try:
+        result = train_and_evaluate(config, workdir)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    print(summary_table(result.summary))
+    print(f"Report: {pathlib.Path(workdir) / 'report.html'}")
+    if result.summary["interrupted"]:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=config_flag.parse_flags)

@@ -1,0 +1,234 @@
+"""How long would a worker of such a cluster have computed?
+
+A description of unequal workers (seconds a microbatch, overhead, noise, a script of changes)
+that gives the time of every microbatch as a pure function of (seed, round, worker). The
+training loop sleeps until those times; the virtual clock only adds them up. Assumes nothing of
+the model that is trained, and leaves the synchronisation out: the times are a worker's own.
+"""
+
+import bisect
+import dataclasses
+import difflib
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hetjax.quota import costs as costs_lib
+from hetjax.quota import policies
+
+DELAYS = ("constant", "exponential", "gamma")
+DELAY_PER = ("microbatch", "round")
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """From the beginning of a round on, a worker is another one, until changed again.
+
+    Args:
+      round: the first round that sees it, ≥ 0.
+      worker: whose.
+      secs_per_microbatch: the new mean seconds of a microbatch. None: as before.
+      overhead_secs: the new mean seconds of a round beside its microbatches. None: as before.
+      present: whether the worker is there at all. None: as before.
+    """
+
+    round: int
+    worker: int
+    secs_per_microbatch: float | None = None
+    overhead_secs: float | None = None
+    present: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class EmulatedCluster:
+    """Workers of given speeds, on a clock that a seed decides.
+
+    Args:
+      secs_per_microbatch: mean seconds of a microbatch of each worker, > 0.
+      overhead_secs: mean seconds of a round beside its microbatches, ≥ 0, for each worker or
+        one number for all.
+      delay: how the times vary about their means: "constant", "exponential", "gamma".
+      delay_cv: standard deviation over mean of a time under "gamma", > 0.
+      delay_per: "microbatch": every microbatch and the overhead have a factor of their own;
+        "round": one factor for all that a worker does in a round.
+      changes: the script; of two for one worker and round the later in the tuple counts.
+      seed: of all random times.
+
+    Raises:
+      ValueError: a time, a worker or a round is out of range, or a name is not known.
+
+    Example:
+      >>> slower = Change(round=5, worker=0, secs_per_microbatch=3.0)
+      >>> cluster = EmulatedCluster((1.0, 2.0), changes=(slower,))
+      >>> cluster.microbatch_ends(4, 0, 2).tolist(), cluster.microbatch_ends(5, 0, 2).tolist()
+      ([1.0, 2.0], [3.0, 6.0])
+    """
+
+    secs_per_microbatch: tuple[float, ...]
+    overhead_secs: tuple[float, ...] | float = 0.0
+    delay: str = "constant"
+    delay_cv: float = 0.1
+    delay_per: str = "microbatch"
+    changes: tuple[Change, ...] = ()
+    seed: int = 0
+    _starts: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
+    _segments: tuple = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        secs = tuple(float(x) for x in np.atleast_1d(self.secs_per_microbatch))
+        overhead = self.overhead_secs
+        if not np.isscalar(overhead):
+            overhead = tuple(float(x) for x in np.asarray(overhead))
+        object.__setattr__(self, "secs_per_microbatch", secs)
+        object.__setattr__(self, "overhead_secs", overhead)
+        object.__setattr__(self, "changes", tuple(self.changes))
+        costs = costs_lib.WorkerCosts(overhead, secs)
+        _check_name("delay", self.delay, DELAYS)
+        _check_name("delay_per", self.delay_per, DELAY_PER)
+        if not (math.isfinite(self.delay_cv) and self.delay_cv > 0):
+            raise ValueError(
+                f"delay_cv is {self.delay_cv}; it must be above 0 (0.1 for 10 % noise). For "
+                "times without noise set delay to 'constant'."
+            )
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must be 0 or more.")
+        for change in self.changes:
+            _check_change(change, len(secs))
+        self._lay_out(costs)
+
+    def _lay_out(self, costs: costs_lib.WorkerCosts) -> None:
+        present = np.ones(costs.num_workers, bool)
+        starts, segments = [0], [(costs, present)]
+        for change in sorted(self.changes, key=lambda change: change.round):
+            worker = change.worker
+            overhead, secs = costs.overhead_secs.copy(), costs.secs_per_microbatch.copy()
+            present = present.copy()
+            if change.overhead_secs is not None:
+                overhead[worker] = change.overhead_secs
+            if change.secs_per_microbatch is not None:
+                secs[worker] = change.secs_per_microbatch
+            if change.present is not None:
+                present[worker] = change.present
+            costs = costs_lib.WorkerCosts(overhead, secs)
+            starts.append(change.round)
+            segments.append((costs, present))
+        object.__setattr__(self, "_starts", tuple(starts))
+        object.__setattr__(self, "_segments", tuple(segments))
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers, present or not."""
+        return len(self.secs_per_microbatch)
+
+    def costs_at(self, round: int) -> costs_lib.WorkerCosts:
+        """Returns the true mean costs in a round."""
+        return self._segments[bisect.bisect_right(self._starts, round) - 1][0]
+
+    def present_at(self, round: int) -> np.ndarray:
+        """Returns which workers are there in a round, bool[num_workers]."""
+        return self._segments[bisect.bisect_right(self._starts, round) - 1][1].copy()
+
+    def microbatch_ends(self, round: int, worker: int, count: int) -> np.ndarray:
+        """Returns when each microbatch of a worker ends, seconds from the round's start.
+
+        Args:
+          round: the round.
+          worker: the worker.
+          count: microbatches; more of them do not change the times of the earlier ones.
+
+        Returns:
+          f64[count]; the overhead lies before the end of the first.
+        """
+        costs = self.costs_at(round)
+        secs = np.full(count, costs.secs_per_microbatch[worker])
+        secs[:1] += costs.overhead_secs[worker]
+        if self.delay == "constant":
+            return np.cumsum(secs)
+        rng = np.random.default_rng([self.seed, round, worker])
+        if self.delay_per == "round":
+            return np.cumsum(secs) * self._factors(rng, 1)
+        factors = self._factors(rng, count + 1)
+        secs = costs.secs_per_microbatch[worker] * factors[1:]
+        secs[:1] += costs.overhead_secs[worker] * factors[0]
+        return np.cumsum(secs)
+
+    def _factors(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        if self.delay == "exponential":
+            return rng.standard_exponential(count)
+        shape = self.delay_cv**-2
+        return rng.standard_gamma(shape, count) / shape
+
+
+def simulate_policy(
+    policy: policies.QuotaPolicy,
+    cluster: EmulatedCluster,
+    budget: int,
+    num_rounds: int,
+    caps: ArrayLike | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Runs a policy on the cluster's virtual clock: no sleeping, no training.
+
+    A round lasts until its slowest worker has done its quota; synchronisation takes no time.
+
+    Args:
+      policy: decides the quotas.
+      cluster: decides the times, and who is present.
+      budget: microbatches a round.
+      num_rounds: rounds to run.
+      caps: i64[n], the most a present worker may get. None: the budget.
+
+    Returns:
+      quotas i64[num_rounds, n], compute_secs f64[num_rounds, n], round_secs f64[num_rounds].
+
+    Example:
+      >>> cluster = EmulatedCluster((1.0, 3.0))
+      >>> _, _, round_secs = simulate_policy(policies.equal(), cluster, 8, 2)
+      >>> round_secs.tolist()
+      [12.0, 12.0]
+    """
+    num_workers = cluster.num_workers
+    limits = np.full(num_workers, budget) if caps is None else np.asarray(caps)
+    quotas = np.zeros((num_rounds, num_workers), np.int64)
+    compute_secs = np.zeros((num_rounds, num_workers))
+    state = policy.init(num_workers, budget)
+    for round in range(num_rounds):
+        quotas[round], state = policy.assign(
+            state, budget, np.where(cluster.present_at(round), limits, 0)
+        )
+        first_secs = np.full(num_workers, np.nan)
+        for worker in np.flatnonzero(quotas[round]):
+            ends = cluster.microbatch_ends(round, int(worker), int(quotas[round, worker]))
+            first_secs[worker], compute_secs[round, worker] = ends[0], ends[-1]
+        times = policies.RoundTimes(quotas[round], first_secs, compute_secs[round])
+        state = policy.observe(state, times)
+    return quotas, compute_secs, compute_secs.max(axis=1, initial=0.0)
+
+
+def _check_name(field: str, name: str, allowed: tuple[str, ...]) -> None:
+    if name not in allowed:
+        nearest = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.4)
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"{field} is {name!r}; it must be one of {', '.join(allowed)}.{hint}")
+
+
+def _check_change(change: Change, num_workers: int) -> None:
+    if not 0 <= change.worker < num_workers:
+        raise ValueError(
+            f"{change} names worker {change.worker}; with {num_workers} workers it must be "
+            f"0 to {num_workers - 1}."
+        )
+    if change.round < 0:
+        raise ValueError(f"{change} begins at round {change.round}; it must be 0 or more.")
+    values = (change.secs_per_microbatch, change.overhead_secs, change.present)
+    if all(value is None for value in values):
+        raise ValueError(
+            f"{change} changes nothing; give secs_per_microbatch, overhead_secs or present."
+        )
+    secs = 1.0 if change.secs_per_microbatch is None else change.secs_per_microbatch
+    overhead = 0.0 if change.overhead_secs is None else change.overhead_secs
+    if not (math.isfinite(secs) and secs > 0 and math.isfinite(overhead) and overhead >= 0):
+        raise ValueError(
+            f"{change}: secs_per_microbatch must be above 0 and overhead_secs 0 or more, both "
+            "finite. A worker that leaves has present=False."
+        )

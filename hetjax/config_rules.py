@@ -1,0 +1,192 @@
+"""What must hold between the fields of a configuration, each by itself already right.
+
+Every rule returns lines that name the fields, their values, what is allowed and how to mend it.
+Left to others: whether there are enough devices (needs jax), whether files and data sets exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hetjax import config_fields
+
+if TYPE_CHECKING:
+    from hetjax import config
+
+
+def problems(
+    experiment: config.ExperimentConfig, choices: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Returns a line for each contradiction in `experiment`, none if it can be run."""
+    lines = [
+        *_names(experiment, choices),
+        *_model_and_data(experiment),
+        *_optimizer(experiment),
+        *_emulation(experiment.cluster),
+        *_gate(experiment),
+    ]
+    # Presence over rounds means something only once the changes themselves do.
+    change_lines = list(_changes(experiment.cluster))
+    return [*lines, *change_lines, *([] if change_lines else _quotas(experiment))]
+
+
+def _names(
+    experiment: config.ExperimentConfig, choices: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    for dotted, names in choices.items():
+        value: object = experiment
+        for part in dotted.split("."):
+            value = getattr(value, part)
+        if value not in names:
+            hint = config_fields.nearest(value, list(names))
+            yield f"{dotted}: got {value!r}, must be one of {', '.join(names)}.{hint}"
+
+
+def _model_and_data(experiment: config.ExperimentConfig) -> Iterator[str]:
+    if experiment.model.name == "mlp" and not experiment.model.hidden:
+        yield (
+            "model.hidden: got (), must be one or more widths with model.name='mlp'. Give "
+            "some, such as (128,), or set model.name='logistic'."
+        )
+    if experiment.data.sharing == "shared" and experiment.data.weighting != "shard":
+        yield (
+            f"data.weighting: got {experiment.data.weighting!r} with data.sharing='shared', "
+            "where there are no shards to weight. Leave it at 'shard', or set "
+            "data.sharing='private'."
+        )
+
+
+def _optimizer(experiment: config.ExperimentConfig) -> Iterator[str]:
+    optimizer = experiment.optimizer
+    if optimizer.warmup_epochs > experiment.epochs:
+        yield (
+            f"optimizer.warmup_epochs: got {optimizer.warmup_epochs}, must be at most "
+            f"epochs={experiment.epochs}. Lower it, or raise epochs."
+        )
+    if optimizer.schedule == "step" and not optimizer.decay_every_epochs:
+        yield (
+            "optimizer.decay_every_epochs: got 0.0, must be above 0 with "
+            "optimizer.schedule='step'. Give the epochs between two steps."
+        )
+    if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum):
+        yield (
+            f"optimizer.nesterov: got True with optimizer.name={optimizer.name!r} and "
+            f"optimizer.momentum={optimizer.momentum}, needs 'sgd' and a momentum above 0. Set "
+            "those, or nesterov to False."
+        )
+
+
+def _emulation(cluster: config.ClusterConfig) -> Iterator[str]:
+    n = cluster.num_workers
+    speeds, overhead = cluster.secs_per_microbatch, cluster.overhead_secs
+    if speeds and len(speeds) != n:
+        yield (
+            f"cluster.secs_per_microbatch: got {len(speeds)} values {speeds}, must be one for "
+            f"each of cluster.num_workers={n}, or () for no emulation. Change one of the two."
+        )
+    if isinstance(overhead, tuple) and len(overhead) != n:
+        yield (
+            f"cluster.overhead_secs: got {len(overhead)} values {overhead}, must be a number, "
+            f"or one for each of cluster.num_workers={n}. Change one of the two."
+        )
+    if speeds:
+        return
+    needing = {
+        "cluster.clock": (cluster.clock, cluster.clock == "virtual"),
+        "cluster.delay": (cluster.delay, cluster.delay != "constant"),
+        "cluster.overhead_secs": (overhead, overhead != 0.0),
+    }
+    for name, (value, needs_speeds) in needing.items():
+        if needs_speeds:
+            yield (
+                f"{name}: got {value!r}, needs emulated speeds, and "
+                "cluster.secs_per_microbatch is (). Give the seconds of each worker there."
+            )
+
+
+def _changes(cluster: config.ClusterConfig) -> Iterator[str]:
+    n = cluster.num_workers
+    seen: set[tuple[int, int]] = set()
+    for index, change in enumerate(cluster.changes):
+        name = f"cluster.changes[{index}]"
+        if change.worker >= n:
+            yield (
+                f"{name}.worker: got {change.worker}, must be from 0 to {n - 1} with "
+                f"cluster.num_workers={n}. Count the workers that join later too."
+            )
+        if (change.round, change.worker) in seen:
+            yield (
+                f"{name}: worker {change.worker} is changed twice at round {change.round}. Put "
+                "both into one entry."
+            )
+        seen.add((change.round, change.worker))
+        timed = change.secs_per_microbatch is not None or change.overhead_secs is not None
+        if not timed and change.present is None:
+            yield (
+                f"{name}: nothing changes. Give secs_per_microbatch, overhead_secs or present "
+                "beside round and worker."
+            )
+        if timed and not cluster.secs_per_microbatch:
+            yield (
+                f"{name}: a speed changes, but cluster.secs_per_microbatch is (). Give the "
+                "seconds of each worker there."
+            )
+
+
+def _gate(experiment: config.ExperimentConfig) -> Iterator[str]:
+    gate, n = experiment.gate, experiment.cluster.num_workers
+    if gate.trigger == "quorum" and not 1 <= gate.quorum <= n:
+        yield (
+            f"gate.quorum: got {gate.quorum}, must be from 1 to cluster.num_workers={n} with "
+            "gate.trigger='quorum'. Give the workers that must have finished."
+        )
+    if gate.trigger == "deadline" and not gate.deadline_secs:
+        yield (
+            "gate.deadline_secs: got 0.0, must be above 0 with gate.trigger='deadline'. Give "
+            "the seconds after which a round closes."
+        )
+    if gate.trigger != "none" and experiment.local == "fused":
+        yield (
+            f"gate.trigger: got {gate.trigger!r} with local='fused', a single program that "
+            "nothing can close early. Set local='stepped', or gate.trigger='none'."
+        )
+
+
+def _quotas(experiment: config.ExperimentConfig) -> Iterator[str]:
+    quota, n = experiment.quota, experiment.cluster.num_workers
+    shares = quota.proportions
+    if quota.policy == "static" and len(shares) != n:
+        yield (
+            f"quota.proportions: got {shares}, must be one for each of cluster.num_workers={n} "
+            "with quota.policy='static'. Give speeds, such as "
+            f"--config.quota.proportions={','.join(str(n - i) for i in range(n))}."
+        )
+    elif quota.policy == "static" and sum(shares) <= 0:
+        yield f"quota.proportions: got {shares}, one or more must be above 0. Give one a share."
+    cap = quota.max_microbatches or experiment.budget
+    for when, num_present in _presence(experiment.cluster):
+        if not num_present:
+            yield (
+                f"cluster.changes: no worker is present from round {when} on, must be one or "
+                "more. Let a worker stay."
+            )
+        elif num_present * cap < experiment.budget:
+            yield (
+                f"budget: got {experiment.budget} microbatches a round, but {num_present} "
+                f"workers of at most quota.max_microbatches={cap} hold {num_present * cap} "
+                f"(round {when}). Lower budget, or raise quota.max_microbatches (0: no cap)."
+            )
+        else:
+            continue
+        return  # the first such round says it all
+
+
+def _presence(cluster: config.ClusterConfig) -> Iterator[tuple[int, int]]:
+    """Yields (round, workers present from then on) for round 0 and each one with a change."""
+    present = [True] * cluster.num_workers
+    for when in sorted({0, *(change.round for change in cluster.changes)}):
+        for change in cluster.changes:
+            if change.round == when and change.present is not None:
+                present[change.worker] = change.present
+        yield when, sum(present)

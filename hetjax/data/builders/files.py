@@ -1,0 +1,244 @@
+"""Where the original files of a data set are, and whether they are the right ones.
+
+A data set is described by an `ImageSet`; the files it needs by `FileSpec`s with the size and
+the SHA-256 that its authors' files have (numbers as in TFDS's own table, and checked against
+real copies). Files are looked for in a few places under the data directory, downloaded from
+the official addresses if they are nowhere, and refused if a byte differs.
+"""
+
+import dataclasses
+import hashlib
+import http.client
+import os
+import pathlib
+import sys
+import tarfile
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+TIMEOUT_SECS = 30  # without a byte from the server
+BLOCK_BYTES = 1 << 20
+
+Record = tuple[np.ndarray, int]
+ReadFile = Callable[[str], bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class FileSpec:
+    """An original file: its name, what it must contain, where it can be had.
+
+    Attributes:
+      name: file name, or path inside an archive.
+      size_bytes: its size.
+      sha256: its SHA-256, in hexadecimal.
+      urls: addresses, tried in turn; empty for what comes in an archive alone.
+    """
+
+    name: str
+    size_bytes: int
+    sha256: str
+    urls: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSet:
+    """A labelled set of images and how to read it.
+
+    Attributes:
+      name: what the user calls it.
+      version: of the prepared form; a new one is prepared beside an old one.
+      title: one line that says what it is.
+      homepage: where its authors describe it.
+      citation: BibTeX.
+      image_shape: `(height, width, channels)`, uint8.
+      num_classes: labels are 0..num_classes-1.
+      files: the original files; empty if the package has them.
+      read: `(files' contents by name, ImageSet) -> records by split`, in the original order.
+      archive: one file that holds all of `files`, if there is one.
+    """
+
+    name: str
+    version: str
+    title: str
+    homepage: str
+    citation: str
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    files: tuple[FileSpec, ...]
+    read: "Callable[[ReadFile, ImageSet], Mapping[str, Iterator[Record]]]"
+    archive: FileSpec | None = None
+
+
+def reader(image_set: ImageSet, data_dir: pathlib.Path, *, download: bool = True) -> ReadFile:
+    """Finds the original files and returns a function that reads one, checked.
+
+    Looks in `data_dir/NAME`, `data_dir` and `data_dir/downloads/manual`, for each file alone
+    and then for the archive. What is missing is downloaded to `data_dir/NAME`.
+
+    Args:
+      image_set: the data set.
+      data_dir: the data directory.
+      download: whether to try the network for what is missing.
+
+    Returns:
+      `read(name) -> bytes` for each name in `image_set.files`.
+
+    Raises:
+      ValueError: files are missing and cannot be downloaded (says what to put where), or a
+        file has the wrong size or checksum. The latter may be raised by `read` too.
+    """
+    specs = {spec.name: spec for spec in image_set.files}
+    found = {name: _find(name, image_set, data_dir) for name in specs}
+    missing = [name for name, path in found.items() if path is None]
+    if not missing:
+        return lambda name: checked_bytes(_present(found[name]), specs[name])
+    if image_set.archive is None:
+        for name in missing:
+            found[name] = _fetch_missing(specs[name], image_set, data_dir, missing, download)
+        return lambda name: checked_bytes(_present(found[name]), specs[name])
+    archive = _find(image_set.archive.name, image_set, data_dir)
+    if archive is None:
+        archive = _fetch_missing(image_set.archive, image_set, data_dir, missing, download)
+    check_file(archive, image_set.archive)
+    return lambda name: _archive_member(archive, specs[name])
+
+
+def checked_bytes(path: pathlib.Path, spec: FileSpec) -> bytes:
+    """Reads a file and checks it.
+
+    Raises:
+      ValueError: wrong size or checksum; names the file, what was found and what expected.
+    """
+    _check_size(path, path.stat().st_size, spec)
+    content = path.read_bytes()
+    _check_sha256(path, hashlib.sha256(content).hexdigest(), spec)
+    return content
+
+
+def check_file(path: pathlib.Path, spec: FileSpec) -> None:
+    """As `checked_bytes`, for a file too large to keep in memory."""
+    _check_size(path, path.stat().st_size, spec)
+    with path.open("rb") as file:
+        _check_sha256(path, hashlib.file_digest(file, "sha256").hexdigest(), spec)
+
+
+def download_file(spec: FileSpec, target: pathlib.Path) -> None:
+    """Downloads to `target.part`, checks, and renames, so that `target` is whole or absent.
+
+    Raises:
+      ValueError: no address gave the right file; says what each gave instead.
+    """
+    failures = []
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for url in spec.urls:
+        print(f"hetjax: downloading {url} ({spec.size_bytes / 1e6:.1f} MB)", file=sys.stderr)
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_SECS) as response:
+                _save(response, part, limit_bytes=spec.size_bytes + 1)
+            check_file(part, spec)
+            os.replace(part, target)
+            return
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            failures.append(f"{url}: {error}")
+        finally:
+            part.unlink(missing_ok=True)
+    raise ValueError(
+        "; ".join(failures) if failures else f"no address is known for {spec.name}"
+    )
+
+
+def _save(response, part: pathlib.Path, *, limit_bytes: int) -> None:
+    with part.open("wb") as file:
+        while block := response.read(min(BLOCK_BYTES, limit_bytes - file.tell())):
+            file.write(block)
+
+
+def _fetch_missing(
+    spec: FileSpec,
+    image_set: ImageSet,
+    data_dir: pathlib.Path,
+    missing: list[str],
+    download: bool,
+) -> pathlib.Path:
+    target = data_dir / image_set.name / spec.name
+    reason = "downloading is off"
+    if download:
+        try:
+            download_file(spec, target)
+            return target
+        except (ValueError, OSError) as error:
+            reason = str(error)
+    wanted = ", ".join(missing)
+    if image_set.archive is not None:
+        wanted = f"{image_set.archive.name}, or unpacked {wanted},"
+    # the archive's address, or the folders that have the single files
+    addresses = (
+        spec.urls if image_set.archive else [url.removesuffix(spec.name) for url in spec.urls]
+    )
+    raise ValueError(
+        f"the data set {image_set.name} is missing: put {wanted} into "
+        f"{data_dir / image_set.name} (from {' or '.join(addresses) or image_set.homepage}), "
+        f"or give the directory that has them as data_dir. Downloading failed: {reason}"
+    )
+
+
+def _find(name: str, image_set: ImageSet, data_dir: pathlib.Path) -> pathlib.Path | None:
+    bare = pathlib.PurePath(name).name
+    for folder in (
+        data_dir / image_set.name,
+        data_dir,
+        data_dir / "downloads" / "manual",
+    ):
+        for candidate in (folder / name, folder / bare):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def _present(path: pathlib.Path | None) -> pathlib.Path:
+    assert path is not None
+    return path
+
+
+def _archive_member(archive: pathlib.Path, spec: FileSpec) -> bytes:
+    with tarfile.open(archive) as tar:
+        file = tar.extractfile(spec.name)
+        assert file is not None
+        content = file.read()
+    path = archive / spec.name
+    _check_size(path, len(content), spec)
+    _check_sha256(path, hashlib.sha256(content).hexdigest(), spec)
+    return content
+
+
+def _check_size(path: pathlib.Path, size_bytes: int, spec: FileSpec) -> None:
+    if size_bytes != spec.size_bytes:
+        raise ValueError(
+            f"{path} has {size_bytes:,} bytes, expected {spec.size_bytes:,}: it is not the "
+            "original file or not the whole of it; delete it and get it again"
+        )
+
+
+def _check_sha256(path: pathlib.Path, sha256: str, spec: FileSpec) -> None:
+    if sha256 != spec.sha256:
+        raise ValueError(
+            f"{path} has SHA-256 {sha256}, expected {spec.sha256}: its contents are not the "
+            "original's; delete it and get it again"
+        )
+
+
+def check_labels(labels: np.ndarray, name: str, *, num_classes: int) -> None:
+    """Checks the labels of a file, `u8[n]`.
+
+    Raises:
+      ValueError: a label outside 0..num_classes-1; names the first such record of the file.
+    """
+    wrong = np.flatnonzero(labels >= num_classes)
+    if wrong.size:
+        raise ValueError(
+            f"record {wrong[0]} of {name} has label {labels[wrong[0]]}, expected "
+            f"0..{num_classes - 1}"
+        )

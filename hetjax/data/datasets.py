@@ -1,0 +1,144 @@
+"""Data sets by name: those that hetjax prepares itself, and any that TFDS has prepared.
+
+TFDS is imported when a data set is opened, never TensorFlow. A data set that is not one of
+`BUILTIN` must have been prepared by TFDS, in the array_record format, beforehand.
+"""
+
+import dataclasses
+import difflib
+import os
+import pathlib
+from typing import Any
+
+from hetjax.data import sources
+from hetjax.data.builders import cifar10, digits, files, mnist
+
+IMAGE_SETS: dict[str, files.ImageSet] = {
+    image_set.name: image_set
+    for image_set in (digits.DIGITS, cifar10.CIFAR10, mnist.FASHION_MNIST, mnist.MNIST)
+}
+BUILTIN = tuple(IMAGE_SETS)
+DATA_DIR_VARIABLE = "HETJAX_DATA_DIR"
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A data set, opened.
+
+    Attributes:
+      train: source of the training examples.
+      test: source of the test examples.
+      num_classes: labels are 0..num_classes-1; None where the set has no class labels.
+      example_shape: shape of `image` in an example; None where there is no such field.
+      name: as it was asked for.
+    """
+
+    train: sources.Source
+    test: sources.Source
+    num_classes: int | None
+    example_shape: tuple[int, ...] | None
+    name: str
+
+
+def default_data_dir() -> pathlib.Path:
+    """`$HETJAX_DATA_DIR`, or `~/.cache/hetjax`."""
+    return pathlib.Path(
+        os.environ.get(DATA_DIR_VARIABLE) or pathlib.Path("~/.cache/hetjax")
+    ).expanduser()
+
+
+def load(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
+    """Opens a data set, and prepares it first if it is one of ours and is not yet.
+
+    Args:
+      name: one of `BUILTIN`, or a TFDS data set prepared under `data_dir` as TFDS names it,
+        `name`, `name/config` or `name/config:version`. An item of ours is
+        `{"image": u8[H, W, C], "label": int}`, in the order of the original files.
+      data_dir: where original and prepared data lie; `default_data_dir()` if absent.
+
+    Raises:
+      ValueError: unknown name, or the data are missing, wrong or corrupt, or not in a format
+        with random access. It says what to put where, or which command prepares them.
+    """
+    root = pathlib.Path(data_dir).expanduser() if data_dir else default_data_dir()
+    if name in IMAGE_SETS:
+        from hetjax.data.builders import prepared
+
+        image_set = IMAGE_SETS[name]
+        builder = prepared.prepare(image_set, root)
+        return _open(builder, name, image_set.num_classes, image_set.image_shape)
+    builder = _tfds_builder(name, root)
+    features = dict(getattr(builder.info.features, "items", dict)())
+    shape = getattr(features.get("image"), "shape", None)
+    return _open(builder, name, getattr(features.get("label"), "num_classes", None), shape)
+
+
+def nearest(name: str) -> str:
+    """A clause that proposes the builtin name that was meant, or an empty string."""
+    matches = difflib.get_close_matches(
+        name.lower().replace("-", "_"), BUILTIN, n=1, cutoff=0.6
+    )
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def _open(
+    builder: Any, name: str, num_classes: int | None, example_shape: tuple[int, ...] | None
+) -> Dataset:
+    splits = builder.info.splits
+    test = next((split for split in ("test", "validation") if split in splits), None)
+    if "train" not in splits or test is None:
+        raise ValueError(
+            f"data set {name} has the splits {sorted(splits)}; hetjax needs 'train' and 'test' "
+            "(or 'validation')"
+        )
+    try:
+        train_source, test_source = builder.as_data_source(["train", test])
+    except NotImplementedError as error:
+        raise ValueError(
+            f"data set {name} in {builder.data_dir} is in the {_file_format(builder)} format, "
+            "which has no random access; prepare it again in another data_dir with "
+            f"tfds build {name} --file_format=array_record --data_dir=DIR"
+        ) from error
+    # Opening is lazy: without this a lost file is found at some record, hours later.
+    for split in ("train", test):
+        for path in (pathlib.Path(part.filename) for part in splits[split].file_instructions):
+            if not path.is_file():
+                raise ValueError(
+                    f"data set {name} in {builder.data_dir} is damaged: {path.name} is "
+                    "missing; delete that directory and prepare it again"
+                )
+    return Dataset(train_source, test_source, num_classes, example_shape, name)
+
+
+def _tfds_builder(name: str, data_dir: pathlib.Path) -> Any:
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder(name, data_dir=str(data_dir))
+    except Exception as error:  # not found, a bad name, a builder whose own imports are missing
+        raise _missing(
+            name, data_dir, f"{type(error).__name__}: {_first_line(error)}"
+        ) from error
+    # builder.is_prepared() says the same, and logs a warning
+    if not (pathlib.Path(builder.data_dir) / "dataset_info.json").is_file():
+        raise _missing(name, data_dir, "TFDS knows it, and it is not prepared there")
+    return builder
+
+
+def _missing(name: str, data_dir: pathlib.Path, reason: str) -> ValueError:
+    plain = name.partition(":")[0].partition("/")[0]
+    return ValueError(
+        f"no data set {name!r} under {data_dir}{nearest(name)}; hetjax prepares "
+        f"{', '.join(BUILTIN)} itself, any other must be a TFDS data set prepared in "
+        f"{data_dir / plain}, for example where TensorFlow is installed by "
+        f"tfds build {name} --file_format=array_record --data_dir={data_dir} ({reason})"
+    )
+
+
+def _file_format(builder: Any) -> str:
+    file_format = builder.info.file_format
+    return file_format.value if file_format else "unknown"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

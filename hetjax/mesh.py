@@ -1,0 +1,98 @@
+"""Where the workers live: the worker axis, its mesh, and moving leaves onto and off it.
+
+Every array of the training state has a leading axis `num_workers`, sharded over
+`WORKER_AXIS`. The mesh is made here and nowhere else.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from hetjax import types
+
+WORKER_AXIS = "worker"
+
+_MORE_DEVICES = (
+    "On CPU call hetjax.use_cpu_workers({n}) before JAX is used for the first time; "
+    "or take local='virtual', which plays all workers on one device"
+)
+
+
+def use_cpu_workers(num_workers: int) -> None:
+    """Makes XLA's CPU backend show `num_workers` devices.
+
+    Has to come before anything uses a JAX device. Harmless where an accelerator is the
+    default backend: only the number of CPU devices is set.
+
+    Raises:
+        ValueError: if JAX is already up with fewer CPU devices.
+    """
+    try:
+        if jax.config.jax_num_cpu_devices < num_workers:
+            jax.config.update("jax_num_cpu_devices", num_workers)
+    except RuntimeError as error:
+        if len(jax.devices("cpu")) < num_workers:
+            raise ValueError(
+                f"use_cpu_workers({num_workers}): JAX is already running with "
+                f"{len(jax.devices('cpu'))} CPU device(s), and their number cannot change "
+                "any more. Call it before the first JAX computation (in a notebook: restart "
+                "the kernel), or take local='virtual'"
+            ) from error
+
+
+def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """One device a worker, in rank order, on the mesh axis `WORKER_AXIS`.
+
+    Raises:
+        ValueError: if there are fewer devices than workers.
+    """
+    devices = jax.devices() if devices is None else devices
+    if num_workers < 1:
+        raise ValueError(f"num_workers = {num_workers}: at least one worker is needed")
+    if num_workers > len(devices):
+        raise ValueError(
+            f"num_workers = {num_workers}, but JAX has {len(devices)} "
+            f"{devices[0].platform} device(s). {_MORE_DEVICES.format(n=num_workers)}"
+        )
+    chosen = np.asarray(devices[:num_workers])
+    return Mesh(chosen, (WORKER_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def worker_sharding(mesh: Mesh) -> NamedSharding:
+    """Leading axis over the workers."""
+    return NamedSharding(mesh, P(WORKER_AXIS))
+
+
+def add_worker_axis(tree: types.PyTree, num_workers: int) -> types.PyTree:
+    """The same values for every worker: leaves `[...]` become host arrays `[num_workers, ...]`."""
+    return jax.tree.map(
+        lambda x: np.broadcast_to(np.asarray(x), (num_workers, *np.shape(x))), tree
+    )
+
+
+def place(tree: types.PyTree, mesh: Mesh) -> types.PyTree:
+    """Puts leaves `[num_workers, ...]` on the mesh, a row a worker."""
+    return jax.device_put(tree, worker_sharding(mesh))
+
+
+def worker_rows(tree: types.PyTree, num_workers: int) -> list[types.PyTree]:
+    """The rows `[1, ...]` of each worker, where they lie: no copy, no computation."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return [
+        treedef.unflatten([leaf.addressable_data(worker) for leaf in leaves])
+        for worker in range(num_workers)
+    ]
+
+
+def join_rows(rows: Sequence[types.PyTree], mesh: Mesh) -> types.PyTree:
+    """Rows `[1, ...]`, one a worker on its device, as one tree of global arrays: no copy."""
+    sharding = worker_sharding(mesh)
+
+    def join(*parts: jax.Array) -> jax.Array:
+        shape = (len(parts), *parts[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
+
+    return jax.tree.map(join, *rows)

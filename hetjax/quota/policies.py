@@ -1,0 +1,246 @@
+"""What decides the quotas of the next round?
+
+A policy is a `QuotaPolicy(init, assign, observe)` of pure functions over a NamedTuple of NumPy
+arrays and numbers, as an optax optimiser is over its state: it can be saved with a checkpoint,
+and every process that has the same numbers computes the same quotas. This module holds the
+contract and the policies that need no cost model; `adaptive.py` is the one with it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hetjax.quota import shares
+
+
+class RoundTimes(NamedTuple):
+    """What each worker did in a round, by its own clock; synchronisation is no part of it."""
+
+    microbatches_done: np.ndarray  # i64[n]
+    first_secs: (
+        np.ndarray
+    )  # f64[n], start of the round to end of the first microbatch; NaN: unknown
+    compute_secs: np.ndarray  # f64[n], all of the worker's compute; 0 where it did nothing
+
+
+class QuotaPolicy(NamedTuple):
+    """A policy: three pure functions over its own state.
+
+    init(num_workers, budget) -> state.
+    assign(state, total, caps) -> (quotas i64[n], state): quotas ≤ caps with sum `total`. The
+      total is the budget, but in an epoch's last round, whose quotas are not kept. A cap of 0
+      is an absent worker; one whose cap is positive again has joined, as if never seen.
+    observe(state, times) -> state: takes the `RoundTimes` of the round just done.
+    """
+
+    init: Callable[[int, int], Any]
+    assign: Callable[[Any, int, np.ndarray], tuple[np.ndarray, Any]]
+    observe: Callable[[Any, RoundTimes], Any]
+
+
+def equal() -> QuotaPolicy:
+    """The same quota for every worker that is present: what plain data parallelism does.
+
+    Example:
+      >>> policy = equal()
+      >>> quotas, _ = policy.assign(policy.init(3, 8), 8, np.array([8, 8, 8]))
+      >>> quotas.tolist()
+      [3, 3, 2]
+    """
+    return static(())
+
+
+class StaticState(NamedTuple):
+    proportions: np.ndarray  # f64[n]
+
+
+def static(proportions: ArrayLike = ()) -> QuotaPolicy:
+    """Quotas in given proportions, for workers whose speeds are known and stay as they are.
+
+    b_i is B·r_i/Σr by largest remainder, over the workers present. Pass speeds (examples a
+    second), not times.
+
+    Args:
+      proportions: f64[n], ≥ 0; empty: all equal.
+
+    Raises:
+      ValueError: (from `init`) their number is not the number of workers, or a proportion is
+        not allowed.
+
+    Example:
+      >>> policy = static([4, 3, 2, 1])
+      >>> quotas, _ = policy.assign(policy.init(4, 20), 20, np.full(4, 20))
+      >>> quotas.tolist()
+      [8, 6, 4, 2]
+
+    References:
+      Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
+      environment", 2021, arXiv 2111.08272: static allocation.
+    """
+
+    def init(num_workers: int, budget: int) -> StaticState:
+        check_sizes(num_workers, budget)
+        given = np.asarray(proportions, np.float64)
+        if given.size == 0:
+            given = np.ones(num_workers)
+        if given.shape != (num_workers,):
+            raise ValueError(
+                f"proportions are {given.tolist()}, but there are {num_workers} workers; give "
+                "one proportion for each of them."
+            )
+        shares.largest_remainder(given, budget)
+        return StaticState(given)
+
+    def assign(state: StaticState, total: int, caps: np.ndarray):
+        return shares.largest_remainder(state.proportions, total, caps=caps), state
+
+    def observe(state: StaticState, times: RoundTimes) -> StaticState:
+        del times
+        return state
+
+    return QuotaPolicy(init, assign, observe)
+
+
+class SpeedState(NamedTuple):
+    budget: int
+    weights: np.ndarray  # f64[n], what the quotas are in proportion to; NaN: not known yet
+    kept: np.ndarray  # i64[n], the quotas of full rounds
+    caps: np.ndarray  # i64[n], of the last assign
+    done: np.ndarray  # i64[n], microbatches in this period
+    secs: np.ndarray  # f64[n], compute in this period
+    rounds: int  # full rounds in this period
+
+
+def proportional(*, period_rounds: int = 1) -> QuotaPolicy:
+    """The plain self-adaptive rule: quotas in proportion to the measured speeds.
+
+        b_i ← B · (b_i/t_i) / Σ_j (b_j/t_j)
+
+    Overhead counts as slowness, so the rule needs several updates where there is some, and
+    noise goes straight into the quotas: `adaptive` is the policy to use, this one to compare.
+
+    Args:
+      period_rounds: full rounds between two updates; t_i is the mean over them. 1: every
+        round; the rounds of an epoch: every epoch.
+
+    Raises:
+      ValueError: the period is not a positive number.
+
+    References:
+      Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
+      environment", 2021, arXiv 2111.08272, names the self-adaptive allocation; the formula is
+      the one of DBS (arXiv 2007.11831), here with sums that are exact.
+    """
+
+    def update(state: SpeedState) -> SpeedState:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            speeds = np.where(state.done > 0, state.done / state.secs, state.weights)
+        return state._replace(
+            weights=speeds, kept=_quotas_for(speeds, state.budget, state.caps)
+        )
+
+    return _controller(update, period_rounds)
+
+
+def dead_band(*, band: float = 0.2, gain: float = 1.0, period_rounds: int = 1) -> QuotaPolicy:
+    """A proportional controller on the quotas that ignores small changes.
+
+        b_i ← b_i − gain · (b_i/t_i) · (t_i − mean t), only if some b_i changes by more than
+        `band` of itself
+
+    Workers are left up to a band apart for good: something to compare with.
+
+    Args:
+      band: the least relative change of a quota that is acted on.
+      gain: how much of the difference to the mean time is corrected at once.
+      period_rounds: full rounds between two looks; t_i is the mean over them.
+
+    Raises:
+      ValueError: the band is negative, the gain or the period not positive.
+
+    References:
+      Tyagi, Sharma, "OmniLearn: A framework for distributed deep learning over heterogeneous
+      clusters", 2025, arXiv 2503.17469. There the sum of the batches drifts; here it is kept.
+    """
+    if not band >= 0:
+        raise ValueError(f"band is {band}; it must be 0 or more, 0.2 for 20 %.")
+    if not gain > 0:
+        raise ValueError(f"gain is {gain}; it must be above 0, 1 for the whole difference.")
+
+    def update(state: SpeedState) -> SpeedState:
+        busy = state.done > 0
+        if not busy.any():
+            return state
+        speeds = np.full(busy.shape, np.nan)
+        speeds[busy] = state.done[busy] / state.secs[busy]
+        held = np.where(busy, state.done, np.nan) / state.rounds
+        secs = held / speeds
+        wanted = np.maximum(held - gain * speeds * (secs - np.nanmean(secs)), 0.0)
+        if np.nanmax(np.abs(wanted - held) / held) <= band or not np.nansum(wanted):
+            return state
+        return state._replace(
+            weights=wanted, kept=_quotas_for(wanted, state.budget, state.caps)
+        )
+
+    return _controller(update, period_rounds)
+
+
+def _controller(update: Callable[[SpeedState], SpeedState], period_rounds: int) -> QuotaPolicy:
+    """A policy that keeps its quotas and updates them after every period."""
+    if period_rounds < 1:
+        raise ValueError(f"period_rounds is {period_rounds}; it must be 1 or more.")
+
+    def init(num_workers: int, budget: int) -> SpeedState:
+        check_sizes(num_workers, budget)
+        zeros = np.zeros(num_workers, np.int64)
+        unknown = np.full(num_workers, np.nan)
+        return SpeedState(budget, unknown, zeros, zeros, zeros, np.zeros(num_workers), 0)
+
+    def assign(state: SpeedState, total: int, caps: np.ndarray):
+        caps = np.asarray(caps, np.int64)
+        joined, changed = (state.caps == 0) & (caps > 0), (state.caps != caps).any()
+        if changed:
+            state = state._replace(
+                caps=caps,
+                weights=np.where(joined, np.nan, state.weights),
+                done=np.where(joined, 0, state.done),
+                secs=np.where(joined, 0.0, state.secs),
+            )
+        if total != state.budget:
+            return _quotas_for(state.weights, total, caps), state
+        if changed:
+            state = state._replace(kept=_quotas_for(state.weights, total, caps))
+        return state.kept.copy(), state
+
+    def observe(state: SpeedState, times: RoundTimes) -> SpeedState:
+        done = state.done + times.microbatches_done
+        secs = state.secs + np.where(times.microbatches_done > 0, times.compute_secs, 0.0)
+        state = state._replace(done=done, secs=secs, rounds=state.rounds + 1)
+        if state.rounds < period_rounds:
+            return state
+        state = update(state)
+        return state._replace(done=np.zeros_like(done), secs=np.zeros_like(secs), rounds=0)
+
+    return QuotaPolicy(init, assign, observe)
+
+
+def _quotas_for(weights: np.ndarray, total: int, caps: np.ndarray) -> np.ndarray:
+    """Quotas in proportion to weights; a worker not known counts as the mean of the known."""
+    present = caps > 0
+    known = present & ~np.isnan(weights)
+    filled = np.where(known, weights, weights[known].mean() if known.any() else 1.0)
+    if not filled[present].any():
+        filled = np.ones_like(filled)
+    return shares.largest_remainder(
+        np.where(present, filled, 0.0) + ~present.any(), total, caps=caps
+    )
+
+
+def check_sizes(num_workers: int, budget: int) -> None:
+    """Refuses a cluster without workers and a round without microbatches."""
+    if num_workers < 1:
+        raise ValueError(f"num_workers is {num_workers}; there must be at least 1 worker.")
+    if budget < 1:
+        raise ValueError(f"budget is {budget}; a round needs at least 1 microbatch.")

@@ -1,0 +1,197 @@
+"""Which quotas make the slowest worker's round shortest?
+
+The exact integer problem: minimise max_i t_i(k_i) over 0 ≤ k_i ≤ cap_i with Σ k_i = total, for
+the affine costs of `costs.WorkerCosts`. Giving one unit at a time to the worker whose
+t_i(k_i + 1) is least is exact for any non-decreasing t_i; since every worker's units come in
+the order of their times, that greedy takes the `total` units that are smallest by (time, not
+held, rank). This module finds the same set without taking the steps. Leaves to `estimate.py`
+how the costs are known, and to `adaptive.py` whether a move is worth it.
+"""
+
+import numbers
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hetjax.quota import costs as costs_lib
+
+_BISECTIONS = 64
+
+
+def solve_quotas(
+    costs: costs_lib.WorkerCosts,
+    total: int,
+    *,
+    caps: ArrayLike | None = None,
+    current: ArrayLike | None = None,
+) -> np.ndarray:
+    """Returns the quotas with the shortest round, min max_i t_i(k_i) with Σ k_i = total.
+
+    The result is the one of the unit-by-unit greedy, exactly, so every process that has the
+    same numbers computes the same quotas.
+
+    Args:
+      costs: what a round costs each of the n workers.
+      total: microbatches to place, ≥ 0.
+      caps: i64[n], the most each worker may get; 0 for one that is absent. None: no limit.
+      current: i64[n], the quotas held now. Between units of equal time the one already held
+        (k ≤ current_i) comes first, then the worker of lower rank.
+
+    Returns:
+      i64[n], the quotas.
+
+    Raises:
+      ValueError: the caps hold less than the total, or an argument has the wrong shape or sign.
+
+    Example:
+      >>> from hetjax.quota import costs
+      >>> solve_quotas(costs.WorkerCosts(0.0, [1.0, 2.0, 4.0]), 14).tolist()
+      [8, 4, 2]
+
+    References:
+      Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
+      environment", 2021, arXiv 2111.08272, sets the task; the exact solution is not from there.
+    """
+    total, limits = checked_counts(costs.num_workers, total, caps)
+    held = (
+        np.zeros_like(limits) if current is None else _counts("current", current, limits.size)
+    )
+    if total == 0:
+        return np.zeros_like(limits)
+    low = _water_level(costs, total, limits)
+    # The units up to the continuous level are at most `total`; raise a second level until its
+    # units are enough, then close in until few units lie between the two.
+    base = top = _units(costs, low, limits)
+    high, step = low, limits.size / (1.0 / costs.secs_per_microbatch).sum()
+    while top.sum() < total:
+        high, step = high + step + np.spacing(high), 2 * step
+        top = _units(costs, high, limits)
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        if (top - base).sum() <= 2 * limits.size or not low < middle < high:
+            break
+        units = _units(costs, middle, limits)
+        if units.sum() < total:
+            low, base = middle, units
+        else:
+            high, top = middle, units
+    # Divisions round: one unit of guard on each side, doubled where it proves too little.
+    guard = np.ones_like(limits)
+    while True:
+        first = np.maximum(np.minimum(base, total) - guard, 0)
+        last = np.minimum(top + guard, limits)
+        quotas, level = _fill(costs, first, last, held, total)
+        doubtful = (first > 0) & (costs.round_secs(first) >= level)
+        doubtful |= (last < limits) & (costs.round_secs(last + 1) <= level)
+        if not doubtful.any():
+            return quotas
+        guard = np.where(doubtful, 2 * guard, guard)
+
+
+def optimal_round_secs(
+    costs: costs_lib.WorkerCosts, total: int, *, caps: ArrayLike | None = None
+) -> float:
+    """Returns the shortest round possible with whole microbatches, in seconds.
+
+    Example:
+      >>> from hetjax.quota import costs
+      >>> optimal_round_secs(costs.WorkerCosts(0.0, [1.0, 2.0]), 4)
+      3.0
+    """
+    return float(costs.round_secs(solve_quotas(costs, total, caps=caps)).max())
+
+
+def continuous_bound_secs(
+    costs: costs_lib.WorkerCosts, total: int, *, caps: ArrayLike | None = None
+) -> float:
+    """Returns the shortest round if microbatches could be divided, in seconds.
+
+    The level T with Σ_i clip((T − overhead_i)/secs_i, 0, cap_i) = total: no quotas are faster.
+
+    Example:
+      >>> from hetjax.quota import costs
+      >>> round(continuous_bound_secs(costs.WorkerCosts(0.0, [1.0, 2.0]), 4), 6)
+      2.666667
+    """
+    total, limits = checked_counts(costs.num_workers, total, caps)
+    return _water_level(costs, total, limits) if total else 0.0
+
+
+def _water_level(costs: costs_lib.WorkerCosts, total: int, limits: np.ndarray) -> float:
+    overhead, secs = costs.overhead_secs, costs.secs_per_microbatch
+    full = overhead + secs * limits
+    levels = np.sort(np.concatenate([overhead, full]))
+
+    def amount(level: float) -> float:
+        return float(np.clip((level - overhead) / secs, 0, limits).sum())
+
+    below, above = 0, levels.size - 1  # amount(levels[below]) ≤ total ≤ amount(levels[above])
+    while above - below > 1:
+        middle = (below + above) // 2
+        if amount(levels[middle]) <= total:
+            below = middle
+        else:
+            above = middle
+    level = levels[below]
+    rate = (1.0 / secs)[(overhead <= level) & (full > level)].sum()
+    if rate == 0:
+        return float(level)
+    return float(min(level + max(total - amount(level), 0.0) / rate, levels[above]))
+
+
+def _units(costs: costs_lib.WorkerCosts, level: float, limits: np.ndarray) -> np.ndarray:
+    """Units of each worker that end by `level`, up to rounding, i64[n]."""
+    units = np.floor((level - costs.overhead_secs) / costs.secs_per_microbatch)
+    return np.clip(units, 0, limits).astype(np.int64)
+
+
+def _fill(
+    costs: costs_lib.WorkerCosts,
+    first: np.ndarray,
+    last: np.ndarray,
+    held: np.ndarray,
+    total: int,
+) -> tuple[np.ndarray, float]:
+    """Adds to `first` the best units up to `last`; also the time of the last one taken."""
+    num_left = total - int(first.sum())
+    counts = last - first
+    rank = np.repeat(np.arange(first.size), counts)
+    position = np.arange(rank.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    unit = first[rank] + 1 + position
+    secs = costs.overhead_secs[rank] + costs.secs_per_microbatch[rank] * unit
+    if not 0 < num_left <= secs.size:  # the guards will be doubled
+        return first, (-np.inf if num_left <= 0 else np.inf)
+    level = np.partition(secs, num_left - 1)[num_left - 1]
+    taken = np.bincount(rank[secs < level], minlength=first.size)
+    tied = np.flatnonzero(secs == level)
+    best = tied[np.lexsort((rank[tied], unit[tied] > held[rank[tied]]))]
+    taken += np.bincount(rank[best[: num_left - taken.sum()]], minlength=first.size)
+    return first + taken, float(level)
+
+
+def checked_counts(
+    num_workers: int, total: int, caps: ArrayLike | None
+) -> tuple[int, np.ndarray]:
+    if not isinstance(total, numbers.Integral) or total < 0:
+        raise ValueError(
+            f"total is {total!r}; it must be a whole number of microbatches, 0 or more."
+        )
+    if caps is None:
+        return int(total), np.full(num_workers, int(total), np.int64)
+    limits = _counts("caps", caps, num_workers)
+    if limits.sum() < total:
+        raise ValueError(
+            f"total is {total} microbatches, but the caps of the {num_workers} workers hold "
+            f"only {limits.sum()}. Raise the caps, lower the budget, or bring workers back."
+        )
+    return int(total), np.minimum(limits, int(total))
+
+
+def _counts(name: str, values: ArrayLike, num_workers: int) -> np.ndarray:
+    counts = np.asarray(values)
+    if counts.shape != (num_workers,) or counts.dtype.kind not in "iu" or (counts < 0).any():
+        raise ValueError(
+            f"{name} is {values!r}; it must be {num_workers} whole numbers, 0 or more, one for "
+            "each worker."
+        )
+    return counts.astype(np.int64)

@@ -1,0 +1,155 @@
+"""The local phase's one function: a worker adds one microbatch to its sums.
+
+`stepped`, `fused` and `virtual` all run this function; what differs is who calls it and where.
+It knows no quota and no other worker, and holds no collective.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hetjax import trees, types
+from hetjax.ordering import ordering
+
+LossFn = Callable[[types.PyTree, types.PyTree, jax.Array], Any]
+"""`(params, examples, rng) -> losses f32[B]`, or `(losses f32[B], weights f32[B])`."""
+
+AccumulateFn = Callable[
+    [types.WorkerState, types.Accumulated, types.Microbatch, jax.Array],
+    tuple[types.Accumulated, Any],
+]
+
+
+def _split_losses(returned: Any) -> tuple[Any, Any]:
+    if isinstance(returned, tuple):
+        if len(returned) != 2:
+            raise ValueError(
+                f"loss_fn returned a tuple of {len(returned)}; allowed are losses f32[B] alone, "
+                "or (losses, weights), both f32[B]"
+            )
+        return returned
+    return returned, None
+
+
+def check_loss(
+    loss_fn: LossFn, params: types.PyTree, examples: types.PyTree, rng: jax.Array
+) -> None:
+    """Traces the loss once, without computing, and refuses what a round could not use.
+
+    Raises:
+        ValueError: if the loss is not one number an example, with what to return instead.
+    """
+    batch_size = jax.tree.leaves(examples)[0].shape[0]
+    losses, weights = _split_losses(jax.eval_shape(loss_fn, params, examples, rng))
+    for name, value in (("losses", losses), ("weights", weights)):
+        if value is None and name == "weights":
+            continue
+        shape = getattr(value, "shape", None)
+        if shape == (batch_size,) and jnp.issubdtype(value.dtype, jnp.floating):
+            continue
+        given = f"{value.dtype}{list(shape)}" if shape is not None else type(value).__name__
+        hint = (
+            "Return the loss of each example instead of their mean: leave out the last .mean()"
+            if shape == ()
+            else "Reduce every axis but the first, over the examples"
+        )
+        raise ValueError(
+            f"loss_fn returned {name} {given} for a microbatch of {batch_size} examples; "
+            f"allowed is floating point [{batch_size}], one an example. {hint}. (hetjax divides "
+            "by the total weight once, over all workers; a mean of means would be wrong as soon "
+            "as quotas differ.)"
+        )
+
+
+def empty_accumulated(
+    params: types.PyTree, signs: ordering.Signs | None = None
+) -> types.Accumulated:
+    """A round's sums before the first microbatch, of the dtypes that `accumulate` keeps."""
+    scalar = jnp.promote_types(
+        jnp.result_type(*jax.tree.leaves(params), jnp.float32), jnp.float32
+    )
+    return types.Accumulated(
+        grad_sum=trees.accumulator_zeros(params),
+        loss_sum=jnp.zeros((), scalar),
+        weight_sum=jnp.zeros((), scalar),
+        example_count=jnp.zeros((), jnp.int32),
+        microbatches_done=jnp.zeros((), jnp.int32),
+        signed_sum=() if signs is None else signs.init(params),
+        nonfinite_microbatch=jnp.full((), -1, jnp.int32),
+    )
+
+
+def make_accumulate(
+    loss_fn: LossFn, *, signs: ordering.Signs | None = None, per_example_rng: bool = False
+) -> AccumulateFn:
+    """Builds `accumulate(worker_state, accumulated, microbatch, rng)`.
+
+    It adds `sum_i w_i * loss_i`, its gradient and `sum_i w_i` over the examples i that are no
+    padding. Where the loss or a gradient is not finite, nothing is added, and the first such
+    microbatch's position in the round is kept.
+
+    Args:
+        loss_fn: the user's loss, one number an example.
+        signs: the ordering's device part; None where the order takes no signs.
+        per_example_rng: give the loss a key for each example, `key[B]`, instead of one for the
+            microbatch. Either is folded from `rng` and example ids, so it depends on neither
+            worker nor quota.
+
+    Returns:
+        A pure function to `(accumulated, pair_signs)`; `pair_signs` is i8[B / 2], or () where
+        the order takes no signs. `rng` is the key of the run and the epoch.
+    """
+
+    def accumulate(
+        worker_state: types.WorkerState,
+        accumulated: types.Accumulated,
+        microbatch: types.Microbatch,
+        rng: jax.Array,
+    ) -> tuple[types.Accumulated, Any]:
+        mask = microbatch.example_mask > 0
+        if per_example_rng:
+            key = jax.vmap(jax.random.fold_in, (None, 0))(rng, microbatch.example_ids)
+        else:
+            key = jax.random.fold_in(rng, microbatch.example_ids[0])
+
+        def weighted_losses(params: types.PyTree) -> tuple[jax.Array, jax.Array]:
+            losses, weights = _split_losses(loss_fn(params, microbatch.examples, key))
+            weights = jnp.ones_like(losses) if weights is None else weights
+            weights = jnp.where(mask, weights, 0)
+            return jnp.where(mask, losses, 0) * weights, weights
+
+        def objective(params: types.PyTree) -> tuple[jax.Array, jax.Array]:
+            losses, weights = weighted_losses(params)
+            return jnp.sum(losses), jnp.sum(weights)
+
+        with jax.named_scope("accumulate"):
+            if signs is None:
+                value_and_grad = jax.value_and_grad(objective, has_aux=True)
+                (loss, weight), grads = value_and_grad(worker_state.params)
+                signed_sum, pair_signs = accumulated.signed_sum, ()
+            else:
+                (loss, weight), grads, signed_sum, pair_signs = signs.local(
+                    weighted_losses, worker_state, accumulated.signed_sum, microbatch
+                )
+            finite = jnp.isfinite(loss) & jnp.isfinite(weight) & trees.all_finite(grads)
+
+        def add(total: jax.Array, term: jax.Array) -> jax.Array:
+            return jnp.where(finite, total + term.astype(total.dtype), total)
+
+        first_nonfinite = ~finite & (accumulated.nonfinite_microbatch < 0)
+        accumulated = types.Accumulated(
+            grad_sum=jax.tree.map(add, accumulated.grad_sum, grads),
+            loss_sum=add(accumulated.loss_sum, loss),
+            weight_sum=add(accumulated.weight_sum, weight),
+            example_count=add(accumulated.example_count, jnp.sum(mask)),
+            microbatches_done=accumulated.microbatches_done + 1,
+            signed_sum=trees.select(finite, signed_sum, accumulated.signed_sum),
+            nonfinite_microbatch=jnp.where(
+                first_nonfinite, accumulated.microbatches_done, accumulated.nonfinite_microbatch
+            ),
+        )
+        return accumulated, pair_signs
+
+    return accumulate

@@ -1,0 +1,259 @@
+"""A whole round as one pure function: a `while_loop` whose trip count differs by worker.
+
+Workers with small quotas leave their loop early and meet the others at the synchronisation.
+No collective is inside the loop (it would hang as soon as quotas differ), and no shape depends
+on a quota, so a change of quotas never compiles.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from hetjax import mesh as mesh_lib
+from hetjax import trees, types
+from hetjax.data import feed as feed_lib
+from hetjax.data import rounds
+from hetjax.ordering import ordering
+from hetjax.topology import reducers
+from hetjax.training import accumulate as accumulate_lib
+from hetjax.training import local, sync
+
+StepFn = Callable[..., tuple[types.TrainState, types.SyncMetrics, Any]]
+
+
+def _run_microbatches(
+    accumulate: accumulate_lib.AccumulateFn,
+    worker_state: types.WorkerState,
+    accumulated: types.Accumulated,
+    microbatches: types.Microbatch,
+    count: jax.Array,
+    rng: jax.Array,
+) -> tuple[types.Accumulated, Any]:
+    """One worker's loop over the first `count` of `[M, B, ...]`, leaves without worker axis."""
+    max_count = microbatches.example_ids.shape[0]
+    _, sign_shapes = jax.eval_shape(
+        accumulate, worker_state, accumulated, jax.tree.map(lambda x: x[0], microbatches), rng
+    )
+    all_signs = jax.tree.map(lambda s: jnp.zeros((max_count, *s.shape), s.dtype), sign_shapes)
+
+    def body(carry: tuple) -> tuple:
+        position, accumulated, all_signs = carry
+        microbatch = jax.tree.map(
+            lambda x: jax.lax.dynamic_index_in_dim(x, position, keepdims=False), microbatches
+        )
+        accumulated, signs = accumulate(worker_state, accumulated, microbatch, rng)
+        all_signs = jax.tree.map(
+            lambda a, s: jax.lax.dynamic_update_index_in_dim(a, s, position, 0),
+            all_signs,
+            signs,
+        )
+        return position + 1, accumulated, all_signs
+
+    zero = jnp.zeros_like(count)
+    carry = (zero, accumulated, jax.tree.map(lambda s: s + zero.astype(s.dtype), all_signs))
+    _, accumulated, all_signs = jax.lax.while_loop(lambda c: c[0] < count, body, carry)
+    return accumulated, all_signs
+
+
+def make_fused_local(accumulate: accumulate_lib.AccumulateFn, mesh: Mesh) -> Callable:
+    """The local phase of all workers as one function without any collective.
+
+    Returns:
+        `(worker_state, accumulated, microbatches, counts, rngs) -> (accumulated, pair_signs)`;
+        all leaves `[W, ...]`, those of `microbatches` `[W, M, B, ...]`, `counts` i32[W] ≤ M,
+        `rngs` key[W].
+    """
+
+    def body(*arguments: types.PyTree) -> tuple[types.Accumulated, Any]:
+        local_arguments = jax.tree.map(lambda x: x[0], arguments)
+        return jax.tree.map(lambda x: x[None], _run_microbatches(accumulate, *local_arguments))
+
+    rows = P(mesh_lib.WORKER_AXIS)
+    return jax.shard_map(body, mesh=mesh, in_specs=(rows,) * 5, out_specs=(rows, rows))
+
+
+def make_train_step(
+    loss_fn: accumulate_lib.LossFn,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    nominal_examples: int,
+    reducer: reducers.Reducer | None = None,
+    shard_weighting: bool = False,
+    stop_on_nonfinite: bool = True,
+    signs: ordering.Signs | None = None,
+    per_example_rng: bool = False,
+) -> StepFn:
+    """A round as one pure function, for training loops of your own.
+
+    Args:
+        loss_fn: `(params, examples, rng) -> losses f32[B]`, or `(losses, weights)`.
+        optimizer: any optax optimiser.
+        mesh: from `make_worker_mesh`.
+        nominal_examples: examples of a full round, the unit of `scale_by_progress`.
+        reducer: default `all_reduce()`.
+        shard_weighting: weigh workers by `shares` instead of by the examples they did.
+        stop_on_nonfinite: a round with a microbatch that is not finite changes nothing.
+        signs: the ordering's device part.
+        per_example_rng: a key for each example in place of one a microbatch.
+
+    Returns:
+        `step(state, microbatches, counts, rng, shares=None) -> (state, metrics, pair_signs)`,
+        to be jitted by you: leaves of `microbatches` are `[W, M, B, ...]`, worker w does the
+        first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one key, `shares` f32[W].
+        M bounds the quotas and memory; a change of `counts` never compiles.
+
+    Raises:
+        ValueError: (when traced) the loss is not one number an example.
+
+    References:
+        Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
+        environment", 2021, arXiv 2111.08272, for unequal work between two synchronisations.
+    """
+    accumulate = accumulate_lib.make_accumulate(
+        loss_fn, signs=signs, per_example_rng=per_example_rng
+    )
+    run_local = make_fused_local(accumulate, mesh)
+    synchronise = sync.make_sync(
+        optimizer,
+        reducer=reducer or reducers.all_reduce(),
+        num_workers=mesh.size,
+        nominal_examples=nominal_examples,
+        mesh=mesh,
+        signs=signs,
+        shard_weighting=shard_weighting,
+        stop_on_nonfinite=stop_on_nonfinite,
+    )
+
+    def step(
+        state: types.TrainState,
+        microbatches: types.Microbatch,
+        counts: jax.Array,
+        rng: jax.Array,
+        shares: jax.Array | None = None,
+    ) -> tuple[types.TrainState, types.SyncMetrics, Any]:
+        params = jax.tree.map(lambda x: x[0], state.params)
+        one = jax.tree.map(lambda x: x[0, 0], microbatches.examples)
+        accumulate_lib.check_loss(loss_fn, params, one, rng)
+        empty = accumulate_lib.empty_accumulated(params, signs)
+        zeros = jax.tree.map(lambda x: jnp.broadcast_to(x, (mesh.size, *x.shape)), empty)
+        worker_state = types.WorkerState(state.params, state.running_sum)
+        rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
+        shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
+        accumulated, pair_signs = run_local(worker_state, zeros, microbatches, counts, rngs)
+        state, _, metrics, _ = synchronise(state, accumulated, shares)
+        return state, metrics, pair_signs
+
+    return step
+
+
+class Fused:
+    """The fused local phase in the training loop: one program for all workers, no gate.
+
+    A worker's time is taken from when its part of the result is ready, so single microbatches
+    cannot be told apart. Arguments as `local.Stepped`, and
+
+    Args:
+        max_microbatches: M, the largest quota of any worker in the run.
+    """
+
+    def __init__(
+        self,
+        accumulate: accumulate_lib.AccumulateFn,
+        feed: feed_lib.Feed,
+        mesh: Mesh,
+        *,
+        params: types.PyTree,
+        pace: local.Pace,
+        max_microbatches: int,
+        signs: ordering.Signs | None = None,
+    ) -> None:
+        self._feed, self._mesh, self._pace = feed, mesh, pace
+        self._max_microbatches = max_microbatches
+        self._empty = accumulate_lib.empty_accumulated(params, signs)
+        self._run = jax.jit(make_fused_local(accumulate, mesh), donate_argnums=(1,))
+        self._threads = local.worker_threads(mesh.size)
+
+    def fresh(self) -> types.Accumulated:
+        return mesh_lib.place(
+            mesh_lib.add_worker_axis(self._empty, self._mesh.size), self._mesh
+        )
+
+    def _load(self, plan: rounds.RoundPlan) -> types.Microbatch:
+        """The plan's microbatches, padded to M for each worker, `[W, M, B, ...]` on the mesh."""
+        shape = (1, self._max_microbatches, plan.example_ids.shape[-1])
+        parts = []
+        for worker in range(self._mesh.size):
+            rows = plan.rows(worker)
+            example_ids = np.full(shape, rounds.PADDING, np.int32)
+            example_ids[0, : len(rows)] = rows
+            parts.append(self._feed.load(worker, example_ids))
+        return mesh_lib.join_rows(parts, self._mesh)
+
+    def run(
+        self,
+        round_index: int | None,
+        state: types.TrainState,
+        accumulated: types.Accumulated,
+        plan: rounds.RoundPlan,
+        *,
+        rngs: Sequence[jax.Array],
+        limits: np.ndarray,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> local.LocalResult:
+        worker_state = types.WorkerState(state.params, state.running_sum)
+        microbatches = jax.block_until_ready(self._load(plan))
+        jax.block_until_ready(state)
+        start = time.perf_counter()
+        accumulated, signs = self._run(
+            worker_state,
+            accumulated,
+            microbatches,
+            mesh_lib.place(np.asarray(limits, np.int32), self._mesh),
+            mesh_lib.join_rows([jnp.expand_dims(rng, 0) for rng in rngs], self._mesh),
+        )
+        meanwhile()
+        parts = mesh_lib.worker_rows(accumulated.loss_sum, self._mesh.size)
+        wait = functools.partial(self._wait, round_index, start)
+        times = list(self._threads.map(wait, range(self._mesh.size), parts, limits))
+        compute_secs, overruns = zip(*times, strict=True)
+        rows = (
+            [signs[w][: int(limits[w])] for w in range(self._mesh.size)] if signs != () else []
+        )
+        return local.LocalResult(
+            accumulated=accumulated,
+            microbatches_done=np.asarray(limits),
+            first_secs=np.full(self._mesh.size, np.nan),
+            compute_secs=np.asarray(compute_secs),
+            local_secs=max(compute_secs),
+            overruns=sum(overruns),
+            pair_signs=local.stack_signs(rows),
+        )
+
+    def _wait(
+        self, round_index: int | None, start: float, worker: int, part: jax.Array, count: int
+    ) -> tuple[float, int]:
+        """Until a worker's part is ready and, emulated, until it would be: (seconds, overruns)."""
+        jax.block_until_ready(part)
+        if count == 0:
+            return 0.0, 0
+        ends = self._pace.ends(round_index, worker, int(count))
+        if ends is None:
+            return time.perf_counter() - start, 0
+        if self._pace.virtual:
+            return float(ends[-1]), 0
+        late = time.perf_counter() - start - ends[-1]
+        if late < 0:
+            time.sleep(-late)
+        return time.perf_counter() - start, int(late >= 0)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,320 @@
+"""The local phase on one process: who calls `accumulate`, where, and how it is timed.
+
+`Stepped` calls it from a host thread for each worker, on the worker's own device, as often as
+the quota says: a quota never compiles anything, and each worker's compute is timed alone.
+`Virtual` calls the same function for all workers on one device, one after the other, and takes
+their times from the emulated cluster. `fused.py` holds the third way.
+"""
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.cluster import emulate
+from hetjax.data import feed as feed_lib
+from hetjax.data import rounds
+from hetjax.training import accumulate as accumulate_lib
+from hetjax.training import gate as gate_lib
+
+
+class LocalResult(NamedTuple):
+    """What the workers did in a round; times by each worker's own clock."""
+
+    accumulated: Any  # what this form's sync phase takes
+    microbatches_done: np.ndarray  # i64[W]
+    first_secs: np.ndarray  # f64[W], round start to end of the first microbatch; NaN = unknown
+    compute_secs: np.ndarray  # f64[W]
+    local_secs: float  # until the last worker finished
+    overruns: int  # microbatches that took longer than the emulated worker would have
+    pair_signs: list[Any] | None  # for each worker i8[done, B / 2]
+
+
+class LocalPhase(Protocol):
+    """One of the three ways to run `accumulate`; the rest of the loop does not know which."""
+
+    def fresh(self) -> Any:
+        """Sums of zero, as `run` takes them."""
+
+    def run(
+        self,
+        round_index: int | None,
+        state: types.TrainState,
+        accumulated: Any,
+        plan: rounds.RoundPlan,
+        *,
+        rngs: Sequence[jax.Array],
+        limits: np.ndarray,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> LocalResult:
+        """Runs at most `limits[w]` microbatches of each worker's plan; uses up `accumulated`.
+
+        `rngs` holds the key of each worker's pass, on its device; `meanwhile` is called while
+        the workers compute. Round None warms up: no emulation.
+        """
+
+    def close(self) -> None:
+        """Frees threads."""
+
+
+def warm_up_plan(num_workers: int, microbatch_size: int) -> rounds.RoundPlan:
+    """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
+    padding = np.full((num_workers, microbatch_size), rounds.PADDING, np.int32)
+    return rounds.RoundPlan(padding, np.arange(num_workers + 1), np.zeros(num_workers, int))
+
+
+class Pace:
+    """The emulated clock of the workers; without a cluster, the real one.
+
+    Args:
+        cluster: the emulated speeds, if any.
+        virtual: take times from the cluster instead of sleeping.
+    """
+
+    def __init__(self, cluster: emulate.EmulatedCluster | None, *, virtual: bool) -> None:
+        self.cluster = cluster
+        self.virtual = virtual
+
+    def ends(self, round_index: int | None, worker: int, count: int) -> np.ndarray | None:
+        """f64[count]: seconds into the round at which each microbatch ends; None = real."""
+        if self.cluster is None or round_index is None:
+            return None
+        return self.cluster.microbatch_ends(round_index, worker, count)
+
+
+class Stepped:
+    """A host thread and a device for each worker (the default).
+
+    A thread keeps one microbatch in flight and waits for it before it polls the gate, stamps
+    its clock, or sleeps up to the emulated end.
+
+    Args:
+        accumulate: the pure function; jitted here, so it compiles once for each device.
+        feed: brings the examples.
+        mesh: one device a worker.
+        params: a pytree of the parameters' shapes, for the sums.
+        pace: emulated or real clocks.
+        gate: polled between microbatches.
+        signs: the ordering's device part.
+    """
+
+    def __init__(
+        self,
+        accumulate: accumulate_lib.AccumulateFn,
+        feed: feed_lib.Feed,
+        mesh: Mesh,
+        *,
+        params: types.PyTree,
+        pace: Pace,
+        gate: gate_lib.Gate,
+        signs: Any = None,
+    ) -> None:
+        self._feed, self._mesh, self._pace, self._gate = feed, mesh, pace, gate
+        self._num_workers = mesh.size
+        self._accumulate = jit_rows(accumulate, donate=True)
+        self._empty = accumulate_lib.empty_accumulated(params, signs)
+        self._threads = worker_threads(mesh.size)
+        self._stopping = threading.Event()
+
+    def fresh(self) -> types.Accumulated:
+        zeros = mesh_lib.add_worker_axis(self._empty, self._num_workers)
+        return mesh_lib.place(zeros, self._mesh)
+
+    def run(
+        self,
+        round_index: int | None,
+        state: types.TrainState,
+        accumulated: types.Accumulated,
+        plan: rounds.RoundPlan,
+        *,
+        rngs: Sequence[jax.Array],
+        limits: np.ndarray,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> LocalResult:
+        worker_state = types.WorkerState(state.params, state.running_sum)
+        states = mesh_lib.worker_rows(worker_state, self._num_workers)
+        sums = mesh_lib.worker_rows(accumulated, self._num_workers)
+        self._gate.begin(plan.quotas)
+        tasks = [
+            self._threads.submit(
+                self._work,
+                round_index,
+                worker,
+                states[worker],
+                sums[worker],
+                plan.rows(worker, int(limits[worker])),
+                rngs[worker],
+            )
+            for worker in range(self._num_workers)
+        ]
+        try:
+            meanwhile()
+            done = [task.result() for task in tasks]
+        except (
+            BaseException
+        ):  # Ctrl-C, or a worker failed: the others stop after their microbatch
+            self._stopping.set()
+            concurrent.futures.wait(tasks)
+            self._stopping.clear()
+            raise
+        sums, counts, first_secs, compute_secs, overruns, signs = zip(*done, strict=True)
+        return LocalResult(
+            accumulated=mesh_lib.join_rows(sums, self._mesh),
+            microbatches_done=np.asarray(counts),
+            first_secs=np.asarray(first_secs),
+            compute_secs=np.asarray(compute_secs),
+            local_secs=max(compute_secs),
+            overruns=sum(overruns),
+            pair_signs=stack_signs(signs),
+        )
+
+    def _work(
+        self,
+        round_index: int | None,
+        worker: int,
+        state: types.WorkerState,
+        sums: types.Accumulated,
+        rows: np.ndarray,
+        rng: jax.Array,
+    ) -> tuple[types.Accumulated, int, float, float, int, list]:
+        ends = self._pace.ends(round_index, worker, len(rows))
+        sleeps = ends is not None and not self._pace.virtual
+        signs: list[Any] = []
+        stamps: list[float] = []
+        overruns = 0
+        jax.block_until_ready(state)  # the synchronisation is not this worker's compute
+        start = time.perf_counter()
+        for position, example_ids in enumerate(rows):
+            if self._stopping.is_set() or not self._gate.is_open():
+                break
+            microbatch = self._feed.load(worker, example_ids)
+            sums, pair_signs = self._accumulate(state, sums, microbatch, rng)
+            jax.block_until_ready(sums.loss_sum)
+            signs.append(pair_signs)
+            if sleeps:
+                wait = start + ends[position] - time.perf_counter()
+                if wait > 0:
+                    time.sleep(wait)
+                else:
+                    overruns += 1
+            stamps.append(time.perf_counter() - start)
+            self._gate.finished(worker, position + 1)
+        if ends is not None and self._pace.virtual:
+            stamps = ends[: len(stamps)].tolist()
+        first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
+        return sums, len(stamps), first, last, overruns, signs
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class Virtual:
+    """All workers on one device: the oracle of the collective form, and 64 workers on a laptop.
+
+    Arguments as `Stepped`, with the number of workers in place of the mesh. Times are the
+    emulated cluster's; without one, a microbatch takes 1 second on every worker.
+    """
+
+    def __init__(
+        self,
+        accumulate: accumulate_lib.AccumulateFn,
+        feed: feed_lib.Feed,
+        num_workers: int,
+        *,
+        params: types.PyTree,
+        pace: Pace,
+        signs: Any = None,
+    ) -> None:
+        self._feed, self._num_workers = feed, num_workers
+        self._cluster = pace.cluster or emulate.EmulatedCluster((1.0,) * num_workers)
+        self._accumulate = jit_rows(accumulate, donate=True)
+        self._empty = accumulate_lib.empty_accumulated(params, signs)
+        self._rows = jax.jit(
+            lambda tree: [
+                jax.tree.map(lambda x: x[w : w + 1], tree) for w in range(num_workers)
+            ]
+        )
+
+    def fresh(self) -> list[types.Accumulated]:
+        return [
+            jax.device_put(mesh_lib.add_worker_axis(self._empty, 1))
+            for _ in range(self._num_workers)
+        ]
+
+    def run(
+        self,
+        round_index: int | None,
+        state: types.TrainState,
+        accumulated: list[types.Accumulated],
+        plan: rounds.RoundPlan,
+        *,
+        rngs: Sequence[jax.Array],
+        limits: np.ndarray,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> LocalResult:
+        states = self._rows(types.WorkerState(state.params, state.running_sum))
+        sums = list(accumulated)
+        signs: list[list[Any]] = [[] for _ in sums]
+        first_secs = np.full(self._num_workers, np.nan)
+        compute_secs = np.zeros(self._num_workers)
+        meanwhile()
+        for worker in np.flatnonzero(limits):
+            for example_ids in plan.rows(worker, int(limits[worker])):
+                microbatch = self._feed.load(worker, example_ids)
+                sums[worker], pair_signs = self._accumulate(
+                    states[worker], sums[worker], microbatch, rngs[worker]
+                )
+                signs[worker].append(pair_signs)
+            ends = self._cluster.microbatch_ends(
+                round_index or 0, int(worker), int(limits[worker])
+            )
+            first_secs[worker], compute_secs[worker] = ends[0], ends[-1]
+        return LocalResult(
+            accumulated=sums,
+            microbatches_done=np.asarray(limits),
+            first_secs=first_secs,
+            compute_secs=compute_secs,
+            local_secs=float(compute_secs.max()),
+            overruns=0,
+            pair_signs=stack_signs(signs),
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def worker_threads(num_workers: int) -> concurrent.futures.ThreadPoolExecutor:
+    """A host thread for each worker."""
+    return concurrent.futures.ThreadPoolExecutor(num_workers, "hetjax-worker")
+
+
+def jit_rows(accumulate: accumulate_lib.AccumulateFn, *, donate: bool) -> Any:
+    """`accumulate`, jitted, on a worker's rows `[1, ...]` of the state and the sums."""
+
+    def on_rows(
+        state: types.WorkerState,
+        sums: types.Accumulated,
+        microbatch: types.Microbatch,
+        rng: jax.Array,
+    ) -> tuple[types.Accumulated, Any]:
+        state, sums = jax.tree.map(lambda x: x[0], (state, sums))
+        sums, pair_signs = accumulate(state, sums, microbatch, rng)
+        return jax.tree.map(lambda x: x[None], sums), pair_signs
+
+    return jax.jit(on_rows, donate_argnums=(1,) if donate else ())
+
+
+def stack_signs(signs: Sequence[Sequence[Any]]) -> list[Any] | None:
+    """The pair signs of each worker, `[done, B / 2]` on the host; None where there are none."""
+    if not any(jax.tree.leaves(signs)):
+        return None
+    width = next(len(row) for rows in signs for row in rows)
+    return [np.asarray(jax.device_get(s), np.int8).reshape(-1, width) for s in signs]

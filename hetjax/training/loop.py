@@ -1,0 +1,392 @@
+"""The training loop: rounds of local and sync phases until the epochs are done.
+
+`fit` is the one seam that the command line, a notebook and a test share. The loop knows no
+policy, order, reducer or gate by name: `setup` builds them, records pass between them. While
+the workers compute a round, the host reports the one before.
+"""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from hetjax import config as config_lib
+from hetjax import quota, types
+from hetjax.data import rounds as rounds_lib
+from hetjax.data import sources
+from hetjax.training import accumulate as accumulate_lib
+from hetjax.training import (
+    evaluate,
+    interrupt,
+    local,
+    record,
+    setup,
+    summary,
+)
+from hetjax.training import state as state_lib
+
+Callback = Callable[[record.RoundReport], bool | None]
+
+
+class NonFiniteError(ValueError):
+    """A microbatch's loss or gradient was not finite, and `nonfinite='stop'`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FitResult:
+    """What `fit` returns; parameters as they were given, without worker axis."""
+
+    params: types.PyTree
+    """After the last round, of worker 0."""
+    state: types.TrainState
+    """Of all workers, leaves `[num_workers, ...]`."""
+    summary: dict[str, Any]
+    """As `summary.json`."""
+    history: list[dict[str, Any]]
+    """As `metrics.jsonl`, a dict a round."""
+    best_params: types.PyTree
+    """At the evaluation with the lowest loss; `params` where there was none."""
+
+
+def fit(
+    loss_fn: accumulate_lib.LossFn,
+    params: types.PyTree,
+    optimizer: optax.GradientTransformation,
+    source: Any,
+    *,
+    eval_source: Any = None,
+    metrics_fn: evaluate.MetricsFn | None = None,
+    callbacks: Sequence[Callback] = (),
+    workdir: str | pathlib.Path | None = None,
+    progress: bool = True,
+    per_example_rng: bool = False,
+    config: config_lib.ExperimentConfig | None = None,
+    **fields: Any,
+) -> FitResult:
+    """Trains a model of your own on workers that are not equal.
+
+    Args:
+        loss_fn: `(params, examples, rng) -> losses f32[B]`, one number an example, or
+            `(losses, weights)`: the objective is `sum(weights * losses) / sum(weights)` over
+            the round. `hetjax.models.nnx_loss` and `linen_loss` make one from a Flax model.
+        params: a pytree of arrays.
+        optimizer: any optax optimiser; gradient clipping in its chain acts on the gradient of
+            the whole round. Schedules: `hetjax.scale_by_progress`.
+        source: the examples: a dict of NumPy arrays, or anything with `__len__` and
+            `__getitem__`.
+        eval_source: evaluated every `eval_every` epochs; same form.
+        metrics_fn: `(params, examples) -> {name: f32[B]}` for it; default the loss.
+        callbacks: called with each `RoundReport`, a round late; True ends the run.
+        workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html`.
+        progress: show a progress bar.
+        per_example_rng: the loss gets a key for each example, `key[B]`.
+        config: a checked configuration; or give `fields`.
+        **fields: fields of the configuration, groups as dicts: `epochs=5, budget=32,
+            cluster={"num_workers": 4}, quota={"policy": "adaptive"}`. By default there is a
+            worker for each device.
+
+    Returns:
+        Last and best parameters, state, summary and history. After Ctrl-C too:
+        `summary["interrupted"]` is true then.
+
+    Raises:
+        ValueError: what was given cannot be run; said before anything is computed.
+        NonFiniteError: a loss or gradient was not finite; the state before it was kept.
+
+    Example:
+        >>> import numpy as np, optax
+        >>> x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+        >>> data = {"x": x, "y": x @ np.array([1.0, -2.0, 3.0], np.float32)}
+        >>> def loss_fn(params, batch, rng):
+        ...     return (batch["x"] @ params - batch["y"]) ** 2
+        >>> result = fit(
+        ...     loss_fn, np.zeros(3, np.float32), optax.sgd(0.2), data, epochs=40,
+        ...     microbatch_size=4, budget=4, cluster={"num_workers": 1}, progress=False,
+        ... )
+        >>> np.round(result.params, 2).tolist()
+        [1.0, -2.0, 3.0]
+
+    References:
+        Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
+        environment", 2021, arXiv 2111.08272. The quotas' cost model, exact solver and change
+        detection are hetjax's own.
+    """
+    source = sources.as_source(source)
+    eval_source = None if eval_source is None else sources.as_source(eval_source)
+    if config is None:
+        config = _config_of_fields(fields)
+        recorded = config_lib.to_dict(config)
+        for group in ("model", "optimizer"):  # the caller's own objects, not these fields
+            del recorded[group]
+        del recorded["data"]["name"], recorded["data"]["dir"]
+    elif fields:
+        raise ValueError(f"fit: give either config or fields, not both: {sorted(fields)}")
+    else:
+        recorded = config_lib.to_dict(config)
+    if len(source) == 0:
+        raise ValueError("fit: the source has no examples")
+    started = time.perf_counter()
+    parts = setup.build(
+        loss_fn, params, optimizer, source, config=config, per_example_rng=per_example_rng
+    )
+    evaluator = None
+    if eval_source is not None:
+        metrics_fn = metrics_fn or evaluate.metrics_of_loss(loss_fn)
+        evaluator = evaluate.Evaluator(metrics_fn, eval_source, parts.devices[0])
+    recorder = record.Recorder(
+        workdir, recorded, num_examples=config.epochs * len(source), progress=progress
+    )
+    try:
+        return _Loop(parts, recorder, evaluator, callbacks, started=started).run()
+    finally:
+        recorder.close()
+        parts.close()
+
+
+def _config_of_fields(fields: dict[str, Any]) -> config_lib.ExperimentConfig:
+    """Fields over the defaults, with a worker for each device, or `virtual` where they lack."""
+    fields = {k: dict(v) if isinstance(v, dict) else v for k, v in fields.items()}
+    cluster = fields.setdefault("cluster", {})
+    if isinstance(cluster, dict):
+        speeds = cluster.get("secs_per_microbatch", ())
+        num_devices = len(speeds) if np.size(speeds) else jax.device_count()
+        cluster.setdefault("num_workers", num_devices)
+    config = config_lib.validate(fields, choices=setup.registries())
+    num_workers = config.cluster.num_workers
+    if "local" not in fields and num_workers > jax.device_count():
+        print(
+            f"hetjax: {num_workers} workers on {jax.device_count()} device(s): local='virtual' "
+            "plays them one after the other, with the emulated clock. For a device each, call "
+            f"hetjax.use_cpu_workers({num_workers}) before JAX is first used."
+        )
+        config = dataclasses.replace(config, local="virtual")
+    return config
+
+
+@dataclasses.dataclass
+class _Round:
+    """A round that is done and not reported yet: its numbers may still be on the devices."""
+
+    index: int
+    epoch: int
+    plan: rounds_lib.RoundPlan
+    result: local.LocalResult
+    metrics: types.SyncMetrics
+    present: np.ndarray
+    full: bool
+    optimal_secs: float | None
+    examples: int
+    examples_processed: int
+    began: float  # perf_counter
+    round_secs: float | None = None  # None: the next round has not begun
+    eval: dict[str, float] | None = None
+
+
+class _Loop:
+    """One run. `run` does all of it; the methods below are its steps in order."""
+
+    def __init__(
+        self,
+        parts: setup.RunParts,
+        recorder: record.Recorder,
+        evaluator: evaluate.Evaluator | None,
+        callbacks: Sequence[Callback],
+        *,
+        started: float,
+    ) -> None:
+        self._parts, self._recorder = parts, recorder
+        self._evaluator, self._callbacks = evaluator, callbacks
+        self._config = parts.config
+        self._num_workers = len(parts.devices)
+        self._state = parts.state
+        self._policy_state = parts.policy.init(self._num_workers, self._config.budget)
+        self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
+        self._pending: _Round | None = None
+        self._ended_by_callback = False
+        self._best: tuple[float, types.PyTree] | None = None
+        self._summary = summary.Summary(parts, started=started)
+        self._accumulated: Any = None
+
+    def run(self) -> FitResult:
+        stream, epochs = self._parts.stream, self._config.epochs
+        self._warm_up()
+        end = epochs * stream.num_examples
+        try:
+            with interrupt.deferred() as interrupted:
+                index = 0
+                while stream.examples_processed < end:
+                    if interrupted() or self._ended_by_callback:
+                        break
+                    self._round(index)
+                    index += 1
+                self._report()
+        except NonFiniteError:
+            self._finish(interrupted=True)
+            raise
+        params = jax.device_get(state_lib.worker_params(self._state))
+        written = self._finish(interrupted=stream.examples_processed < end)
+        best = params if self._best is None else self._best[1]
+        return FitResult(params, self._state, written, self._recorder.history, best)
+
+    def _finish(self, *, interrupted: bool) -> dict[str, Any]:
+        return self._recorder.finish(self._summary.as_dict(interrupted=interrupted))
+
+    def _warm_up(self) -> None:
+        """Compiles and runs both phases for every worker, without effect, and untimed."""
+        plan = local.warm_up_plan(self._num_workers, self._config.microbatch_size)
+        result = self._parts.local.run(
+            None,
+            self._state,
+            self._parts.local.fresh(),
+            plan,
+            rngs=self._pass_keys(plan.passes),
+            limits=plan.quotas,
+        )
+        self._state, self._accumulated, metrics, _ = self._parts.sync(
+            self._state, result.accumulated, self._parts.shares
+        )
+        jax.block_until_ready((self._state, jax.device_get(metrics)))
+
+    def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
+        """The key of each worker's pass, on its device; made anew when a pass begins."""
+        known, keys = self._keys
+        if known is None or not np.array_equal(known, passes):
+            keys = [
+                jax.device_put(jax.random.fold_in(self._parts.rng, int(index)), device)
+                for index, device in zip(passes, self._parts.devices, strict=True)
+            ]
+            self._keys = (passes, keys)
+        return keys
+
+    def _assign(
+        self, index: int, present: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`(quotas, limits, caps)` of a round: by the policy, or as the trace has them."""
+        cap = self._config.quota.max_microbatches or self._config.budget
+        total, caps = self._parts.stream.limits(self._config.budget, np.where(present, cap, 0))
+        if self._parts.trace is None:
+            quotas, self._policy_state = self._parts.policy.assign(
+                self._policy_state, total, caps
+            )
+            return quotas, quotas, caps
+        if index >= len(self._parts.trace):
+            raise ValueError(
+                f"replay: the trace {self._config.replay!r} ends after {index} rounds, and "
+                "this run is not done; replay with the configuration that wrote it"
+            )
+        quotas, done = self._parts.trace[index]
+        if quotas.sum() > total or np.any(quotas > caps) or np.any(done > quotas):
+            raise ValueError(
+                f"replay: round {index} of {self._config.replay!r} has quotas "
+                f"{quotas.tolist()}, but here {total} microbatches with caps {caps.tolist()} "
+                "are left; replay with the configuration that wrote it"
+            )
+        return quotas, done, caps
+
+    def _round(self, index: int) -> None:
+        parts, began = self._parts, time.perf_counter()
+        self._close_pending(began)
+        present = (
+            np.ones(self._num_workers, bool)
+            if parts.cluster is None
+            else parts.cluster.present_at(index)
+        )
+        quotas, limits, caps = self._assign(index, present)
+        epoch, before = parts.stream.epoch, parts.stream.examples_processed
+        plan = parts.stream.plan(quotas)
+        parts.feed.read_ahead(parts.stream.upcoming(quotas))
+        result = parts.local.run(
+            index,
+            self._state,
+            self._accumulated,
+            plan,
+            rngs=self._pass_keys(plan.passes),
+            limits=limits,
+            meanwhile=self._report,
+        )
+        self._state, self._accumulated, metrics, worker_signs = parts.sync(
+            self._state, result.accumulated, parts.shares
+        )
+        parts.stream.commit(
+            plan, result.microbatches_done, _turned(result.pair_signs, worker_signs)
+        )
+        self._policy_state = parts.policy.observe(
+            self._policy_state,
+            quota.RoundTimes(result.microbatches_done, result.first_secs, result.compute_secs),
+        )
+        processed = parts.stream.examples_processed
+        self._pending = _Round(
+            index=index,
+            epoch=epoch,
+            plan=plan,
+            result=result,
+            metrics=metrics,
+            present=present,
+            full=int(quotas.sum()) == self._config.budget,
+            optimal_secs=self._summary.optimal_secs(index, int(quotas.sum()), caps),
+            examples=processed - before,
+            examples_processed=processed,
+            began=began,
+        )
+        if parts.stream.epoch > epoch:
+            self._end_epoch(parts.stream.epoch)
+
+    def _end_epoch(self, epochs_done: int) -> None:
+        """Evaluates where due; the run's clock stands still meanwhile."""
+        jax.block_until_ready(self._state)
+        self._close_pending(time.perf_counter())
+        due = epochs_done % self._config.eval_every == 0 or epochs_done >= self._config.epochs
+        if self._evaluator is None or not due or self._pending is None:
+            return
+        params = state_lib.worker_params(self._state)
+        values = self._evaluator(params)
+        self._pending.eval = {f"test_{name}": value for name, value in values.items()}
+        loss = values.get("loss", np.nan)
+        if self._best is None or loss < self._best[0]:
+            self._best = (loss, jax.device_get(params))
+        self._summary.evaluated(self._pending.eval)
+
+    def _close_pending(self, now: float) -> None:
+        if self._pending is not None and self._pending.round_secs is None:
+            secs = now - self._pending.began
+            virtual = self._parts.virtual_clock
+            self._pending.round_secs = self._pending.result.local_secs if virtual else secs
+
+    def _report(self) -> None:
+        """Reports the round before, whose numbers have arrived by now.
+
+        Raises:
+            NonFiniteError: a microbatch of it was not finite, and the run is to stop.
+        """
+        done, self._pending = self._pending, None
+        if done is None:
+            return
+        metrics = jax.device_get(done.metrics)
+        line = self._summary.round_done(done, metrics)
+        self._recorder.add(line)
+        bad = np.flatnonzero(metrics.nonfinite_microbatch >= 0)
+        if bad.size and self._config.nonfinite == "stop":
+            worker = int(bad[0])
+            position = int(metrics.nonfinite_microbatch[worker])
+            ids = done.plan.rows(worker)[position]
+            raise NonFiniteError(
+                f"round {done.index}: the loss or a gradient of worker {worker}'s microbatch "
+                f"{position} is not finite (examples {ids[ids >= 0].tolist()}). The state "
+                "before this round was kept. Lower the learning rate, clip gradients, look at "
+                "these examples, or set nonfinite='skip' to leave such microbatches out"
+            )
+        for callback in self._callbacks:
+            self._ended_by_callback |= callback(line) is True
+
+
+def _turned(pair_signs: list[Any] | None, worker_signs: Any) -> list[np.ndarray] | None:
+    """The pair signs of each worker, turned round where the coordination says so."""
+    if pair_signs is None:
+        return None
+    turns = np.asarray(worker_signs)
+    return [signs * turn for signs, turn in zip(pair_signs, turns, strict=True)]

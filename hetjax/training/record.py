@@ -1,0 +1,162 @@
+"""What a run leaves behind: the line a round, the progress bar, the summary, the files."""
+
+import dataclasses
+import json
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import tqdm
+
+from hetjax.training import report
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundReport:
+    """One round, on the host: a line of `metrics.jsonl`, and what callbacks are given.
+
+    Times are seconds of the run's clock, which stands still during evaluations.
+    """
+
+    round: int
+    epoch: int
+    examples: int  # processed in this round, by all workers
+    examples_processed: int  # since the run began
+    skipped_examples: int  # of `examples`: in microbatches that were not finite
+    loss: float  # mean over the round
+    quotas: list[int]  # microbatches, [W]
+    microbatches_done: list[int]  # [W]
+    present: list[bool]  # [W]
+    compute_secs: list[float]  # each worker's own, [W]
+    start_secs: float
+    local_secs: float  # until the last worker finished
+    round_secs: float  # to the start of the next round
+    waiting_fraction: float  # of the present workers' time in the local phase
+    full: bool  # of the whole budget; the last round of an epoch is smaller
+    overruns: int  # microbatches slower than the emulated worker
+    optimal_round_secs: float | None = None  # exact optimum for the true speeds, if known
+    eval: dict[str, float] | None = None
+
+    def to_json(self) -> str:
+        """One line; not-finite numbers become null."""
+        record = {k: v for k, v in vars(self).items() if v is not None}
+        return json.dumps(_plain(record), allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types, numbers to 9 digits, not-finite ones as None."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float | np.floating):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+class Recorder:
+    """Keeps the history, writes `metrics.jsonl` as it grows, and moves the progress bar.
+
+    Args:
+        workdir: a directory of this run alone; None keeps everything in memory.
+        config: plain values; written as `config.json`.
+        num_examples: that the run will process, for the bar.
+        progress: show the bar.
+
+    Raises:
+        ValueError: if the directory belongs to another configuration, or cannot be written.
+    """
+
+    def __init__(
+        self,
+        workdir: str | pathlib.Path | None,
+        config: dict[str, Any],
+        *,
+        num_examples: int,
+        progress: bool,
+    ) -> None:
+        self.history: list[dict[str, Any]] = []
+        self._config = config
+        self._workdir = None if workdir is None else pathlib.Path(workdir)
+        self._lines = None
+        if self._workdir is not None:
+            claim_workdir(self._workdir, self._config)
+            self._lines = (self._workdir / "metrics.jsonl").open("w", buffering=1)
+        self._bar = tqdm.tqdm(
+            total=num_examples,
+            disable=not progress,
+            unit="ex",
+            unit_scale=True,
+            mininterval=0.3,
+            dynamic_ncols=True,
+        )
+
+    def add(self, line: RoundReport) -> None:
+        """One round more."""
+        text = line.to_json()
+        self.history.append(json.loads(text))
+        if self._lines is not None:
+            self._lines.write(text + "\n")
+        if self._bar.disable:
+            return
+        quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
+        self._bar.set_postfix_str(
+            f"loss {line.loss:.3f} quotas {quotas} waiting {line.waiting_fraction:.0%}",
+            refresh=False,
+        )
+        self._bar.update(line.examples)
+
+    def finish(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Writes `summary.json` and `report.html`; returns the summary as JSON holds it."""
+        summary = _plain(summary)
+        self.close()
+        if self._workdir is not None:
+            (self._workdir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+            report.write_report(
+                self._workdir / "report.html",
+                config=self._config,
+                summary=summary,
+                history=self.history,
+            )
+        return summary
+
+    def close(self) -> None:
+        """Ends the bar and the file; may be called twice."""
+        self._bar.close()
+        if self._lines is not None:
+            self._lines.close()
+
+
+def claim_workdir(workdir: pathlib.Path, config: dict[str, Any]) -> None:
+    """Makes the directory this configuration's, or finds that it is already.
+
+    Raises:
+        ValueError: if it holds another configuration's run, or cannot be written.
+    """
+    path = workdir / "config.json"
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            theirs = json.loads(path.read_text())
+            if theirs != config:
+                raise ValueError(
+                    f"workdir {str(workdir)!r} belongs to another configuration "
+                    f"({_first_difference(theirs, config)}); give another directory, or delete "
+                    "this one"
+                )
+        path.write_text(json.dumps(config, indent=2) + "\n")
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"workdir {str(workdir)!r} cannot be used: {error}; give a directory that can be "
+            "written"
+        ) from error
+
+
+def _first_difference(theirs: Any, ours: Any, name: str = "") -> str:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in sorted(theirs.keys() | ours.keys()):
+            if theirs.get(key) != ours.get(key):
+                dotted = f"{name}.{key}".lstrip(".")
+                return _first_difference(theirs.get(key), ours.get(key), dotted)
+    return f"{name}: {theirs!r} there, {ours!r} here"

@@ -1,0 +1,47 @@
+"""Runs the rounds of an earlier run again: its trace decides quotas instead of clocks."""
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+
+class TracedRound(NamedTuple):
+    quotas: np.ndarray  # i64[W]
+    microbatches_done: np.ndarray  # i64[W]
+
+
+def read_trace(path: str | pathlib.Path, num_workers: int) -> list[TracedRound]:
+    """The rounds in a `metrics.jsonl`.
+
+    Raises:
+        ValueError: if the file is missing, a line is no record of a round, or the number of
+            workers differs.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise ValueError(
+            f"replay: there is no file {str(path)!r}; give the metrics.jsonl of a finished run"
+        )
+    return list(_read(path, num_workers))
+
+
+def _read(path: pathlib.Path, num_workers: int) -> Iterator[TracedRound]:
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            quotas = np.asarray(record["quotas"], np.int64)
+            done = np.asarray(record["microbatches_done"], np.int64)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"replay: line {number} of {str(path)!r} is no record of a round ({error}); "
+                "give the metrics.jsonl of a run, unchanged"
+            ) from error
+        if quotas.shape != (num_workers,) or done.shape != (num_workers,):
+            raise ValueError(
+                f"replay: {str(path)!r} was written with {quotas.size} workers, this run has "
+                f"{num_workers}; set cluster.num_workers={quotas.size}"
+            )
+        yield TracedRound(quotas, done)

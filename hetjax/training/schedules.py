@@ -1,0 +1,46 @@
+"""Learning rates that follow the examples processed, not the number of updates.
+
+Gates and absent workers change how many rounds an epoch has; a schedule of examples does not
+notice.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from hetjax import types
+
+
+def scale_by_progress(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+    """Multiplies by `-learning_rate(progress)`: the last link of an optax chain.
+
+    `progress` counts nominal rounds, examples processed over the examples of a full round, and
+    is given by the sync phase; it equals the step count while all rounds are full.
+
+    Example:
+        >>> import optax
+        >>> optimizer = optax.chain(
+        ...     optax.scale_by_adam(), scale_by_progress(optax.cosine_decay_schedule(1e-3, 500))
+        ... )
+    """
+    schedule = (
+        learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
+    )
+
+    def init(params: types.PyTree) -> optax.EmptyState:
+        del params
+        return optax.EmptyState()
+
+    def update(
+        updates: types.PyTree,
+        state: optax.EmptyState,
+        params: types.PyTree | None = None,
+        *,
+        progress: jax.Array,
+        **extra: object,
+    ) -> tuple[types.PyTree, optax.EmptyState]:
+        del params, extra
+        rate = schedule(progress)
+        return jax.tree.map(lambda u: (-rate * u).astype(jnp.result_type(u)), updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)

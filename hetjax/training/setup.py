@@ -1,0 +1,190 @@
+"""Builds the parts of a run from a checked configuration: no loop, nothing is computed yet."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from hetjax import config as config_lib
+from hetjax import mesh as mesh_lib
+from hetjax import ordering, quota, topology, types
+from hetjax.cluster import emulate
+from hetjax.data import feed as feed_lib
+from hetjax.data import rounds as rounds_lib
+from hetjax.data import sources
+from hetjax.training import accumulate as accumulate_lib
+from hetjax.training import fused, gate, local, replay, state, sync
+
+
+def registries() -> dict[str, list[str]]:
+    """The names that fields of a configuration may hold, from where they are registered."""
+    return {
+        "quota.policy": list(quota.POLICIES),
+        "ordering.method": list(ordering.ORDERINGS),
+        "reducer.name": list(topology.REDUCERS),
+        "gate.trigger": list(gate.GATES),
+    }
+
+
+@dataclasses.dataclass
+class RunParts:
+    """Everything that a loop of rounds needs."""
+
+    config: config_lib.ExperimentConfig
+    devices: list[jax.Device]  # of each worker
+    rng: jax.Array
+    stream: rounds_lib.Rounds
+    policy: quota.QuotaPolicy
+    cluster: emulate.EmulatedCluster | None
+    virtual_clock: bool
+    trace: list[replay.TracedRound] | None
+    feed: feed_lib.Feed
+    local: local.LocalPhase
+    sync: sync.SyncFn
+    state: types.TrainState
+    shares: jax.Array  # f32[W]: each shard's share of the examples
+
+    def close(self) -> None:
+        """Frees threads."""
+        self.local.close()
+        self.feed.close()
+
+
+def build(
+    loss_fn: accumulate_lib.LossFn,
+    params: types.PyTree,
+    optimizer: optax.GradientTransformation,
+    source: Any,
+    *,
+    config: config_lib.ExperimentConfig,
+    per_example_rng: bool,
+) -> RunParts:
+    """Checks what only the data and the devices can tell, and makes the parts.
+
+    Raises:
+        ValueError: more workers than devices, a loss that is not one number an example, a trace
+            that does not fit, or data that cannot be read.
+    """
+    num_workers = config.cluster.num_workers
+    mesh = None if config.local == "virtual" else mesh_lib.make_worker_mesh(num_workers)
+    devices = [jax.devices()[0]] * num_workers if mesh is None else list(mesh.devices)
+    trace = replay.read_trace(config.replay, num_workers) if config.replay else None
+    rng = jax.random.key(config.seed)
+    first = sources.fetch(source, np.zeros(config.microbatch_size, np.int64))
+    keys = jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
+    accumulate_lib.check_loss(loss_fn, params, first, keys)
+
+    method = ordering.ORDERINGS[config.ordering.method]()
+    stream = _make_stream(config, len(source), method)
+    cluster = make_cluster(config)
+    virtual_clock = mesh is None or config.cluster.clock == "virtual"
+    feed = feed_lib.FEEDS[config.data.feed](source, devices)
+    nominal_examples = config.budget * config.microbatch_size
+    accumulate = accumulate_lib.make_accumulate(
+        loss_fn, signs=method.signs, per_example_rng=per_example_rng
+    )
+    synchronise = sync.make_sync(
+        optimizer,
+        reducer=topology.REDUCERS[config.reducer.name](),
+        num_workers=num_workers,
+        nominal_examples=nominal_examples,
+        mesh=mesh,
+        signs=method.signs,
+        shard_weighting=(config.data.sharing, config.data.weighting) == ("private", "shard"),
+        stop_on_nonfinite=config.nonfinite == "stop",
+    )
+    return RunParts(
+        config=config,
+        devices=devices,
+        rng=rng,
+        stream=stream,
+        policy=make_policy(config, math.ceil(len(source) / nominal_examples)),
+        cluster=cluster,
+        virtual_clock=virtual_clock,
+        trace=trace,
+        feed=feed,
+        local=_make_local(
+            config,
+            accumulate,
+            feed,
+            mesh,
+            params=params,
+            pace=local.Pace(cluster, virtual=virtual_clock),
+            signs=method.signs,
+        ),
+        sync=jax.jit(synchronise, donate_argnums=(1,)),
+        state=state.make_train_state(
+            params, optimizer, num_workers=num_workers, mesh=mesh, signs=method.signs
+        ),
+        shares=jax.device_put(stream.shares)
+        if mesh is None
+        else mesh_lib.place(stream.shares, mesh),
+    )
+
+
+def _make_stream(
+    config: config_lib.ExperimentConfig, num_examples: int, method: ordering.Ordering
+) -> rounds_lib.Rounds:
+    common: dict[str, Any] = {
+        "microbatch_size": config.microbatch_size,
+        "method": method,
+        "seed": config.seed,
+    }
+    num_workers = config.cluster.num_workers
+    if config.data.sharing == "shared":
+        return rounds_lib.SharedRounds(num_examples, num_workers, **common)
+    static = config.quota.policy == "static"
+    proportions = config.quota.proportions if static else None
+    return rounds_lib.PrivateRounds(
+        num_examples, num_workers, proportions=proportions, **common
+    )
+
+
+def _make_local(
+    config: config_lib.ExperimentConfig,
+    accumulate: accumulate_lib.AccumulateFn,
+    feed: feed_lib.Feed,
+    mesh: Mesh | None,
+    **common: Any,
+) -> local.LocalPhase:
+    if mesh is None:
+        return local.Virtual(accumulate, feed, config.cluster.num_workers, **common)
+    if config.local == "fused":
+        cap = min(config.quota.max_microbatches or config.budget, config.budget)
+        return fused.Fused(accumulate, feed, mesh, max_microbatches=cap, **common)
+    return local.Stepped(
+        accumulate, feed, mesh, gate=gate.GATES[config.gate.trigger](), **common
+    )
+
+
+def make_policy(
+    config: config_lib.ExperimentConfig, rounds_per_epoch: int
+) -> quota.QuotaPolicy:
+    """The configured quota policy, with those of its options that it has."""
+    options: dict[str, Any] = {
+        "static": {"proportions": config.quota.proportions},
+        "proportional": {"period_rounds": config.quota.period_rounds or rounds_per_epoch},
+        "dead_band": {"band": config.quota.band},
+    }.get(config.quota.policy, {})
+    return quota.POLICIES[config.quota.policy](**options)
+
+
+def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:
+    """The emulated speeds, if the configuration has any."""
+    cluster = config.cluster
+    if not cluster.secs_per_microbatch and not cluster.changes:
+        return None
+    changes = tuple(emulate.Change(**dataclasses.asdict(c)) for c in cluster.changes)
+    return emulate.EmulatedCluster(
+        cluster.secs_per_microbatch or (1.0,) * cluster.num_workers,
+        cluster.overhead_secs,
+        delay=cluster.delay,
+        delay_cv=cluster.delay_cv,
+        delay_per=cluster.delay_per,
+        changes=changes,
+        seed=config.seed,
+    )

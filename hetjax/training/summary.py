@@ -1,0 +1,143 @@
+"""The numbers of a whole run, kept up round by round, and `summary.json` from them."""
+
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from hetjax import quota, types
+from hetjax.training import record
+
+if TYPE_CHECKING:
+    from hetjax.training import loop, setup
+
+
+class Summary:
+    """Adds up what `summary.json` tells.
+
+    Args:
+        parts: of the run.
+        started: `perf_counter` when the run began.
+    """
+
+    def __init__(self, parts: "setup.RunParts", *, started: float) -> None:
+        self._parts, self._started = parts, started
+        self._lines: list[record.RoundReport] = []
+        self._clock = 0.0
+        self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
+        self._eval: dict[str, float] = {}
+        self._best: dict[str, float] = {}
+        self._optimum = functools.lru_cache(256)(_optimum)
+
+    def optimal_secs(self, round_index: int, total: int, caps: np.ndarray) -> float | None:
+        """Exact integer optimum of a round for the true speeds; None where not known."""
+        cluster = self._parts.cluster
+        if cluster is None:
+            return None
+        costs = cluster.costs_at(round_index)
+        return self._optimum(
+            costs.overhead_secs.tobytes(),
+            costs.secs_per_microbatch.tobytes(),
+            total,
+            caps.tobytes(),
+        )
+
+    def evaluated(self, values: dict[str, float]) -> None:
+        """An evaluation after the round that is reported next."""
+        self._eval = dict(values)
+        loss = values.get("test_loss", np.nan)
+        if not self._best or loss < self._best.get("best_test_loss", np.inf):
+            self._best = {f"best_{name}": value for name, value in values.items()}
+
+    def round_done(self, done: "loop._Round", metrics: types.SyncMetrics) -> record.RoundReport:
+        """The line of a round whose numbers have arrived on the host."""
+        result = done.result
+        if not np.array_equal(metrics.microbatches_done, result.microbatches_done):
+            raise RuntimeError(
+                f"round {done.index}: the workers' sums hold {metrics.microbatches_done} "
+                f"microbatches, their clocks saw {result.microbatches_done}"
+            )
+        sums = np.array([metrics.loss_sum, metrics.weight_sum], np.float64)
+        self._epoch_sums[done.epoch] = self._epoch_sums.get(done.epoch, 0) + sums
+        waiting = (result.local_secs - result.compute_secs)[done.present]
+        line = record.RoundReport(
+            round=done.index,
+            epoch=done.epoch,
+            examples=done.examples,
+            examples_processed=done.examples_processed,
+            skipped_examples=done.examples - int(metrics.example_count.sum()),
+            loss=float(sums[0] / sums[1]) if sums[1] > 0 else float("nan"),
+            quotas=done.plan.quotas.tolist(),
+            microbatches_done=result.microbatches_done.tolist(),
+            present=done.present.tolist(),
+            compute_secs=result.compute_secs.tolist(),
+            start_secs=self._clock,
+            local_secs=result.local_secs,
+            round_secs=done.round_secs or 0.0,
+            waiting_fraction=float(waiting.mean() / result.local_secs)
+            if result.local_secs > 0
+            else 0.0,
+            full=done.full,
+            overruns=result.overruns,
+            optimal_round_secs=done.optimal_secs,
+            eval=done.eval,
+        )
+        self._clock += line.round_secs
+        self._lines.append(line)
+        return line
+
+    def as_dict(self, *, interrupted: bool) -> dict[str, Any]:
+        """`summary.json`. Times are seconds; round means are over full rounds, if any."""
+        lines, stream = self._lines, self._parts.stream
+        timed = [line for line in lines if line.full] or lines
+        round_secs = np.array([line.round_secs for line in timed])
+        waiting = np.array([line.waiting_fraction * line.local_secs for line in timed])
+        microbatches = sum(sum(line.microbatches_done) for line in lines)
+        last_epoch = max(self._epoch_sums, default=None)
+        sums = self._epoch_sums.get(last_epoch, (np.nan, 1.0)) if lines else (np.nan, 1.0)
+        out: dict[str, Any] = {
+            "train_loss": float(sums[0] / sums[1]) if sums[1] else None,
+            **self._eval,
+            **self._best,
+            "rounds": len(lines),
+            "epochs": stream.examples_processed / stream.num_examples,
+            "examples_processed": stream.examples_processed,
+            "examples_missing": stream.ledger.missing,
+            "examples_duplicated": stream.ledger.duplicated,
+            "examples_skipped": sum(line.skipped_examples for line in lines),
+            "wall_secs": time.perf_counter() - self._started,
+            "train_secs": self._clock,
+            "round_secs_mean": float(round_secs.mean()) if len(timed) else None,
+            "waiting_fraction": float(waiting.sum() / sum(line.local_secs for line in timed))
+            if len(timed)
+            else None,
+            "quotas": timed[-1].quotas if timed else [],
+            "overrun_fraction": sum(line.overruns for line in lines) / max(microbatches, 1),
+            "interrupted": interrupted,
+            "emulated": self._parts.cluster is not None,
+            "clock": "virtual" if self._parts.virtual_clock else "wall",
+            "num_workers": len(self._parts.devices),
+            "device_kind": self._parts.devices[0].device_kind,
+            "jax_version": jax.__version__,
+        }
+        cluster = self._parts.cluster
+        if cluster is not None and timed and timed[-1].optimal_round_secs:
+            optimal = np.array([line.optimal_round_secs for line in timed])
+            costs, budget = cluster.costs_at(timed[-1].round), self._parts.config.budget
+            cap = self._parts.config.quota.max_microbatches or budget
+            caps = np.where(timed[-1].present, cap, 0)
+            equal, _ = quota.equal().assign(quota.equal().init(len(caps), budget), budget, caps)
+            out |= {
+                "optimal_round_secs": float(optimal.mean()),
+                "fraction_of_optimum": float(optimal.sum() / round_secs.sum()),
+                "continuous_bound_secs": quota.continuous_bound_secs(costs, budget, caps=caps),
+                "equal_split_secs": float(costs.round_secs(equal).max()),
+            }
+        return out
+
+
+def _optimum(overhead: bytes, secs: bytes, total: int, caps: bytes) -> float:
+    costs = quota.WorkerCosts(np.frombuffer(overhead), np.frombuffer(secs))
+    return quota.optimal_round_secs(costs, total, caps=np.frombuffer(caps, np.int64))

@@ -1,0 +1,192 @@
+"""The sync phase: the reducer, the order's coordination, and the optimiser update.
+
+One program a round, apart from the local phase, so that each worker's own compute can be timed
+and a synchronisation that fails leaves the state as it was. Sums are reduced, and divided once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from hetjax import mesh as mesh_lib
+from hetjax import trees, types
+from hetjax.ordering import ordering
+from hetjax.topology import reducers
+
+SyncFn = Callable[
+    [types.TrainState, types.Accumulated, jax.Array],
+    tuple[types.TrainState, types.Accumulated, types.SyncMetrics, Any],
+]
+
+
+def _update_worker(
+    state: types.TrainState,
+    sums: tuple[types.PyTree, jax.Array],
+    running_sum: types.PyTree,
+    *,
+    blocked: jax.Array,
+    rounds_done: jax.Array,
+    optimizer: optax.GradientTransformationExtraArgs,
+) -> types.TrainState:
+    """One worker's optimiser update, leaves without worker axis.
+
+    A round of weight 0, or a blocked one, leaves parameters and optimiser state unchanged.
+    """
+    grad_sum, weight = sums
+    divisor = jnp.where(weight > 0, weight, 1)
+    grads = jax.tree.map(lambda g, p: (g / divisor).astype(p.dtype), grad_sum, state.params)
+    updates, opt_state = optimizer.update(
+        grads, state.opt_state, state.params, progress=state.progress_rounds
+    )
+    params = optax.apply_updates(state.params, updates)
+    new_state = types.TrainState(
+        params, opt_state, running_sum, state.progress_rounds + rounds_done
+    )
+    return trees.select((weight > 0) & ~blocked, new_state, state)
+
+
+def make_sync(
+    optimizer: optax.GradientTransformation,
+    *,
+    reducer: reducers.Reducer,
+    num_workers: int,
+    nominal_examples: int,
+    mesh: Mesh | None = None,
+    signs: ordering.Signs | None = None,
+    shard_weighting: bool = False,
+    stop_on_nonfinite: bool = True,
+) -> SyncFn:
+    """Builds the sync phase `(state, accumulated, shares) -> (state, fresh, metrics, signs)`.
+
+    With `gradient_j`, `weight_j` the sums of worker j and `share_j` its shard's share of all
+    examples, the optimiser sees `sum_j gradient_j / sum_j weight_j`, or with shard weighting
+    `sum_j share_j * gradient_j / weight_j` over the workers of weight > 0, divided by the
+    sum of their shares.
+
+    Args:
+        optimizer: any optax optimiser; clipping in its chain acts on the reduced gradient.
+        reducer: what is done with the workers' sums.
+        num_workers: W.
+        nominal_examples: examples of a full round; the unit in which schedules count.
+        mesh: the worker mesh for the collective form; None for the array form, on one device.
+        signs: the ordering's device part, if it takes signs.
+        shard_weighting: weigh by `shares` instead of by what each worker did.
+        stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
+
+    Returns:
+        A pure function. `accumulated` has leaves `[W, ...]`, or is a sequence of W trees of
+        leaves `[1, ...]` in the array form; `shares` is f32[W]; `fresh` are sums of zero, for
+        the next round; `signs` is the sign of each worker i8[W], () without an order's signs.
+    """
+    axis = mesh_lib.WORKER_AXIS
+    update = optax.with_extra_args_support(optimizer).update
+    optimizer = optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+    def reduced(
+        accumulated: types.Accumulated, share: jax.Array, reduce: Callable
+    ) -> tuple[types.PyTree, jax.Array]:
+        grad_sum, weight = accumulated.grad_sum, accumulated.weight_sum
+        if shard_weighting:
+            scale = jnp.where(weight > 0, share / jnp.where(weight > 0, weight, 1), 0)
+
+            def rescale(g: jax.Array) -> jax.Array:
+                factor = scale.reshape(scale.shape + (1,) * (g.ndim - scale.ndim))
+                return g * factor.astype(g.dtype)
+
+            grad_sum = jax.tree.map(rescale, grad_sum)
+            weight = jnp.where(weight > 0, share, 0).astype(weight.dtype)
+        return reduce((grad_sum, weight))
+
+    def update_worker(
+        state: types.TrainState,
+        sums: tuple,
+        running_sum: types.PyTree,
+        metrics: types.SyncMetrics,
+    ) -> types.TrainState:
+        nonfinite = jnp.any(metrics.nonfinite_microbatch >= 0)
+        examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
+        return _update_worker(
+            state,
+            sums,
+            running_sum,
+            blocked=nonfinite if stop_on_nonfinite else jnp.bool_(False),
+            rounds_done=examples / nominal_examples,
+            optimizer=optimizer,
+        )
+
+    def coordinate(running_sum: types.PyTree, signed_sum: types.PyTree) -> tuple:
+        if signs is None:
+            return running_sum, ()
+        with jax.named_scope("coordinate_order"):
+            return signs.sync(running_sum, signed_sum, axis)
+
+    def collective_body(
+        state: types.TrainState, accumulated: types.Accumulated, share: jax.Array
+    ) -> tuple:
+        state, accumulated, share = map(trees.first_row, (state, accumulated, share))
+        rank = jax.lax.axis_index(axis)
+
+        def of_all(x: jax.Array) -> jax.Array:  # scalars of all workers, alike on each
+            return jax.lax.psum(jnp.zeros(num_workers, x.dtype).at[rank].set(x), axis)
+
+        with jax.named_scope("reduce"):
+            sums = reduced(accumulated, share, lambda s: reducer.collective(s, axis))
+            metrics = types.SyncMetrics(
+                loss_sum=jax.lax.psum(accumulated.loss_sum, axis),
+                weight_sum=jax.lax.psum(accumulated.weight_sum, axis),
+                example_count=of_all(accumulated.example_count),
+                microbatches_done=of_all(accumulated.microbatches_done),
+                nonfinite_microbatch=of_all(accumulated.nonfinite_microbatch),
+            )
+        running_sum, worker_sign = coordinate(state.running_sum, accumulated.signed_sum)
+        with jax.named_scope("update"):
+            state = update_worker(state, sums, running_sum, metrics)
+        fresh = _cleared(accumulated)
+        return (
+            trees.add_row_axis(state),
+            trees.add_row_axis(fresh),
+            metrics,
+            trees.add_row_axis(worker_sign),
+        )
+
+    def array_body(
+        state: types.TrainState, rows: list[types.Accumulated], share: jax.Array
+    ) -> tuple:
+        accumulated = jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
+        sums = reduced(accumulated, share, reducer.array)
+        metrics = types.SyncMetrics(
+            loss_sum=jnp.sum(accumulated.loss_sum),
+            weight_sum=jnp.sum(accumulated.weight_sum),
+            example_count=accumulated.example_count,
+            microbatches_done=accumulated.microbatches_done,
+            nonfinite_microbatch=accumulated.nonfinite_microbatch,
+        )
+        running_sum, worker_sign = jax.vmap(coordinate, axis_name=axis, axis_size=num_workers)(
+            state.running_sum, accumulated.signed_sum
+        )
+        state = jax.vmap(update_worker, in_axes=(0, 0, 0, None))(
+            state, sums, running_sum, metrics
+        )
+        return state, [_cleared(row) for row in rows], metrics, worker_sign
+
+    if mesh is None:
+        return array_body
+    rows, replicated = P(axis), P()
+    return jax.shard_map(
+        collective_body,
+        mesh=mesh,
+        in_specs=(rows, rows, rows),
+        out_specs=(rows, rows, replicated, rows),
+    )
+
+
+def _cleared(accumulated: types.Accumulated) -> types.Accumulated:
+    zeros = jax.tree.map(jnp.zeros_like, accumulated)
+    return zeros._replace(
+        nonfinite_microbatch=jnp.full_like(accumulated.nonfinite_microbatch, -1)
+    )

@@ -1,0 +1,37 @@
+"""The few operations on pytrees that optax and jax lack."""
+
+import jax
+import jax.numpy as jnp
+
+from hetjax import types
+
+
+def first_row(tree: types.PyTree) -> types.PyTree:
+    """Leaves `[1, ...]` without their leading axis."""
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def add_row_axis(tree: types.PyTree) -> types.PyTree:
+    """Leaves `[...]` as `[1, ...]`."""
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def select(condition: jax.Array, on_true: types.PyTree, on_false: types.PyTree) -> types.PyTree:
+    """Leaf by leaf `where`, with one scalar condition; keeps the dtypes of `on_false`."""
+    return jax.tree.map(
+        lambda a, b: jnp.where(condition, a, b).astype(jnp.asarray(b).dtype), on_true, on_false
+    )
+
+
+def all_finite(tree: types.PyTree) -> jax.Array:
+    """Whether no leaf holds a NaN or an infinity: bool[]."""
+    leaves = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(leaves)) if leaves else jnp.bool_(True)
+
+
+def accumulator_zeros(tree: types.PyTree) -> types.PyTree:
+    """Zeros to sum `tree`-shaped terms in: float32, or the leaf's own dtype where wider."""
+    return jax.tree.map(
+        lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(jnp.result_type(x), jnp.float32)),
+        tree,
+    )

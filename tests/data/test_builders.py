@@ -1,0 +1,283 @@
+import dataclasses
+import gzip
+import hashlib
+import io
+import os
+import pathlib
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+
+from hetjax.data import datasets, sources
+from hetjax.data.builders import cifar10, digits, files, mnist, prepared
+
+REAL_DATA = os.environ.get("HETJAX_TEST_DATA")
+real_data = pytest.mark.skipif(
+    not REAL_DATA, reason="HETJAX_TEST_DATA names no directory with the original files"
+)
+
+
+def spec(name, content, urls=()):
+    return files.FileSpec(name, len(content), hashlib.sha256(content).hexdigest(), urls)
+
+
+def cifar_bytes(count, seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, 256, (count, cifar10.RECORD_BYTES), dtype=np.uint8)
+    rows[:, 0] %= 10
+    return rows
+
+
+def tiny_cifar10(folder, count=3):
+    """Writes the six files of a small CIFAR-10; returns its description and the raw rows."""
+    names = (*cifar10.TRAIN, cifar10.TEST)
+    rows = [cifar_bytes(count, seed) for seed in range(len(names))]
+    for name, content in zip(names, rows, strict=True):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.tobytes())
+    specs = tuple(
+        spec(name, content.tobytes()) for name, content in zip(names, rows, strict=True)
+    )
+    return dataclasses.replace(cifar10.CIFAR10, files=specs, archive=None), rows
+
+
+def idx_bytes(array):
+    header = b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape)
+    return gzip.compress(header + array.tobytes(), mtime=0)
+
+
+def tiny_mnist(folder, train=5, test=3):
+    """Writes the four files of a small MNIST; returns its description and the arrays."""
+    rng = np.random.default_rng(0)
+    arrays, specs = {}, []
+    for split, count in (("train", train), ("test", test)):
+        image = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        label = rng.integers(0, 10, count, dtype=np.uint8)
+        arrays[split] = image, label
+        for pattern, array in ((mnist.IMAGES, image), (mnist.LABELS, label)):
+            name, content = pattern.format(mnist.PREFIXES[split]), idx_bytes(array)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+            specs.append(spec(name, content))
+    return dataclasses.replace(mnist.MNIST, files=tuple(specs)), arrays
+
+
+def labels_of(source):
+    return sources.load_all(source).arrays["label"].tolist()
+
+
+def test_digits_are_the_packaged_images_in_order_every_fifth_a_test(tmp_path):
+    with np.load(digits.NPZ, allow_pickle=False) as arrays:
+        images, labels = arrays["images"], arrays["labels"]
+    assert labels[:10].tolist() == list(range(10))  # the UCI file begins so
+    assert images.sum() == 561_718
+    dataset = datasets.load("digits", tmp_path)
+    assert (len(dataset.train), len(dataset.test)) == (1438, 359)
+    assert (dataset.num_classes, dataset.example_shape) == (10, (8, 8, 1))
+    train, test = (sources.load_all(source).arrays for source in (dataset.train, dataset.test))
+    is_test = np.arange(1797) % 5 == 4
+    np.testing.assert_array_equal(train["image"][..., 0], images[~is_test])
+    np.testing.assert_array_equal(test["image"][..., 0], images[is_test])
+    np.testing.assert_array_equal(train["label"], labels[~is_test])
+    np.testing.assert_array_equal(test["label"], labels[is_test])
+    assert train["image"].dtype == np.uint8
+    assert train["label"].dtype == np.int32
+    assert train["image"].max() == digits.MAX_PIXEL
+
+
+def test_cifar10_keeps_the_order_and_turns_channels_last(tmp_path):
+    image_set, rows = tiny_cifar10(tmp_path / "cifar10", count=30)
+    builder = prepared.prepare(image_set, tmp_path, download=False)
+    train = sources.load_all(builder.as_data_source("train")).arrays
+    test = sources.load_all(builder.as_data_source("test")).arrays
+    for got, raw in ((train, np.concatenate(rows[:5])), (test, rows[5])):
+        np.testing.assert_array_equal(got["label"], raw[:, 0])
+        for channel in range(3):
+            plane = raw[:, 1 + 1024 * channel : 1 + 1024 * (channel + 1)]
+            np.testing.assert_array_equal(got["image"][..., channel].reshape(-1, 1024), plane)
+
+
+def test_cifar10_is_read_from_its_archive_alike(tmp_path):
+    image_set, rows = tiny_cifar10(tmp_path / "unpacked")
+    archive = tmp_path / "data" / "cifar-10-binary.tar.gz"
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tmp_path / "unpacked" / cifar10.FOLDER, arcname=cifar10.FOLDER)
+    image_set = dataclasses.replace(image_set, archive=spec(archive.name, archive.read_bytes()))
+    builder = prepared.prepare(image_set, archive.parent, download=False)
+    assert labels_of(builder.as_data_source("test")) == rows[5][:, 0].tolist()
+
+
+def test_mnist_keeps_the_order(tmp_path):
+    image_set, arrays = tiny_mnist(tmp_path / "mnist")
+    builder = prepared.prepare(image_set, tmp_path, download=False)
+    for split, (image, label) in arrays.items():
+        got = sources.load_all(builder.as_data_source(split)).arrays
+        np.testing.assert_array_equal(got["image"][..., 0], image)
+        np.testing.assert_array_equal(got["label"], label)
+
+
+@pytest.mark.parametrize("place", [".", "mnist", "downloads/manual"])
+def test_files_are_found_in_each_documented_place(tmp_path, place):
+    image_set, arrays = tiny_mnist(tmp_path / place)
+    read = files.reader(image_set, tmp_path, download=False)
+    name = mnist.LABELS.format("t10k")
+    np.testing.assert_array_equal(mnist.parse(read(name), name), arrays["test"][1])
+
+
+def test_a_file_of_the_wrong_size_is_named_with_found_and_expected(tmp_path):
+    image_set, _ = tiny_cifar10(tmp_path)
+    path = tmp_path / cifar10.TRAIN[2]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"data_batch_3.bin has 9,218 bytes, expected 9,219"):
+        prepared.prepare(image_set, tmp_path, download=False)
+
+
+def test_a_file_of_the_wrong_checksum_is_named_with_found_and_expected(tmp_path):
+    image_set, _ = tiny_cifar10(tmp_path)
+    path = tmp_path / cifar10.TEST
+    content = bytearray(path.read_bytes())
+    content[4000] ^= 1
+    path.write_bytes(content)
+    found = hashlib.sha256(content).hexdigest()
+    expected = image_set.files[-1].sha256
+    with pytest.raises(
+        ValueError, match=f"test_batch.bin has SHA-256 {found}, expected {expected}"
+    ):
+        prepared.prepare(image_set, tmp_path, download=False)
+
+
+def test_a_wrong_label_is_named_by_file_and_record():
+    rows = cifar_bytes(200, 0)
+    rows[123, 0] = 17
+    with pytest.raises(
+        ValueError, match=r"record 123 of data_batch_2.bin has label 17.*0\.\.9"
+    ):
+        cifar10.parse(rows.tobytes(), "data_batch_2.bin")
+
+
+def test_a_cut_record_is_named():
+    with pytest.raises(ValueError, match=r"record 1 is cut off"):
+        cifar10.parse(cifar_bytes(2, 0).tobytes()[:-5], "data_batch_1.bin")
+
+
+def test_a_parse_error_inside_a_preparation_reaches_the_user(tmp_path):
+    rows = cifar_bytes(4, 0)
+    rows[2, 0] = 11
+    image_set, _ = tiny_cifar10(tmp_path)
+    (tmp_path / cifar10.TEST).write_bytes(rows.tobytes())
+    specs = (*image_set.files[:-1], spec(cifar10.TEST, rows.tobytes()))
+    image_set = dataclasses.replace(image_set, files=specs)
+    with pytest.raises(ValueError, match=r"record 2 of test_batch.bin has label 11"):
+        prepared.prepare(image_set, tmp_path, download=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"not gzip", "not a whole gzip file"),
+        (idx_bytes(np.zeros(4000, np.uint8))[:-9], "not a whole gzip file"),
+        (gzip.compress(b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0"), "begins with 00 00 0d 01"),
+        (gzip.compress(b"\0\0"), "not an idx file"),
+        (
+            gzip.compress(b"\0\0\x08\x02" + struct.pack(">2i", 3, 4) + b"x" * 9),
+            "3 records.*12 bytes; it has 9, and ends at record 2",
+        ),
+    ],
+)
+def test_a_damaged_idx_file_is_refused(content, message):
+    with pytest.raises(ValueError, match=f"x.gz.*{message}"):
+        mnist.parse(content, "x.gz")
+
+
+def test_idx_labels_out_of_range_and_unequal_counts_are_refused(tmp_path):
+    def records(image, label):
+        contents = {mnist.IMAGES: idx_bytes(image), mnist.LABELS: idx_bytes(label)}
+        named = {pattern.format("train"): content for pattern, content in contents.items()}
+        return list(mnist.read_idx_pairs(named.__getitem__, mnist.MNIST)["train"])
+
+    image = np.zeros((3, 28, 28), np.uint8)
+    with pytest.raises(
+        ValueError, match=r"record 1 of train-labels-idx1-ubyte.gz has label 10"
+    ):
+        records(image, np.array([0, 10, 3], np.uint8))
+    with pytest.raises(ValueError, match=r"\(3, 28, 28\).*\(2,\)"):
+        records(image, np.array([0, 1], np.uint8))
+
+
+def test_a_damaged_digits_file_is_refused():
+    content = io.BytesIO()
+    images = np.zeros((2, 8, 8), np.uint8)
+    images[1, 3, 3] = 17
+    np.savez(content, images=images, labels=np.zeros(2, np.uint8))
+    with pytest.raises(ValueError, match=r"record 1 of x.npz has pixel 17"):
+        digits.parse(content.getvalue(), "x.npz")
+    with pytest.raises(ValueError, match=r"x.npz cannot be read.*install hetjax again"):
+        digits.parse(content.getvalue()[:100], "x.npz")
+
+
+def with_addresses(image_set, folder):
+    specs = tuple(
+        dataclasses.replace(file, urls=("file:///nowhere/x", (folder / file.name).as_uri()))
+        for file in image_set.files
+    )
+    return dataclasses.replace(image_set, files=specs)
+
+
+def test_missing_files_are_downloaded_checked_and_kept(tmp_path, capsys):
+    image_set, _ = tiny_mnist(tmp_path / "server")
+    image_set = with_addresses(image_set, tmp_path / "server")
+    read = files.reader(image_set, tmp_path / "data")
+    assert len(read(mnist.IMAGES.format("train"))) > 0
+    kept = sorted(path.name for path in (tmp_path / "data" / "mnist").iterdir())
+    assert kept == sorted(file.name for file in image_set.files)
+    assert "downloading" in capsys.readouterr().err
+
+
+def test_a_download_with_other_contents_is_refused_and_not_kept(tmp_path):
+    image_set, _ = tiny_mnist(tmp_path / "server")
+    image_set = with_addresses(image_set, tmp_path / "server")
+    for path in (tmp_path / "server").iterdir():
+        path.write_bytes(path.read_bytes() + b"more")
+    with pytest.raises(
+        ValueError, match=r"mnist is missing: put .*Downloading failed: .*bytes"
+    ):
+        files.reader(image_set, tmp_path / "data")
+    assert list((tmp_path / "data" / "mnist").iterdir()) == []
+
+
+def test_missing_files_without_network_say_what_to_put_where(tmp_path):
+    with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz, or unpacked") as error:
+        prepared.prepare(cifar10.CIFAR10, tmp_path, download=False)
+    assert str(tmp_path / "cifar10") in str(error.value)
+    assert "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz" in str(error.value)
+    with pytest.raises(ValueError, match=r"put train-images-idx3-ubyte.gz, train-labels"):
+        prepared.prepare(mnist.FASHION_MNIST, tmp_path, download=False)
+
+
+@real_data
+@pytest.mark.parametrize("image_set", datasets.IMAGE_SETS.values(), ids=lambda x: x.name)
+def test_the_real_files_match_their_checksums_and_parse(image_set):
+    read = files.reader(image_set, pathlib.Path(REAL_DATA or ""), download=False)
+    counts = {
+        split: sum(1 for _ in records)
+        for split, records in image_set.read(read, image_set).items()
+    }
+    train = {"digits": 1438, "cifar10": 50_000}.get(image_set.name, 60_000)
+    assert counts == {"train": train, "test": 359 if image_set.name == "digits" else 10_000}
+
+
+def test_checksums_of_the_originals_agree_with_those_of_tfds():
+    folder = pathlib.Path(prepared.tfds.__file__).parent / "url_checksums"
+    if not folder.is_dir():
+        pytest.skip("this TFDS has no table of checksums")
+    for image_set in (cifar10.CIFAR10, mnist.MNIST, mnist.FASHION_MNIST):
+        lines = (folder / f"{image_set.name}.txt").read_text().split("\n")
+        table = {line.split("\t")[3]: line.split("\t") for line in lines if line}
+        for file in (image_set.archive,) if image_set.archive else image_set.files:
+            url, size, sha256, _ = table[file.name]
+            assert (file.size_bytes, file.sha256) == (int(size), sha256)
+            assert url in file.urls

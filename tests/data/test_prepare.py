@@ -1,0 +1,247 @@
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from hetjax.data import datasets, prepare, sources
+from hetjax.data.builders import digits, files, prepared
+
+FOLDER = "hetjax_digits/1.0.0"
+
+
+@pytest.fixture(scope="module")
+def digits_dir(tmp_path_factory):
+    data_dir = tmp_path_factory.mktemp("data")
+    datasets.load("digits", data_dir)
+    return data_dir
+
+
+def run_quietly(args, capfd):
+    code = prepare.main(args)
+    return code, capfd.readouterr()
+
+
+def test_the_command_says_where_and_how_many(tmp_path, capfd):
+    code, output = run_quietly(["digits", f"--data_dir={tmp_path}"], capfd)
+    assert code == 0
+    assert output.out == f"digits: train 1,438, test 359 examples in {tmp_path / FOLDER}\n"
+    assert output.err == f"hetjax: preparing digits in {tmp_path / FOLDER}\n"
+    code, output = run_quietly(["digits", f"--data_dir={tmp_path}"], capfd)
+    assert code == 0
+    assert output.err == ""
+
+
+def test_nothing_but_the_data_set_is_left_behind(digits_dir):
+    names = {str(path.relative_to(digits_dir)) for path in digits_dir.rglob("*")}
+    names.discard("hetjax_digits/.lock")
+    stem = f"{FOLDER}/hetjax_digits"
+    assert names == {
+        "hetjax_digits",
+        FOLDER,
+        f"{FOLDER}/dataset_info.json",
+        f"{FOLDER}/features.json",
+        f"{stem}-train.array_record-00000-of-00001",
+        f"{stem}-test.array_record-00000-of-00001",
+    }
+
+
+def test_an_unknown_name_gets_the_nearest_right_one_and_exit_code_2(capfd):
+    code, output = run_quietly(["digits", "cifra-10"], capfd)
+    assert code == 2
+    assert "unknown data set 'cifra-10' (did you mean 'cifar10'?)" in output.err
+    assert "digits, cifar10, fashion_mnist, mnist" in output.err
+
+
+def test_no_name_is_a_mistake_and_list_lists(capfd):
+    assert run_quietly([], capfd)[0] == 2
+    code, output = run_quietly(["--list"], capfd)
+    assert code == 0
+    assert [line.split()[0] for line in output.out.splitlines()] == list(datasets.BUILTIN)
+
+
+def test_a_directory_that_cannot_be_made_is_a_user_error(tmp_path, capfd):
+    (tmp_path / "file").write_text("")
+    code, output = run_quietly(["digits", f"--data_dir={tmp_path / 'file'}"], capfd)
+    assert code == 2
+    assert "cannot prepare digits under" in output.err
+    assert "HETJAX_DATA_DIR" in output.err
+
+
+def test_the_environment_variable_is_the_default_directory(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HETJAX_DATA_DIR", str(tmp_path))
+    assert run_quietly(["digits"], capfd)[0] == 0
+    assert (tmp_path / FOLDER / "dataset_info.json").is_file()
+    monkeypatch.delenv("HETJAX_DATA_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert datasets.default_data_dir() == tmp_path / ".cache" / "hetjax"
+
+
+def test_processes_that_prepare_the_same_set_at_once_all_get_it(tmp_path):
+    command = [sys.executable, "-m", "hetjax.data.prepare", "digits", f"--data_dir={tmp_path}"]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert sum("preparing" in err for _, err in outputs) == 1
+    assert not list(tmp_path.rglob("incomplete*"))
+
+
+def test_an_interrupted_preparation_is_not_taken_for_a_data_set(tmp_path):
+    def interrupted(read_file, image_set):
+        def records(split):
+            yield from digits.read_digits(read_file, image_set)[split]
+            raise KeyboardInterrupt
+
+        return {"train": records("train"), "test": records("test")}
+
+    broken = dataclasses.replace(digits.DIGITS, read=interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        prepared.prepare(broken, tmp_path)
+        pytest.fail("the interruption was swallowed")
+    assert not (tmp_path / FOLDER).exists()
+    assert len(datasets.load("digits", tmp_path).train) == 1438
+
+
+def test_what_a_killed_preparation_leaves_is_replaced(tmp_path):
+    for name in ("incomplete.ABC123_1.0.0", "1.0.0"):
+        (tmp_path / "hetjax_digits" / name).mkdir(parents=True)
+    assert len(datasets.load("digits", tmp_path).train) == 1438
+    assert not list(tmp_path.rglob("incomplete*"))
+
+
+def test_a_damaged_record_is_named_by_its_index(tmp_path):
+    datasets.load("digits", tmp_path)
+    path = tmp_path / FOLDER / "hetjax_digits-train.array_record-00000-of-00001"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    path.write_bytes(content)
+    train = datasets.load("digits", tmp_path).train
+    unreadable = []
+    for index in range(len(train)):
+        try:
+            train[index]
+        except RuntimeError:
+            unreadable.append(index)
+    assert len(unreadable) >= 1
+    message = rf"example {unreadable[0]} of ArrayRecordDataSource cannot be read.*[Cc]orrupt"
+    with pytest.raises(ValueError, match=message):
+        sources.load_all(train)
+    with pytest.raises(ValueError, match=message):
+        sources.fetch(train, np.array([0, 1, unreadable[0]]))
+
+
+def test_a_data_set_with_a_lost_file_says_that_it_is_damaged(tmp_path):
+    datasets.load("digits", tmp_path)
+    next((tmp_path / FOLDER).glob("*train*")).unlink()
+    with pytest.raises(
+        ValueError, match=r"digits in .* is damaged: hetjax_digits-train.*missing"
+    ):
+        datasets.load("digits", tmp_path)
+
+
+def test_a_prepared_tfds_data_set_opens_by_its_name(digits_dir):
+    for name in ("hetjax_digits", "hetjax_digits:1.0.0"):
+        dataset = datasets.load(name, digits_dir)
+        assert (len(dataset.train), len(dataset.test)) == (1438, 359)
+        assert (dataset.num_classes, dataset.example_shape) == (None, (8, 8, 1))
+    source = tfds.data_source("hetjax_digits", data_dir=str(digits_dir), split="train")
+    np.testing.assert_array_equal(source[7]["image"], dataset.train[7]["image"])
+
+
+class Shapes(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A user's own TFDS data set, with a configuration and no test split."""
+
+    name = "shapes"
+    VERSION = tfds.core.Version("2.0.0")
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="small")]  # noqa: RUF012
+
+    def _info(self):
+        features = tfds.features.FeaturesDict(
+            {
+                "points": tfds.features.Tensor(shape=(2,), dtype=np.float32),
+                "label": tfds.features.ClassLabel(num_classes=3),
+            }
+        )
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples(5), "validation": self._generate_examples(3)}
+
+    def _generate_examples(self, count):
+        for index in range(count):
+            yield index, {"points": np.full(2, index, np.float32), "label": index % 3}
+
+
+@pytest.fixture
+def shapes_dir(tmp_path):
+    Shapes(data_dir=str(tmp_path)).download_and_prepare(
+        file_format="array_record", download_dir=str(tmp_path / "downloads")
+    )
+    return tmp_path
+
+
+def test_validation_stands_in_for_test_and_classes_come_from_the_features(shapes_dir):
+    dataset = datasets.load("shapes/small:2.0.0", shapes_dir)
+    assert (len(dataset.train), len(dataset.test)) == (5, 3)
+    assert (dataset.num_classes, dataset.example_shape) == (3, None)
+    batch = sources.fetch(dataset.train, np.arange(5))
+    assert batch["label"].tolist() == [int(x) % 3 for x in batch["points"][:, 0]]
+
+
+def test_another_format_says_how_to_prepare_it_again(shapes_dir):
+    path = shapes_dir / "shapes" / "small" / "2.0.0" / "dataset_info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fileFormat": "tfrecord"}))
+    with pytest.raises(ValueError, match=r"tfrecord format.*--file_format=array_record"):
+        datasets.load("shapes", shapes_dir)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digitz", r"no data set 'digitz'.*did you mean 'digits'"),
+        ("kmnist:3.0.1", r"tfds build kmnist:3.0.1 --file_format=array_record --data_dir="),
+        ("no_such_set", r"no data set 'no_such_set'.*digits, cifar10, fashion_mnist, mnist"),
+        ("not a name!", r"no data set 'not a name!'"),
+    ],
+)
+def test_a_name_that_is_not_there_says_what_to_do(name, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as error:
+        datasets.load(name, tmp_path)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_a_set_without_test_split_is_refused(tmp_path):
+    def only_train(read_file, image_set):
+        return {"train": digits.read_digits(read_file, image_set)["test"]}
+
+    image_set = dataclasses.replace(digits.DIGITS, name="half", read=only_train)
+    prepared.prepare(image_set, tmp_path)
+    with pytest.raises(ValueError, match=r"has the splits \['train'\]"):
+        datasets.load("hetjax_half", tmp_path)
+
+
+def test_tensorflow_is_not_needed():
+    assert "tensorflow" not in sys.modules
+
+
+@pytest.mark.skipif(
+    not os.environ.get("HETJAX_TEST_DATA"),
+    reason="HETJAX_TEST_DATA names no directory with the original files",
+)
+def test_the_real_mnist_is_prepared_and_read_back_in_order(tmp_path):
+    for path in os.scandir(os.environ["HETJAX_TEST_DATA"]):
+        os.symlink(path.path, tmp_path / path.name)
+    test = sources.load_all(datasets.load("mnist", tmp_path).test).arrays
+    image_set = datasets.IMAGE_SETS["mnist"]
+    read = files.reader(image_set, tmp_path, download=False)
+    for index, (image, label) in enumerate(image_set.read(read, image_set)["test"]):
+        assert test["label"][index] == label
+        assert (test["image"][index] == image).all()

@@ -1,0 +1,236 @@
+"""Adapters: per-example losses of NNX and Linen models as pure functions, and back."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from hetjax import models
+from hetjax.models import adapters
+
+BATCH = 6
+
+
+def loss(model, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["label"])
+
+
+def metrics(model, batch):
+    logits = model(batch["x"])
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+    return {
+        "loss": losses,
+        "accuracy": (logits.argmax(-1) == batch["label"]).astype(jnp.float32),
+    }
+
+
+@pytest.fixture(name="batch")
+def _batch():
+    rng = np.random.default_rng(0)
+    return {
+        "x": jnp.asarray(rng.normal(size=(BATCH, 5)), jnp.float32),
+        "label": jnp.asarray(rng.integers(0, 3, BATCH)),
+    }
+
+
+class Dropping(nnx.Module):
+    """Two dropouts whose masks are seen in the output."""
+
+    def __init__(self, rngs):
+        self.dense1 = nnx.Linear(5, 64, rngs=rngs)
+        self.drop1 = nnx.Dropout(0.5, rngs=rngs)
+        self.dense2 = nnx.Linear(64, 3, rngs=rngs)
+        self.drop2 = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dense2(self.drop2(self.drop1(nnx.relu(self.dense1(x)))))
+
+
+class LinenDropping(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.relu(nn.Dense(64)(x))
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+class LinenNormed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.BatchNorm(use_running_average=True)(x)
+
+
+def training_loss(model, batch):
+    logits = model(batch["x"], train=True)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+
+
+def nnx_case(per_example_loss=loss):
+    model = Dropping(nnx.Rngs(0))
+    return adapters.nnx_loss(model, per_example_loss)
+
+
+def linen_case(per_example_loss=training_loss):
+    module = LinenDropping()
+    variables = module.init(jax.random.key(0), jnp.zeros((1, 5)))
+    return adapters.linen_loss(module, variables, per_example_loss)
+
+
+@pytest.fixture(params=[nnx_case, linen_case], name="case")
+def _case(request):
+    return request.param()
+
+
+def test_losses_are_one_for_each_example(case, batch):
+    loss_fn, params = case
+    losses = jax.jit(loss_fn)(params, batch, jax.random.key(0))
+    assert losses.shape == (BATCH,)
+    assert losses.dtype == jnp.float32
+
+
+def test_dropout_follows_the_key_of_the_call_alone(case, batch):
+    loss_fn, params = case
+    first = loss_fn(params, batch, jax.random.key(1))
+    np.testing.assert_array_equal(first, loss_fn(params, batch, jax.random.key(1)))
+    assert not np.allclose(first, loss_fn(params, batch, jax.random.key(2)))
+
+
+def test_with_a_key_for_each_example_a_loss_knows_no_neighbours(case, batch):
+    loss_fn, params = case
+    keys = jax.random.split(jax.random.key(3), BATCH)
+    losses = loss_fn(params, batch, keys)
+    order = np.array([3, 0, 5, 1, 4, 2])
+    permuted = loss_fn(params, jax.tree.map(lambda leaf: leaf[order], batch), keys[order])
+    np.testing.assert_allclose(permuted, losses[order], rtol=1e-6)
+    assert losses.shape == (BATCH,)
+
+
+def test_params_are_nested_dicts_that_optax_updates(case, batch):
+    loss_fn, params = case
+    assert {type(node) for node in (params, *params.values())} == {dict}
+    optimizer = optax.adam(1e-2)
+
+    @jax.jit
+    def step(params, opt_state):
+        value, grads = jax.value_and_grad(
+            lambda params: loss_fn(params, batch, jax.random.key(0)).sum()
+        )(params)
+        updates, opt_state = optimizer.update(grads, opt_state)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    opt_state = optimizer.init(params)
+    values = []
+    for _ in range(20):
+        params, opt_state, value = step(params, opt_state)
+        values.append(float(value))
+    assert values[-1] < 0.5 * values[0]
+
+
+def test_the_gradient_of_the_sum_is_the_sum_of_the_gradients_by_hand(batch):
+    model = models.make("logistic", (5,), 3, rngs=nnx.Rngs(0), input_max=1.0)
+    loss_fn, params = adapters.nnx_loss(model, loss)
+    grads = jax.grad(lambda params: loss_fn(params, batch, jax.random.key(0)).sum())(params)
+    layer = params["layers"][0]
+    logits = np.asarray(batch["x"] @ layer["kernel"] + layer["bias"], np.float64)
+    errors = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    errors[np.arange(BATCH), np.asarray(batch["label"])] -= 1.0
+    expected = sum(np.outer(batch["x"][i], errors[i]) for i in range(BATCH))
+    np.testing.assert_allclose(grads["layers"][0]["kernel"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(grads["layers"][0]["bias"], errors.sum(0), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_pass_through(batch):
+    def weighted(model, batch):
+        return loss(model, batch), batch["label"].astype(jnp.float32)
+
+    loss_fn, params = nnx_case(weighted)
+    for key in (jax.random.key(0), jax.random.split(jax.random.key(0), BATCH)):
+        losses, weights = loss_fn(params, batch, key)
+        assert losses.shape == weights.shape == (BATCH,)
+        np.testing.assert_array_equal(weights, batch["label"])
+
+
+def test_raw_keys_work(case, batch):
+    loss_fn, params = case
+    raw = loss_fn(params, batch, jax.random.PRNGKey(1))
+    np.testing.assert_array_equal(raw, loss_fn(params, batch, jax.random.key(1)))
+
+
+def test_the_model_that_was_passed_in_is_not_changed(batch):
+    model = Dropping(nnx.Rngs(0))
+    model.eval()
+    before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    count = int(model.drop1.rngs.count[...])
+    loss_fn, params = adapters.nnx_loss(model, loss)
+    jax.grad(lambda params: loss_fn(params, batch, jax.random.key(0)).sum())(params)
+    after = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    assert int(model.drop1.rngs.count[...]) == count
+    assert model.drop1.deterministic is True
+
+
+def test_metrics_have_no_dropout_and_take_any_params(batch):
+    model = Dropping(nnx.Rngs(0))
+    evaluate = jax.jit(adapters.nnx_metrics(model, metrics))
+    _, params = adapters.nnx_loss(model, loss)
+    values = evaluate(params, batch)
+    assert {name: value.shape for name, value in values.items()} == {
+        "loss": (BATCH,),
+        "accuracy": (BATCH,),
+    }
+    model.eval()
+    np.testing.assert_allclose(values["loss"], loss(model, batch), rtol=1e-5)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    np.testing.assert_allclose(evaluate(zeros, batch)["loss"], np.log(3.0), rtol=1e-6)
+
+
+def test_linen_metrics_have_no_dropout(batch):
+    module = LinenDropping()
+    variables = module.init(jax.random.key(0), batch["x"])
+    values = adapters.linen_metrics(module, variables, metrics)(variables["params"], batch)
+    expected = loss(lambda x: module.apply(variables, x), batch)
+    np.testing.assert_allclose(values["loss"], expected, rtol=1e-6)
+
+
+def test_trained_params_go_back_into_a_model(batch):
+    model = models.make("mlp", (5,), 3, rngs=nnx.Rngs(0), hidden=(7,), input_max=1.0)
+    _, params = adapters.nnx_loss(model, loss)
+    trained = jax.tree.map(lambda leaf: leaf + 1.0, params)
+    back = adapters.nnx_model(model, trained)
+    assert type(back) is type(model)
+    _, again = adapters.nnx_loss(back, loss)
+    jax.tree.map(np.testing.assert_array_equal, again, trained)
+    assert back(batch["x"]).shape == (BATCH, 3)
+
+
+def test_params_of_another_shape_are_refused():
+    model = models.make("logistic", (5,), 3, rngs=nnx.Rngs(0))
+    _, params = adapters.nnx_loss(model, loss)
+    with pytest.raises(
+        ValueError, match=r"params do not fit the model: got shapes .*\(4, 5, 3\)"
+    ):
+        adapters.nnx_model(model, jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), params))
+    with pytest.raises(ValueError, match="params do not fit the model"):
+        adapters.nnx_model(model, {})
+
+
+def test_batch_norm_is_refused_with_what_to_use_instead():
+    class Normed(nnx.Module):
+        def __init__(self, rngs):
+            self.norm = nnx.BatchNorm(5, rngs=rngs)
+
+    message = (
+        r"keeps state across examples \(norm\.mean, norm\.var\).*Use GroupNorm or LayerNorm"
+    )
+    for adapt in (adapters.nnx_loss, adapters.nnx_metrics):
+        with pytest.raises(ValueError, match=message):
+            adapt(Normed(nnx.Rngs(0)), loss)
+    module = LinenNormed()
+    variables = module.init(jax.random.key(0), jnp.zeros((1, 5)))
+    for adapt in (adapters.linen_loss, adapters.linen_metrics):
+        with pytest.raises(ValueError, match=r"\(batch_stats: BatchNorm_0\).*Use GroupNorm"):
+            adapt(module, variables, loss)

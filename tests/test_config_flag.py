@@ -1,0 +1,122 @@
+"""`--config=FILE --config.field=value`: overrides on both kinds of file, mistakes, status 2."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from absl import flags
+
+from experiments import config_flag
+from hetjax import config
+
+DIGITS = str(pathlib.Path(__file__).parents[1] / "configs" / "digits.py")
+NAMES = {"quota.policy": ("equal", "static", "adaptive"), "gate.trigger": ("none", "first")}
+
+
+@pytest.fixture(autouse=True)
+def _names(monkeypatch):
+    monkeypatch.setattr(config_flag, "choices", lambda: NAMES)
+
+
+def run(*arguments):
+    """Parses a command line with flags of its own, as a program does."""
+    values = flags.FlagValues()
+    argv = ["program", *arguments]
+    config_flag.define(flag_values=values, argv=argv)
+    config_flag.parse_flags(argv, flag_values=values)
+    return config_flag.get(flag_values=values)
+
+
+@pytest.fixture(params=["py", "json"])
+def path(request, tmp_path):
+    if request.param == "py":
+        return DIGITS
+    copied = tmp_path / "config.json"
+    copied.write_text(json.dumps(config.to_dict(config.validate(config.load(DIGITS)))))
+    return str(copied)
+
+
+def test_a_file_alone_is_the_configuration(path):
+    assert run(f"--config={path}") == config.validate(config.load(DIGITS))
+
+
+def test_overrides_work_the_same_on_both_kinds_of_file(path):
+    experiment = run(
+        f"--config={path}",
+        "--config.epochs=3",
+        "--config.budget",
+        "24",
+        "--config.optimizer.learning_rate=1",
+        "--config.optimizer.nesterov",
+        "--config.quota.policy=static",
+        "--config.quota.proportions=4,3,2,1",
+        "--config.model.hidden=64",
+        "--config.cluster.overhead_secs=(0.1,0,0,0)",
+        "--config.cluster.changes=({'round':3,'worker':0,'present':False},)",
+    )
+    assert (experiment.epochs, experiment.budget, experiment.model.hidden) == (3, 24, (64,))
+    assert (experiment.optimizer.learning_rate, experiment.optimizer.nesterov) == (1.0, True)
+    assert experiment.quota.proportions == (4.0, 3.0, 2.0, 1.0)
+    assert experiment.cluster.overhead_secs == (0.1, 0.0, 0.0, 0.0)
+    assert experiment.cluster.changes == (config.Change(round=3, worker=0, present=False),)
+    assert experiment.cluster.secs_per_microbatch == (0.006, 0.008, 0.012, 0.024)
+
+
+MISTAKES = [
+    (
+        ["--config.quota.polcy=x"],
+        "quota.polcy: there is no such field. Did you mean 'quota.pol",
+    ),
+    (
+        ["--config.quot.policy=x"],
+        "quot.policy: there is no such field. Did you mean 'quota.pol",
+    ),
+    (
+        ["--noconfig.quot.policy"],
+        "quot.policy: there is no such field. Did you mean 'quota.pol",
+    ),
+    (["--config.epochs=abc"], "epochs: got 'abc', must be an integer of at least 1."),
+    (["--config.budget=1e3"], "budget: got 1000.0, must be an integer of at least 1."),
+    (["--config.optimizer.nesterov=maybe"], "optimizer.nesterov: got 'maybe', must be true or"),
+    (["--config.quota=x"], "quota: got 'x', but it is a group of fields. Set quota.policy,"),
+    (["--config.seed"], "seed: got None, must be an integer"),
+    (
+        ["--config.quota.policy=adptive"],
+        "quota.policy: got 'adptive', must be one of equal, st",
+    ),
+    (["--config.local=fused", "--config.gate.trigger=first"], "gate.trigger: got 'first' with"),
+    (["--config.epochs=0", "--config.polcy=3"], "epochs: got 0, must be an integer"),
+    (["--confg=x"], "Unknown command line flag 'confg'"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), MISTAKES)
+def test_a_mistake_ends_with_our_message_and_status_2(overrides, message, path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(f"--config={path}", *overrides)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+COMMAND_LINES = [
+    ([], "--config is missing. Give a file first, such as --config=configs/digits.py."),
+    (["--config.epochs=3"], "--config is missing. Give a file first"),
+    (["--config.epochs=3", f"--config={DIGITS}"], "before a value for --config was specified"),
+    (["--config="], "'': a configuration is a .py file with get_config(), or a .json file."),
+    (
+        [f"--config={DIGITS[:-4]}.py"],
+        "digit.py: cannot be read: No such file or directory. Did",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), COMMAND_LINES)
+def test_a_command_line_without_a_usable_file_says_so(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(*arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
