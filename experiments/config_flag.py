@@ -26,7 +26,7 @@ from ml_collections import config_flags
 
 from hetjax import config, config_fields
 
-# Where the names that a field may hold are registered. Importing these needs no jax.
+# Where the names that a field may hold are registered. Importing these starts no device.
 REGISTRIES = {
     "quota.policy": ("hetjax.quota", "POLICIES"),
     "ordering.method": ("hetjax.ordering", "ORDERINGS"),
@@ -63,9 +63,7 @@ def define(
     return holder
 
 
-def parse_flags(
-    argv: Sequence[str], *, flag_values: flags.FlagValues = flags.FLAGS
-) -> list[str]:
+def parse_flags(argv: Sequence[str], *, flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
     """Parses the command line; ends the program with status 2 where it is wrong.
 
     The `flags_parser` of `absl.app.run`.

@@ -57,7 +57,7 @@ def steady_state_rows(num_rounds: int = 120, skipped: int = 20) -> list[Row]:
 def convergence_rows(num_clusters: int = 100, num_rounds: int = 30) -> list[Row]:
     """Rounds until within 1 % of the optimum, random clusters of 8, 8 microbatches a worker.
 
-    Seconds a microbatch are uniform in 1 to 4; the overhead is the stated share of each worker's
+    Seconds a microbatch are uniform in 1 to 4; the overhead is the stated share of a worker's
     own round under equal split. Noise is gamma, on each microbatch and on the overhead.
     """
     rows = []
@@ -66,9 +66,7 @@ def convergence_rows(num_clusters: int = 100, num_rounds: int = 30) -> list[Row]
             rounds = []
             for seed in range(num_clusters):
                 cluster = _random_cluster(seed, share, noise)
-                quotas, _, _ = emulate.simulate_policy(
-                    quota.adaptive(), cluster, 64, num_rounds
-                )
+                quotas, _, _ = emulate.simulate_policy(quota.adaptive(), cluster, 64, num_rounds)
                 rounds.append(_rounds_until(quotas, cluster, 64, 0, 0.01))
             rows.append(
                 Row(
@@ -85,7 +83,7 @@ def reaction_rows(num_clusters: int = 40) -> list[Row]:
     """Rounds from a worker's change by 2x until the quotas are those of the new speeds."""
     rows = []
     for noise, per in ((0.0, "microbatch"), (_NOISE, "microbatch"), (_NOISE, "round")):
-        for tolerance in (0.01, 0.03):
+        for tolerance in (0.01, 0.05):
             reached = []
             slower, back = [], []
             for seed in range(num_clusters):
@@ -110,7 +108,7 @@ def noise_rows(num_rounds: int = 10_000, burn_in: int = 300, num_seeds: int = 2)
     """Moves of the quotas, and the mean round, under 10 % noise and no change, n = 8."""
     rows = []
     for per in ("microbatch", "round"):
-        moves, ratios, counted = 0, [], 0
+        moves, false_moves, ratios, counted = 0, 0, [], 0
         for seed in range(num_seeds):
             cluster = _random_cluster(1000 + seed, 0.0, _NOISE, per=per)
             quotas, _, round_secs = emulate.simulate_policy(
@@ -119,6 +117,9 @@ def noise_rows(num_rounds: int = 10_000, burn_in: int = 300, num_seeds: int = 2)
             changed = (quotas[1:] != quotas[:-1]).any(axis=1)
             moves += int(changed[burn_in:].sum())
             counted += changed[burn_in:].size
+            for round in np.flatnonzero(changed[burn_in:]) + burn_in:
+                old, new = cluster.costs_at(0).round_secs(quotas[round : round + 2]).max(axis=1)
+                false_moves += int(new >= old)
             best = _best_fixed_secs(cluster, 64, range(burn_in, min(num_rounds, 2000)))
             ratios.append(round_secs[burn_in:2000].mean() / best)
         rows.append(
@@ -126,7 +127,8 @@ def noise_rows(num_rounds: int = 10_000, burn_in: int = 300, num_seeds: int = 2)
                 f"moves without a change, noise 10 % a {per}, n = 8, in {counted} rounds of "
                 f"the cluster after the first {burn_in}",
                 "≤ 1 in 10,000",
-                f"{moves} ({1e4 * moves / counted:.2f} in 10,000)",
+                f"{moves} ({1e4 * moves / counted:.2f} in 10,000), of which {false_moves} did "
+                "not shorten the round at the true costs",
             )
         )
         rows.append(
@@ -162,10 +164,11 @@ def membership_rows(settled: int = 40) -> list[Row]:
     for name, changes in cases.items():
         cluster = emulate.EmulatedCluster(secs, changes=changes)
         _, _, round_secs = emulate.simulate_policy(
-            quota.adaptive(), cluster, budget, when + settled + 400
+            quota.adaptive(), cluster, budget, when + settled + 4000
         )
         before = round_secs[10:when].mean()
         after = round_secs[when + settled :].mean()
+        usual = np.median(round_secs[when + settled :])
         total_speed = [
             (cluster.present_at(round) / cluster.costs_at(round).secs_per_microbatch).sum()
             for round in (0, when + settled)
@@ -178,7 +181,11 @@ def membership_rows(settled: int = 40) -> list[Row]:
                 f"{name}: round over the law, over the integer optimum",
                 "within 3 %" + ("; never slower than before" if added else ""),
                 f"{after / law - 1:+.2%}, {after / optimum - 1:+.2%}"
-                + (f"; {after / before - 1:+.2%}" if added else ""),
+                + (
+                    f"; {after / before - 1:+.2%} (but for probes {usual / before - 1:+.2%})"
+                    if added
+                    else ""
+                ),
             )
         )
     return rows
@@ -249,7 +256,7 @@ def comparison_rows(num_clusters: int = 10, num_rounds: int = 200) -> list[Row]:
             Row(
                 f"mean round over the optimum, {num_rounds} rounds from equal split with an "
                 f"epoch of {epoch_rounds}: {trace}",
-                "–",
+                "none",
                 "; ".join(reached),
             )
         )

@@ -29,7 +29,7 @@ _HOMES = {
     "use_cpu_workers": "hetjax.mesh",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -36,9 +36,7 @@ def _field(default: Any, rule: Rule) -> Any:
     return dataclasses.field(default=default, metadata={"rule": rule})
 
 
-def integer(
-    default: int, *, at_least: int = 0, at_most: int = _MOST, even: bool = False
-) -> Any:
+def integer(default: int, *, at_least: int = 0, at_most: int = _MOST, even: bool = False) -> Any:
     """A whole number from `at_least` to `at_most`."""
     kind = "an even integer" if even else "an integer"
     upper = "" if at_most == _MOST else f" and at most {at_most}"

@@ -29,9 +29,7 @@ def read(path: str | pathlib.Path) -> Any:
         return read_json(path)
     if suffix == ".py":
         return run_get_config(path)
-    raise ValueError(
-        f"'{path}': a configuration is a .py file with get_config(), or a .json file."
-    )
+    raise ValueError(f"'{path}': a configuration is a .py file with get_config(), or a .json file.")
 
 
 def read_json(path: str | pathlib.Path) -> Any:

@@ -31,7 +31,7 @@ def use_cpu_workers(num_workers: int) -> None:
         ValueError: if JAX is already up with fewer CPU devices.
     """
     try:
-        if jax.config.jax_num_cpu_devices < num_workers:
+        if jax.config.jax_num_cpu_devices < num_workers:  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", num_workers)
     except RuntimeError as error:
         if len(jax.devices("cpu")) < num_workers:
@@ -68,9 +68,7 @@ def worker_sharding(mesh: Mesh) -> NamedSharding:
 
 def add_worker_axis(tree: types.PyTree, num_workers: int) -> types.PyTree:
     """The same values for every worker: leaves `[...]` become host arrays `[num_workers, ...]`."""
-    return jax.tree.map(
-        lambda x: np.broadcast_to(np.asarray(x), (num_workers, *np.shape(x))), tree
-    )
+    return jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (num_workers, *np.shape(x))), tree)
 
 
 def place(tree: types.PyTree, mesh: Mesh) -> types.PyTree:
@@ -82,7 +80,7 @@ def worker_rows(tree: types.PyTree, num_workers: int) -> list[types.PyTree]:
     """The rows `[1, ...]` of each worker, where they lie: no copy, no computation."""
     leaves, treedef = jax.tree.flatten(tree)
     return [
-        treedef.unflatten([leaf.addressable_data(worker) for leaf in leaves])
+        jax.tree.unflatten(treedef, [leaf.addressable_data(worker) for leaf in leaves])
         for worker in range(num_workers)
     ]
 

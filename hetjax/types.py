@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 PyTree = Any
 
@@ -13,8 +14,8 @@ class Microbatch(NamedTuple):
     Leading axes may be added (`[num_workers, max_microbatches]` in the fused form).
     """
 
-    example_ids: jax.Array  # i32[microbatch_size], -1 = padding
-    example_mask: jax.Array  # f32[microbatch_size], 1 = example, 0 = padding
+    example_ids: jax.Array | np.ndarray  # i32[microbatch_size], -1 = padding
+    example_mask: jax.Array | np.ndarray  # f32[microbatch_size], 1 = example, 0 = padding
     examples: PyTree  # leaves [microbatch_size, ...], padding is zeros
 
 
@@ -46,7 +47,9 @@ class TrainState(NamedTuple):
     params: PyTree
     opt_state: PyTree
     running_sum: PyTree
-    progress_rounds: jax.Array  # f32[W]: examples processed over the nominal examples a round
+    progress_rounds: (
+        jax.Array | np.ndarray
+    )  # f32[W]: examples processed over the nominal examples a round
 
 
 class SyncMetrics(NamedTuple):

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -117,8 +118,9 @@ def leave(when, worker):
 CONTRADICTIONS = [
     (
         nested(budget=20, quota__max_microbatches=4),
-        "budget: got 20 microbatches a round, but 4 workers of at most quota.max_microbatches=4 "
-        "hold 16 (round 0). Lower budget, or raise quota.max_microbatches (0: no cap).",
+        "budget: got 20 microbatches a round, but 4 workers of at most "
+        "quota.max_microbatches=4 hold 16 (round 0). "
+        "Lower budget, or raise quota.max_microbatches (0: no cap).",
     ),
     (
         nested(budget=16, quota__max_microbatches=4, cluster__changes=[leave(7, 1)]),
@@ -186,13 +188,12 @@ CONTRADICTIONS = [
 
 @pytest.mark.parametrize(("given", "message"), FIELD_ERRORS + CONTRADICTIONS)
 def test_each_mistake_is_refused_by_its_message(given, message):
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match=re.escape(message)):
         config.validate(given)
-    assert message in str(caught.value)
 
 
 def test_several_wrong_fields_have_a_line_each():
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match="epochs") as caught:
         config.validate(nested(epochs=0, data__nam="x", seed="a"))
     names = [line.split(":")[0] for line in str(caught.value).splitlines()]
     assert names == ["epochs", "data.nam", "seed"]
@@ -201,9 +202,7 @@ def test_several_wrong_fields_have_a_line_each():
 def test_names_of_a_registry_are_checked_where_they_are_given():
     given = nested(quota__policy="adptive")
     assert config.validate(given).quota.policy == "adptive"
-    with pytest.raises(
-        ValueError, match=r"quota.policy: got 'adptive', must be one of equal, ad"
-    ):
+    with pytest.raises(ValueError, match=r"quota.policy: got 'adptive', must be one of equal, ad"):
         config.validate(given, choices={"quota.policy": ["equal", "adaptive"]})
 
 
@@ -280,9 +279,7 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-NAMES = st.sampled_from([*LEAVES, *(name.split(".")[0] for name in LEAVES)]) | st.text(
-    max_size=9
-)
+NAMES = st.sampled_from([*LEAVES, *(name.split(".")[0] for name in LEAVES)]) | st.text(max_size=9)
 
 
 @hypothesis.settings(deadline=None, max_examples=300, derandomize=True)
@@ -298,10 +295,9 @@ def test_no_input_gives_anything_but_a_value_error_or_a_round_trip(mutations):
             inner[last] = value
     try:
         experiment = config.validate(given_config)
-    except ValueError as error:
-        assert str(error)
-    else:
-        assert config.validate(json.loads(json.dumps(config.to_dict(experiment)))) == experiment
+    except ValueError:
+        return
+    assert config.validate(json.loads(json.dumps(config.to_dict(experiment)))) == experiment
 
 
 FILES = [
@@ -310,7 +306,7 @@ FILES = [
     ("a.py", "def get_config():\n    return 1 / 0\n", r"a\.py, line 2: ZeroDivisionError"),
     ("a.py", "def get_config(:\n", r"a\.py, line 1: SyntaxError"),
     ("a.py", "def get_config():\n    return {'epoch': 3}\n", r"Did you mean 'epochs'"),
-    ("a.json", '{\n  "seed": 1,\n}\n', r"a\.json: not valid JSON at line 3, column 1"),
+    ("a.json", '{\n  "seed" 1\n}\n', r"a\.json: not valid JSON at line 2, column 10: Expect"),
     ("a.json", "[3]\n", r"A configuration is a mapping of fields to values, got \[3\]"),
     ("a.json", '{"epochs": 0}', r"epochs: got 0, must be"),
     (

@@ -75,9 +75,7 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
 
 def nearest(name: str) -> str:
     """A clause that proposes the builtin name that was meant, or an empty string."""
-    matches = difflib.get_close_matches(
-        name.lower().replace("-", "_"), BUILTIN, n=1, cutoff=0.6
-    )
+    matches = difflib.get_close_matches(name.lower().replace("-", "_"), BUILTIN, n=1, cutoff=0.6)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
@@ -116,9 +114,7 @@ def _tfds_builder(name: str, data_dir: pathlib.Path) -> Any:
     try:
         builder = tfds.builder(name, data_dir=str(data_dir))
     except Exception as error:  # not found, a bad name, a builder whose own imports are missing
-        raise _missing(
-            name, data_dir, f"{type(error).__name__}: {_first_line(error)}"
-        ) from error
+        raise _missing(name, data_dir, f"{type(error).__name__}: {_first_line(error)}") from error
     # builder.is_prepared() says the same, and logs a warning
     if not (pathlib.Path(builder.data_dir) / "dataset_info.json").is_file():
         raise _missing(name, data_dir, "TFDS knows it, and it is not prepared there")

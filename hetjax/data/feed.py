@@ -6,7 +6,7 @@ background thread reads ahead and packs microbatches on the host. Both give the 
 """
 
 import concurrent.futures
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -77,43 +77,43 @@ class StreamedFeed:
     """
 
     def __init__(self, source: Any, devices: Sequence[jax.Device]) -> None:
-        self._source = source
+        self._source, self._like = source, sources.read(source, 0)
         self._devices = list(devices)
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "hetjax-feed")
-        self._ready: dict[bytes, concurrent.futures.Future] = {}
+        # Rows read or being read: {its bytes: (the block's future, its place in the block)}.
+        self._ready: dict[bytes, tuple[concurrent.futures.Future, int]] = {}
 
     def _pack(self, example_ids: np.ndarray) -> types.Microbatch:
         is_example = example_ids.reshape(-1) != rounds.PADDING
-        wanted = np.where(is_example, example_ids.reshape(-1), example_ids.reshape(-1)[0])
-        if not is_example[0]:
-            wanted = np.where(is_example, wanted, 0)
-        found = sources.fetch(self._source, wanted)
+        ids = np.where(is_example, example_ids.reshape(-1), 0)
+        found = sources.fetch(self._source, ids, like=self._like)
 
         def shape(leaf: np.ndarray) -> np.ndarray:
-            # JAX's own dtypes (32 bit, unless x64 is on), so that both feeds agree.
-            leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-            if not is_example.all():
-                leaf = leaf.copy()
-                leaf[~is_example] = 0
+            leaf[~is_example] = 0
             return leaf.reshape(*example_ids.shape, *leaf.shape[1:])
 
         mask = is_example.reshape(example_ids.shape).astype(np.float32)
         return types.Microbatch(example_ids, mask, jax.tree.map(shape, found))
 
     def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
-        waiting = self._ready.pop(example_ids.tobytes(), None)
-        packed = self._pack(example_ids) if waiting is None else waiting.result()
+        block, place = self._ready.pop(example_ids.tobytes(), (None, 0))
+        if block is None:
+            packed = self._pack(example_ids)
+        else:
+            packed = jax.tree.map(lambda leaf: leaf[place], block.result())
         return jax.device_put(packed, self._devices[worker])
 
     def read_ahead(self, example_ids: np.ndarray) -> None:
         wanted = {row.tobytes(): row for row in example_ids}
         for key in self._ready.keys() - wanted.keys():
-            self._ready.pop(key).cancel()
-        for key in wanted.keys() - self._ready.keys():
-            self._ready[key] = self._reader.submit(self._pack, wanted[key].copy())
+            del self._ready[key]
+        missing = {key: row for key, row in wanted.items() if key not in self._ready}
+        if missing:  # one block: a source reads many records faster than one
+            block = self._reader.submit(self._pack, np.stack(list(missing.values())))
+            self._ready |= {key: (block, place) for place, key in enumerate(missing)}
 
     def close(self) -> None:
         self._reader.shutdown(wait=False, cancel_futures=True)
 
 
-FEEDS = {"resident": ResidentFeed, "streamed": StreamedFeed}
+FEEDS: dict[str, Callable[..., Feed]] = {"resident": ResidentFeed, "streamed": StreamedFeed}

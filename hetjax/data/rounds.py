@@ -165,9 +165,7 @@ class SharedRounds:
         position = np.arange(len(plan.example_ids)) - np.repeat(plan.starts[:-1], plan.quotas)
         finished = position < np.repeat(done, plan.quotas)
         processed = plan.example_ids[finished]
-        signs = (
-            None if pair_signs is None else np.concatenate([np.asarray(s) for s in pair_signs])
-        )
+        signs = None if pair_signs is None else np.concatenate([np.asarray(s) for s in pair_signs])
         self.examples_processed += int(np.sum(processed != PADDING))
         self._pass.commit(
             len(plan.example_ids), processed, plan.example_ids[~finished], signs, self.ledger

@@ -104,6 +104,36 @@ def as_source(data: Any) -> Source:
     return data
 
 
+class _First:
+    def __init__(self, source: Source, num_examples: int):
+        self._source, self._len = source, num_examples
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __getitem__(self, index: int, /) -> PyTree:
+        if not 0 <= index < self._len:
+            raise IndexError(f"example {index} of a source of {self._len}")
+        return self._source[index]
+
+
+def first(source: Source, num_examples: int) -> Source:
+    """The first `num_examples` of a source, as a source.
+
+    Raises:
+      ValueError: the source has fewer.
+
+    Example:
+      >>> len(first(as_source(np.arange(5)), 3))
+      3
+    """
+    if not 0 < num_examples <= len(source):
+        raise ValueError(
+            f"num_examples must be from 1 to the {len(source)} of the source; got {num_examples}"
+        )
+    return _First(source, num_examples)
+
+
 def read(source: Source, index: int) -> PyTree:
     """Reads one example as a pytree of NumPy arrays.
 

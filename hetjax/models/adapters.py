@@ -55,9 +55,7 @@ def nnx_loss(model: nnx.Module, per_example_loss: PerExampleFn) -> tuple[LossFn,
     copy = nnx.clone(model)
     copy.train()
     build = _nnx_builder(copy)
-    streams = sorted(
-        {str(key.tag) for _, key in nnx.to_flat_state(nnx.state(copy, nnx.RngKey))}
-    )
+    streams = sorted({str(key.tag) for _, key in nnx.to_flat_state(nnx.state(copy, nnx.RngKey))})
 
     def loss_fn(params: Any, batch: Any, rng: jax.Array) -> Any:
         def losses(batch: Any, key: jax.Array) -> Any:
@@ -198,9 +196,11 @@ def _nnx_builder(model: nnx.Module) -> Callable[[Any], Any]:
     graphdef, template, rest = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
 
     def build(params: Any) -> Any:
-        state = jax.tree.map(lambda leaf: leaf, template)
+        # New variables in each call: a merged model changes those that it is given (the counts
+        # of its random streams), and those of another trace may not be changed at all.
+        state, constants = jax.tree.map(lambda leaf: leaf, (template, rest))
         nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(graphdef, state, rest)
+        return nnx.merge(graphdef, state, constants)
 
     return build
 

@@ -107,9 +107,7 @@ class SmallCNN(nnx.Module):
         return self.dense(features.reshape(features.shape[0], -1))
 
 
-def _image_shape(
-    name: str, example_shape: Sequence[int], least_size: int
-) -> tuple[int, int, int]:
+def _image_shape(name: str, example_shape: Sequence[int], least_size: int) -> tuple[int, int, int]:
     if len(example_shape) != 3 or min(example_shape[:2]) < least_size:
         raise ValueError(
             f"model {name!r}: got examples of shape {tuple(example_shape)}, must be (height, "

@@ -30,9 +30,7 @@ def random_reshuffling() -> ordering.Ordering:
     """
 
     def draw(num_units: int, seed: tuple[int, ...], pass_index: int) -> np.ndarray:
-        return (
-            np.random.default_rng((*seed, pass_index)).permutation(num_units).astype(np.int32)
-        )
+        return np.random.default_rng((*seed, pass_index)).permutation(num_units).astype(np.int32)
 
     def init(num_units: int, seed: tuple[int, ...]) -> RandomReshufflingState:
         return RandomReshufflingState(draw(num_units, seed, 0), seed, 0, 0)

@@ -16,7 +16,7 @@ _TRUSTED = 4.0  # an observation farther off, in standard deviations, counts as 
 _CLIPPED = 6.0  # a score farther off counts as this
 _SUSPICIOUS = 4.0  # a CUSUM above it asks for another probe at once
 _PROBE_SHARE = 0.01  # of the time, that probing workers of quota 0 may take
-_LONGEST_PROBE_ROUNDS = 2000
+_MOST_DOUBLINGS = 20
 
 
 class AdaptiveState(NamedTuple):
@@ -28,14 +28,15 @@ class AdaptiveState(NamedTuple):
     samples: estimate.Samples  # since each worker's last change
     watch: changes.Watch
     idle_rounds: np.ndarray  # i64[n], since the worker last computed
+    probes: np.ndarray  # i64[n], of a worker of quota 0, that led to nothing
     settling: int  # rounds left in which every better solution is taken
 
 
 def adaptive(
     *,
-    settle_rounds: int = 30,
+    settle_rounds: int = 50,
     min_gain: float = 0.01,
-    confidence: float = 4.0,
+    confidence: float = 2.0,
     noise_weight: float = 1.0,
     probe_microbatches: int = 2,
     drift: float = 0.5,
@@ -48,8 +49,9 @@ def adaptive(
     worker's relative noise. After the start, a change or a newcomer the solution is taken at
     once; later only if it saves more than `min_gain` of the round and than `confidence`
     standard errors of what it saves, so that noise alone moves nothing. A worker never seen
-    gets a few microbatches first; one with quota 0 gets one now and then, so rarely that it
-    costs at most about 1 % of the time, and is noticed when it has recovered.
+    gets a few microbatches first. One with quota 0 gets one now and then, so that it is noticed
+    when it has recovered: so rarely that it costs at most about 1 % of the time, and half as
+    often after each time that it led to nothing.
 
     Args:
       settle_rounds: rounds after a change in which every better solution is taken.
@@ -106,6 +108,7 @@ def adaptive(
             samples=estimate.no_samples(num_workers),
             watch=changes.init(num_workers),
             idle_rounds=zeros,
+            probes=zeros,
             settling=settle_rounds,
         )
 
@@ -148,6 +151,7 @@ def adaptive(
             samples=samples,
             watch=watch,
             idle_rounds=np.where(busy, 0, state.idle_rounds + 1),
+            probes=np.where(changed | (state.kept > 0), 0, state.probes + seen),
             settling=settle_rounds if changed.any() else max(state.settling - 1, 0),
         )
 
@@ -169,6 +173,7 @@ def _admit(state: AdaptiveState, caps: np.ndarray, settle_rounds: int) -> Adapti
         samples=estimate.choose(joined, unseen, state.samples),
         watch=changes.forget(state.watch, joined),
         idle_rounds=np.where(joined, 0, state.idle_rounds),
+        probes=np.where(joined, 0, state.probes),
     )
 
 
@@ -229,9 +234,7 @@ def _with_newcomers(
     quotas = probes + solver.solve_quotas(costs, rest, caps=room, current=state.kept)
     if quotas.sum() < total:  # the known ones are full
         left = total - int(quotas.sum())
-        quotas += shares.largest_remainder(
-            newcomers.astype(np.float64), left, caps=caps - quotas
-        )
+        quotas += shares.largest_remainder(newcomers.astype(np.float64), left, caps=caps - quotas)
     return quotas
 
 
@@ -257,9 +260,7 @@ def _is_worth_it(
     return bool(old.max() - new.max() > max(min_gain * old.max(), confidence * error))
 
 
-def _with_probe(
-    state: AdaptiveState, costs: costs_lib.WorkerCosts, caps: np.ndarray
-) -> np.ndarray:
+def _with_probe(state: AdaptiveState, costs: costs_lib.WorkerCosts, caps: np.ndarray) -> np.ndarray:
     """The kept quotas, one microbatch of them given to a worker of quota 0 when its time is."""
     idle = (caps > 0) & (state.kept == 0)
     if not idle.any():
@@ -267,7 +268,8 @@ def _with_probe(
     round_secs = costs.round_secs(state.kept).max()
     alone = costs.round_secs(np.ones_like(caps))
     extra = np.maximum(alone - round_secs, 0.0) / round_secs
-    interval = np.clip(extra * idle.sum() / _PROBE_SHARE, 1.0, _LONGEST_PROBE_ROUNDS)
+    waits = 2.0 ** np.minimum(state.probes, _MOST_DOUBLINGS)
+    interval = np.maximum(extra * idle.sum() / _PROBE_SHARE, 1.0) * waits
     suspicious = np.maximum(state.watch.slower, state.watch.faster) > _SUSPICIOUS
     interval = np.where(suspicious, 1.0, interval)
     overdue = np.where(idle, state.idle_rounds - interval, -np.inf)

@@ -137,9 +137,7 @@ def proportional(*, period_rounds: int = 1) -> QuotaPolicy:
     def update(state: SpeedState) -> SpeedState:
         with np.errstate(divide="ignore", invalid="ignore"):
             speeds = np.where(state.done > 0, state.done / state.secs, state.weights)
-        return state._replace(
-            weights=speeds, kept=_quotas_for(speeds, state.budget, state.caps)
-        )
+        return state._replace(weights=speeds, kept=_quotas_for(speeds, state.budget, state.caps))
 
     return _controller(update, period_rounds)
 
@@ -180,9 +178,7 @@ def dead_band(*, band: float = 0.2, gain: float = 1.0, period_rounds: int = 1) -
         wanted = np.maximum(held - gain * speeds * (secs - np.nanmean(secs)), 0.0)
         if np.nanmax(np.abs(wanted - held) / held) <= band or not np.nansum(wanted):
             return state
-        return state._replace(
-            weights=wanted, kept=_quotas_for(wanted, state.budget, state.caps)
-        )
+        return state._replace(weights=wanted, kept=_quotas_for(wanted, state.budget, state.caps))
 
     return _controller(update, period_rounds)
 

@@ -54,7 +54,8 @@ def largest_remainder(
     while shares.sum() < total:
         if not weights[free].any():
             weights = np.ones_like(weights)
-        ideal = np.where(free, weights / weights[free].sum() * (total - shares[~free].sum()), 0)
+        open_weights = np.where(free, weights, 0.0)
+        ideal = open_weights / open_weights.sum() * (total - shares[~free].sum())
         over = free & (ideal > limits)
         if over.any():
             shares[over] = limits[over]

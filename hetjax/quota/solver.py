@@ -53,9 +53,7 @@ def solve_quotas(
       environment", 2021, arXiv 2111.08272, sets the task; the exact solution is not from there.
     """
     total, limits = checked_counts(costs.num_workers, total, caps)
-    held = (
-        np.zeros_like(limits) if current is None else _counts("current", current, limits.size)
-    )
+    held = np.zeros_like(limits) if current is None else _counts("current", current, limits.size)
     if total == 0:
         return np.zeros_like(limits)
     low = _water_level(costs, total, limits)
@@ -125,10 +123,10 @@ def _water_level(costs: costs_lib.WorkerCosts, total: int, limits: np.ndarray) -
     def amount(level: float) -> float:
         return float(np.clip((level - overhead) / secs, 0, limits).sum())
 
-    below, above = 0, levels.size - 1  # amount(levels[below]) ≤ total ≤ amount(levels[above])
+    below, above = 0, levels.size - 1  # amount(levels[below]) < total ≤ amount(levels[above])
     while above - below > 1:
         middle = (below + above) // 2
-        if amount(levels[middle]) <= total:
+        if amount(levels[middle]) < total:
             below = middle
         else:
             above = middle
@@ -169,9 +167,7 @@ def _fill(
     return first + taken, float(level)
 
 
-def checked_counts(
-    num_workers: int, total: int, caps: ArrayLike | None
-) -> tuple[int, np.ndarray]:
+def checked_counts(num_workers: int, total: int, caps: ArrayLike | None) -> tuple[int, np.ndarray]:
     if not isinstance(total, numbers.Integral) or total < 0:
         raise ValueError(
             f"total is {total!r}; it must be a whole number of microbatches, 0 or more."

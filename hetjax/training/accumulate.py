@@ -67,9 +67,7 @@ def empty_accumulated(
     params: types.PyTree, signs: ordering.Signs | None = None
 ) -> types.Accumulated:
     """A round's sums before the first microbatch, of the dtypes that `accumulate` keeps."""
-    scalar = jnp.promote_types(
-        jnp.result_type(*jax.tree.leaves(params), jnp.float32), jnp.float32
-    )
+    scalar = jnp.promote_types(jnp.result_type(*jax.tree.leaves(params), jnp.float32), jnp.float32)
     return types.Accumulated(
         grad_sum=trees.accumulator_zeros(params),
         loss_sum=jnp.zeros((), scalar),

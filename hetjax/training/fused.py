@@ -73,8 +73,8 @@ def make_fused_local(accumulate: accumulate_lib.AccumulateFn, mesh: Mesh) -> Cal
     """
 
     def body(*arguments: types.PyTree) -> tuple[types.Accumulated, Any]:
-        local_arguments = jax.tree.map(lambda x: x[0], arguments)
-        return jax.tree.map(lambda x: x[None], _run_microbatches(accumulate, *local_arguments))
+        local_arguments = trees.first_row(arguments)
+        return trees.add_row_axis(_run_microbatches(accumulate, *local_arguments))
 
     rows = P(mesh_lib.WORKER_AXIS)
     return jax.shard_map(body, mesh=mesh, in_specs=(rows,) * 5, out_specs=(rows, rows))
@@ -183,9 +183,7 @@ class Fused:
         self._threads = local.worker_threads(mesh.size)
 
     def fresh(self) -> types.Accumulated:
-        return mesh_lib.place(
-            mesh_lib.add_worker_axis(self._empty, self._mesh.size), self._mesh
-        )
+        return mesh_lib.place(mesh_lib.add_worker_axis(self._empty, self._mesh.size), self._mesh)
 
     def _load(self, plan: rounds.RoundPlan) -> types.Microbatch:
         """The plan's microbatches, padded to M for each worker, `[W, M, B, ...]` on the mesh."""
@@ -225,9 +223,10 @@ class Fused:
         wait = functools.partial(self._wait, round_index, start)
         times = list(self._threads.map(wait, range(self._mesh.size), parts, limits))
         compute_secs, overruns = zip(*times, strict=True)
-        rows = (
-            [signs[w][: int(limits[w])] for w in range(self._mesh.size)] if signs != () else []
-        )
+        pair_signs = None
+        if jax.tree.leaves(signs):  # cut on the host: on the device each quota would compile
+            on_host = np.asarray(jax.device_get(signs))
+            pair_signs = [on_host[w, :count] for w, count in enumerate(limits)]
         return local.LocalResult(
             accumulated=accumulated,
             microbatches_done=np.asarray(limits),
@@ -235,7 +234,7 @@ class Fused:
             compute_secs=np.asarray(compute_secs),
             local_secs=max(compute_secs),
             overruns=sum(overruns),
-            pair_signs=local.stack_signs(rows),
+            pair_signs=pair_signs,
         )
 
     def _wait(

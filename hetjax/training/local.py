@@ -7,6 +7,7 @@ their times from the emulated cluster. `fused.py` holds the third way.
 """
 
 import concurrent.futures
+import operator
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hetjax import mesh as mesh_lib
-from hetjax import types
+from hetjax import trees, types
 from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
 from hetjax.data import rounds
@@ -157,9 +158,7 @@ class Stepped:
         try:
             meanwhile()
             done = [task.result() for task in tasks]
-        except (
-            BaseException
-        ):  # Ctrl-C, or a worker failed: the others stop after their microbatch
+        except BaseException:  # Ctrl-C, or a worker failed: the others stop after their microbatch
             self._stopping.set()
             concurrent.futures.wait(tasks)
             self._stopping.clear()
@@ -185,7 +184,7 @@ class Stepped:
         rng: jax.Array,
     ) -> tuple[types.Accumulated, int, float, float, int, list]:
         ends = self._pace.ends(round_index, worker, len(rows))
-        sleeps = ends is not None and not self._pace.virtual
+        deadlines = None if self._pace.virtual else ends
         signs: list[Any] = []
         stamps: list[float] = []
         overruns = 0
@@ -198,8 +197,8 @@ class Stepped:
             sums, pair_signs = self._accumulate(state, sums, microbatch, rng)
             jax.block_until_ready(sums.loss_sum)
             signs.append(pair_signs)
-            if sleeps:
-                wait = start + ends[position] - time.perf_counter()
+            if deadlines is not None:
+                wait = start + deadlines[position] - time.perf_counter()
                 if wait > 0:
                     time.sleep(wait)
                 else:
@@ -237,11 +236,12 @@ class Virtual:
         self._cluster = pace.cluster or emulate.EmulatedCluster((1.0,) * num_workers)
         self._accumulate = jit_rows(accumulate, donate=True)
         self._empty = accumulate_lib.empty_accumulated(params, signs)
-        self._rows = jax.jit(
-            lambda tree: [
-                jax.tree.map(lambda x: x[w : w + 1], tree) for w in range(num_workers)
-            ]
-        )
+
+        def rows(tree: types.PyTree) -> list[types.PyTree]:
+            workers = range(num_workers)
+            return [jax.tree.map(operator.itemgetter(slice(w, w + 1)), tree) for w in workers]
+
+        self._rows = jax.jit(rows)
 
     def fresh(self) -> list[types.Accumulated]:
         return [
@@ -266,16 +266,14 @@ class Virtual:
         first_secs = np.full(self._num_workers, np.nan)
         compute_secs = np.zeros(self._num_workers)
         meanwhile()
-        for worker in np.flatnonzero(limits):
+        for worker in np.flatnonzero(limits).tolist():
             for example_ids in plan.rows(worker, int(limits[worker])):
                 microbatch = self._feed.load(worker, example_ids)
                 sums[worker], pair_signs = self._accumulate(
                     states[worker], sums[worker], microbatch, rngs[worker]
                 )
                 signs[worker].append(pair_signs)
-            ends = self._cluster.microbatch_ends(
-                round_index or 0, int(worker), int(limits[worker])
-            )
+            ends = self._cluster.microbatch_ends(round_index or 0, worker, int(limits[worker]))
             first_secs[worker], compute_secs[worker] = ends[0], ends[-1]
         return LocalResult(
             accumulated=sums,
@@ -305,16 +303,16 @@ def jit_rows(accumulate: accumulate_lib.AccumulateFn, *, donate: bool) -> Any:
         microbatch: types.Microbatch,
         rng: jax.Array,
     ) -> tuple[types.Accumulated, Any]:
-        state, sums = jax.tree.map(lambda x: x[0], (state, sums))
+        state, sums = trees.first_row((state, sums))
         sums, pair_signs = accumulate(state, sums, microbatch, rng)
-        return jax.tree.map(lambda x: x[None], sums), pair_signs
+        return trees.add_row_axis(sums), pair_signs
 
     return jax.jit(on_rows, donate_argnums=(1,) if donate else ())
 
 
 def stack_signs(signs: Sequence[Sequence[Any]]) -> list[Any] | None:
     """The pair signs of each worker, `[done, B / 2]` on the host; None where there are none."""
-    if not any(jax.tree.leaves(signs)):
+    if not jax.tree.leaves(signs):
         return None
     width = next(len(row) for rows in signs for row in rows)
     return [np.asarray(jax.device_get(s), np.int8).reshape(-1, width) for s in signs]

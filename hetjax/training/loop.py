@@ -250,7 +250,8 @@ class _Loop:
         self._state, self._accumulated, metrics, _ = self._parts.sync(
             self._state, result.accumulated, self._parts.shares
         )
-        jax.block_until_ready((self._state, jax.device_get(metrics)))
+        jax.device_get(metrics)
+        jax.block_until_ready((self._state, state_lib.worker_params(self._state)))
 
     def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
         """The key of each worker's pass, on its device; made anew when a pass begins."""
@@ -263,16 +264,12 @@ class _Loop:
             self._keys = (passes, keys)
         return keys
 
-    def _assign(
-        self, index: int, present: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _assign(self, index: int, present: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`(quotas, limits, caps)` of a round: by the policy, or as the trace has them."""
         cap = self._config.quota.max_microbatches or self._config.budget
         total, caps = self._parts.stream.limits(self._config.budget, np.where(present, cap, 0))
         if self._parts.trace is None:
-            quotas, self._policy_state = self._parts.policy.assign(
-                self._policy_state, total, caps
-            )
+            quotas, self._policy_state = self._parts.policy.assign(self._policy_state, total, caps)
             return quotas, quotas, caps
         if index >= len(self._parts.trace):
             raise ValueError(

@@ -202,9 +202,7 @@ def _whole_rounds(axes: Axes, first: float, last: float) -> None:
 
     axes.set_xlim(first, max(last, first + 1))
     width = axes.get_window_extent().width
-    axes.xaxis.set_major_locator(
-        MaxNLocator(max(2, int(width / 60)), integer=True, steps=STEPS)
-    )
+    axes.xaxis.set_major_locator(MaxNLocator(max(2, int(width / 60)), integer=True, steps=STEPS))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlabel("round", fontsize=11, color=MUTED)
 
@@ -242,7 +240,7 @@ def to_svg(figure: Figure, name: str, label: str) -> str:
     assert view is not None
     head = f'<svg class="picture" role="img" aria-label="{label}" {view.group()}>'
     text = re.sub(r"<svg[^>]*>", head, text, count=1)
-    text = re.sub(r'<g id="[^"]*">', "<g>", text).replace("xlink:href", "href")
+    text = re.sub(r'<g id="[^"]*"', "<g", text).replace("xlink:href", "href")
     text = re.sub(r"font: ([^;\"']*?px)[^;\"]*", r"font: \1 var(--font)", text)
     for stand_in, variable in VARIABLES.items():
         text = text.replace(stand_in, f"var(--{variable})")
@@ -318,9 +316,7 @@ def timeline(history: Sequence[Record], *, width: int, rounds: int) -> str:
     return to_svg(figure, f"timeline-{width}", "Timeline of each worker")
 
 
-def _rows(
-    axes: Axes, part: Sequence[Record], *, factor: float, row: float, narrow: bool
-) -> None:
+def _rows(axes: Axes, part: Sequence[Record], *, factor: float, row: float, narrow: bool) -> None:
     """The bars of some rounds in a row: one path a worker, and one for all the waiting."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
@@ -391,7 +387,12 @@ def _round_names(
     pixel = np.diff(axes.get_xlim())[0] / axes.get_window_extent().width
     for i, name in enumerate(round_ids(part)):
         above = axes.get_xaxis_transform()
-        style: dict[str, Any] = {"transform": above, "color": MUTED, "va": "bottom", "clip_on": False}
+        style: dict[str, Any] = {
+            "transform": above,
+            "color": MUTED,
+            "va": "bottom",
+            "clip_on": False,
+        }
         wide = local[i] > 62 * pixel
         text = f"round {name:.0f}" if wide else f"{name:.0f}" if local[i] > 22 * pixel else ""
         axes.text(start[i], 1.0, text, fontsize=11, **style)
@@ -581,7 +582,7 @@ def losses(history: Sequence[Record], summary: Record, *, width: int) -> str:
     train, evaluated = column(history, "loss"), evaluations(history, "loss")
     everything = np.concatenate([thin(clock(history), train)[1], *evaluated.values()])
     known = everything[np.isfinite(everything)]
-    logarithmic = len(known) > 1 and known.min() > 0 and known.max() > 12 * known.min()
+    logarithmic = len(known) > 1 and known.min() > 0 and known.max() > 8 * known.min()
     narrow = width < 500
     each = (width - 46 - 8) if narrow else (width - 46 - 8 - 56) / 2
     figure = _figure(width, 2 * 268 if narrow else 268)
@@ -628,12 +629,8 @@ def _loss_lines(
         axes.set_xlim(0, max(ends.max() * 1.02, 1e-9))
 
 
-def _points(
-    axes: Axes, x: FloatArray, evaluated: Mapping[str, FloatArray], *, limit: int
-) -> None:
-    for name, (colour, style) in zip(
-        in_order(list(evaluated)), EVALUATION_STYLES, strict=False
-    ):
+def _points(axes: Axes, x: FloatArray, evaluated: Mapping[str, FloatArray], *, limit: int) -> None:
+    for name, (colour, style) in zip(in_order(list(evaluated)), EVALUATION_STYLES, strict=False):
         at = np.flatnonzero(np.isfinite(evaluated[name]))
         shape = style if len(at) <= limit else style[1:]
         line_x, mean, _, _ = thin(x[at], evaluated[name][at])

@@ -102,9 +102,7 @@ def write_report(
         *_sections(summary, history),
         _rounds_table(history),
         _details("Configuration", f"<pre>{_text(_pretty(config))}</pre>"),
-        _details(
-            "Summary, as written to summary.json", f"<pre>{_text(_pretty(summary))}</pre>"
-        ),
+        _details("Summary, as written to summary.json", f"<pre>{_text(_pretty(summary))}</pre>"),
     ]
     page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -275,9 +273,7 @@ def _sections(summary: Record, history: Sequence[Record]) -> list[str]:
             _section(
                 "Who computes, who waits",
                 _timeline_caption(history),
-                _both(
-                    lambda w: pictures.timeline(history, width=w, rounds=6 if w > 500 else 3)
-                ),
+                _both(lambda w: pictures.timeline(history, width=w, rounds=6 if w > 500 else 3)),
                 key=_timeline_key(history),
             ),
             _section(
@@ -289,10 +285,7 @@ def _sections(summary: Record, history: Sequence[Record]) -> list[str]:
     sections.append(
         _section(
             "Time of a round",
-            "From the start of a round to the start of the next; the number beside the run is "
-            "the median of its last 20 rounds. The closer the line lies to the optimum, the "
-            "less is left to gain. Triangles at the top are rounds that took longer still."
-            + _left_out(history),
+            _round_time_caption(summary, history) + _left_out(history),
             _both(lambda w: pictures.round_times(history, summary, width=w)),
         )
     )
@@ -336,6 +329,20 @@ def _section(heading: str, caption: str, picture: str, *, key: str = "") -> str:
 def _left_out(history: Sequence[Record]) -> str:
     short = len(history) - len(pictures.full_rounds(history))
     return " The short last round of each epoch is left out." if short else ""
+
+
+def _round_time_caption(summary: Record, history: Sequence[Record]) -> str:
+    words = (
+        "From the start of a round to the start of the next; the number beside the run is the "
+        "median of its last 20 rounds. Triangles at the top are rounds that took longer still."
+    )
+    best = [summary.get("optimal_round_secs")] + [r.get("optimal_round_secs") for r in history]
+    if np.isnan([pictures.number(secs) for secs in best]).all():
+        return words
+    return (
+        f"{words} The optimum is that of the best whole-numbered quotas for the true speeds: "
+        "the closer the run lies to it, the less is left to gain."
+    )
 
 
 def _quotas_caption(history: Sequence[Record]) -> str:
@@ -403,9 +410,7 @@ def _rounds_table(history: Sequence[Record]) -> str:
         lines += [_table_row(record) for record in part]
         lines.append("")
     hidden = len(history) - 2 * TABLE_ROUNDS
-    gap = (
-        f'<tr><td colspan="{len(heads)}">… {hidden:,} rounds …</td></tr>' if hidden > 0 else ""
-    )
+    gap = f'<tr><td colspan="{len(heads)}">… {hidden:,} rounds …</td></tr>' if hidden > 0 else ""
     lines = lines[:-1]
     rows = "".join(line or gap for line in lines)
     head = "".join(f"<th>{name}</th>" for name in heads)

@@ -23,9 +23,7 @@ def scale_by_progress(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTr
         ...     optax.scale_by_adam(), scale_by_progress(optax.cosine_decay_schedule(1e-3, 500))
         ... )
     """
-    schedule = (
-        learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
-    )
+    schedule = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
 
     def init(params: types.PyTree) -> optax.EmptyState:
         del params

@@ -40,6 +40,7 @@ class RunParts:
     stream: rounds_lib.Rounds
     policy: quota.QuotaPolicy
     cluster: emulate.EmulatedCluster | None
+    emulated: bool  # the cluster's speeds are those of this run
     virtual_clock: bool
     trace: list[replay.TracedRound] | None
     feed: feed_lib.Feed
@@ -81,6 +82,7 @@ def build(
     method = ordering.ORDERINGS[config.ordering.method]()
     stream = _make_stream(config, len(source), method)
     cluster = make_cluster(config)
+    emulated = bool(config.cluster.secs_per_microbatch)
     virtual_clock = mesh is None or config.cluster.clock == "virtual"
     feed = feed_lib.FEEDS[config.data.feed](source, devices)
     nominal_examples = config.budget * config.microbatch_size
@@ -104,6 +106,7 @@ def build(
         stream=stream,
         policy=make_policy(config, math.ceil(len(source) / nominal_examples)),
         cluster=cluster,
+        emulated=emulated,
         virtual_clock=virtual_clock,
         trace=trace,
         feed=feed,
@@ -113,7 +116,7 @@ def build(
             feed,
             mesh,
             params=params,
-            pace=local.Pace(cluster, virtual=virtual_clock),
+            pace=local.Pace(cluster if emulated else None, virtual=virtual_clock),
             signs=method.signs,
         ),
         sync=jax.jit(synchronise, donate_argnums=(1,)),
@@ -139,9 +142,7 @@ def _make_stream(
         return rounds_lib.SharedRounds(num_examples, num_workers, **common)
     static = config.quota.policy == "static"
     proportions = config.quota.proportions if static else None
-    return rounds_lib.PrivateRounds(
-        num_examples, num_workers, proportions=proportions, **common
-    )
+    return rounds_lib.PrivateRounds(num_examples, num_workers, proportions=proportions, **common)
 
 
 def _make_local(
@@ -156,25 +157,24 @@ def _make_local(
     if config.local == "fused":
         cap = min(config.quota.max_microbatches or config.budget, config.budget)
         return fused.Fused(accumulate, feed, mesh, max_microbatches=cap, **common)
-    return local.Stepped(
-        accumulate, feed, mesh, gate=gate.GATES[config.gate.trigger](), **common
-    )
+    return local.Stepped(accumulate, feed, mesh, gate=gate.GATES[config.gate.trigger](), **common)
 
 
-def make_policy(
-    config: config_lib.ExperimentConfig, rounds_per_epoch: int
-) -> quota.QuotaPolicy:
+def make_policy(config: config_lib.ExperimentConfig, rounds_per_epoch: int) -> quota.QuotaPolicy:
     """The configured quota policy, with those of its options that it has."""
-    options: dict[str, Any] = {
+    options: dict[str, dict[str, Any]] = {
         "static": {"proportions": config.quota.proportions},
         "proportional": {"period_rounds": config.quota.period_rounds or rounds_per_epoch},
         "dead_band": {"band": config.quota.band},
-    }.get(config.quota.policy, {})
-    return quota.POLICIES[config.quota.policy](**options)
+    }
+    return quota.POLICIES[config.quota.policy](**options.get(config.quota.policy, {}))
 
 
 def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:
-    """The emulated speeds, if the configuration has any."""
+    """The emulated speeds and who is present, if the configuration says either.
+
+    Without speeds the cluster tells presence alone; its times are arbitrary.
+    """
     cluster = config.cluster
     if not cluster.secs_per_microbatch and not cluster.changes:
         return None

@@ -34,7 +34,7 @@ class Summary:
     def optimal_secs(self, round_index: int, total: int, caps: np.ndarray) -> float | None:
         """Exact integer optimum of a round for the true speeds; None where not known."""
         cluster = self._parts.cluster
-        if cluster is None:
+        if cluster is None or not self._parts.emulated:
             return None
         costs = cluster.costs_at(round_index)
         return self._optimum(
@@ -95,8 +95,7 @@ class Summary:
         round_secs = np.array([line.round_secs for line in timed])
         waiting = np.array([line.waiting_fraction * line.local_secs for line in timed])
         microbatches = sum(sum(line.microbatches_done) for line in lines)
-        last_epoch = max(self._epoch_sums, default=None)
-        sums = self._epoch_sums.get(last_epoch, (np.nan, 1.0)) if lines else (np.nan, 1.0)
+        sums = self._epoch_sums[max(self._epoch_sums)] if lines else np.array([np.nan, 1.0])
         out: dict[str, Any] = {
             "train_loss": float(sums[0] / sums[1]) if sums[1] else None,
             **self._eval,
@@ -116,7 +115,7 @@ class Summary:
             "quotas": timed[-1].quotas if timed else [],
             "overrun_fraction": sum(line.overruns for line in lines) / max(microbatches, 1),
             "interrupted": interrupted,
-            "emulated": self._parts.cluster is not None,
+            "emulated": self._parts.emulated,
             "clock": "virtual" if self._parts.virtual_clock else "wall",
             "num_workers": len(self._parts.devices),
             "device_kind": self._parts.devices[0].device_kind,

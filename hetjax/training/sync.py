@@ -19,8 +19,7 @@ from hetjax.ordering import ordering
 from hetjax.topology import reducers
 
 SyncFn = Callable[
-    [types.TrainState, types.Accumulated, jax.Array],
-    tuple[types.TrainState, types.Accumulated, types.SyncMetrics, Any],
+    [types.TrainState, Any, jax.Array], tuple[types.TrainState, Any, types.SyncMetrics, Any]
 ]
 
 
@@ -169,9 +168,7 @@ def make_sync(
         running_sum, worker_sign = jax.vmap(coordinate, axis_name=axis, axis_size=num_workers)(
             state.running_sum, accumulated.signed_sum
         )
-        state = jax.vmap(update_worker, in_axes=(0, 0, 0, None))(
-            state, sums, running_sum, metrics
-        )
+        state = jax.vmap(update_worker, in_axes=(0, 0, 0, None))(state, sums, running_sum, metrics)
         return state, [_cleared(row) for row in rows], metrics, worker_sign
 
     if mesh is None:
@@ -187,6 +184,4 @@ def make_sync(
 
 def _cleared(accumulated: types.Accumulated) -> types.Accumulated:
     zeros = jax.tree.map(jnp.zeros_like, accumulated)
-    return zeros._replace(
-        nonfinite_microbatch=jnp.full_like(accumulated.nonfinite_microbatch, -1)
-    )
+    return zeros._replace(nonfinite_microbatch=jnp.full_like(accumulated.nonfinite_microbatch, -1))

@@ -38,9 +38,7 @@ def tiny_cifar10(folder, count=3):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.tobytes())
-    specs = tuple(
-        spec(name, content.tobytes()) for name, content in zip(names, rows, strict=True)
-    )
+    specs = tuple(spec(name, content.tobytes()) for name, content in zip(names, rows, strict=True))
     return dataclasses.replace(cifar10.CIFAR10, files=specs, archive=None), rows
 
 
@@ -153,9 +151,7 @@ def test_a_file_of_the_wrong_checksum_is_named_with_found_and_expected(tmp_path)
 def test_a_wrong_label_is_named_by_file_and_record():
     rows = cifar_bytes(200, 0)
     rows[123, 0] = 17
-    with pytest.raises(
-        ValueError, match=r"record 123 of data_batch_2.bin has label 17.*0\.\.9"
-    ):
+    with pytest.raises(ValueError, match=r"record 123 of data_batch_2.bin has label 17.*0\.\.9"):
         cifar10.parse(rows.tobytes(), "data_batch_2.bin")
 
 
@@ -200,9 +196,7 @@ def test_idx_labels_out_of_range_and_unequal_counts_are_refused(tmp_path):
         return list(mnist.read_idx_pairs(named.__getitem__, mnist.MNIST)["train"])
 
     image = np.zeros((3, 28, 28), np.uint8)
-    with pytest.raises(
-        ValueError, match=r"record 1 of train-labels-idx1-ubyte.gz has label 10"
-    ):
+    with pytest.raises(ValueError, match=r"record 1 of train-labels-idx1-ubyte.gz has label 10"):
         records(image, np.array([0, 10, 3], np.uint8))
     with pytest.raises(ValueError, match=r"\(3, 28, 28\).*\(2,\)"):
         records(image, np.array([0, 1], np.uint8))
@@ -242,9 +236,7 @@ def test_a_download_with_other_contents_is_refused_and_not_kept(tmp_path):
     image_set = with_addresses(image_set, tmp_path / "server")
     for path in (tmp_path / "server").iterdir():
         path.write_bytes(path.read_bytes() + b"more")
-    with pytest.raises(
-        ValueError, match=r"mnist is missing: put .*Downloading failed: .*bytes"
-    ):
+    with pytest.raises(ValueError, match=r"mnist is missing: put .*Downloading failed: .*bytes"):
         files.reader(image_set, tmp_path / "data")
     assert list((tmp_path / "data" / "mnist").iterdir()) == []
 
@@ -263,8 +255,7 @@ def test_missing_files_without_network_say_what_to_put_where(tmp_path):
 def test_the_real_files_match_their_checksums_and_parse(image_set):
     read = files.reader(image_set, pathlib.Path(REAL_DATA or ""), download=False)
     counts = {
-        split: sum(1 for _ in records)
-        for split, records in image_set.read(read, image_set).items()
+        split: sum(1 for _ in records) for split, records in image_set.read(read, image_set).items()
     }
     train = {"digits": 1438, "cifar10": 50_000}.get(image_set.name, 60_000)
     assert counts == {"train": train, "test": 359 if image_set.name == "digits" else 10_000}

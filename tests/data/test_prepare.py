@@ -141,9 +141,7 @@ def test_a_damaged_record_is_named_by_its_index(tmp_path):
 def test_a_data_set_with_a_lost_file_says_that_it_is_damaged(tmp_path):
     datasets.load("digits", tmp_path)
     next((tmp_path / FOLDER).glob("*train*")).unlink()
-    with pytest.raises(
-        ValueError, match=r"digits in .* is damaged: hetjax_digits-train.*missing"
-    ):
+    with pytest.raises(ValueError, match=r"digits in .* is damaged: hetjax_digits-train.*missing"):
         datasets.load("digits", tmp_path)
 
 

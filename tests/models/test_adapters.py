@@ -76,18 +76,19 @@ def nnx_case(per_example_loss=loss):
 
 def linen_case(per_example_loss=training_loss):
     module = LinenDropping()
-    variables = module.init(jax.random.key(0), jnp.zeros((1, 5)))
+    variables = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 5)))
     return adapters.linen_loss(module, variables, per_example_loss)
 
 
-@pytest.fixture(params=[nnx_case, linen_case], name="case")
+@pytest.fixture(params=[nnx_case, linen_case], name="case", scope="module")
 def _case(request):
-    return request.param()
+    loss_fn, params = request.param()
+    return jax.jit(loss_fn), params
 
 
 def test_losses_are_one_for_each_example(case, batch):
     loss_fn, params = case
-    losses = jax.jit(loss_fn)(params, batch, jax.random.key(0))
+    losses = loss_fn(params, batch, jax.random.key(0))
     assert losses.shape == (BATCH,)
     assert losses.dtype == jnp.float32
 
@@ -135,10 +136,11 @@ def test_the_gradient_of_the_sum_is_the_sum_of_the_gradients_by_hand(batch):
     loss_fn, params = adapters.nnx_loss(model, loss)
     grads = jax.grad(lambda params: loss_fn(params, batch, jax.random.key(0)).sum())(params)
     layer = params["layers"][0]
-    logits = np.asarray(batch["x"] @ layer["kernel"] + layer["bias"], np.float64)
+    x, kernel, bias = map(np.float64, (batch["x"], layer["kernel"], layer["bias"]))
+    logits = x @ kernel + bias
     errors = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     errors[np.arange(BATCH), np.asarray(batch["label"])] -= 1.0
-    expected = sum(np.outer(batch["x"][i], errors[i]) for i in range(BATCH))
+    expected = sum(np.outer(x[i], errors[i]) for i in range(BATCH))
     np.testing.assert_allclose(grads["layers"][0]["kernel"], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(grads["layers"][0]["bias"], errors.sum(0), rtol=1e-5, atol=1e-6)
 
@@ -166,7 +168,7 @@ def test_the_model_that_was_passed_in_is_not_changed(batch):
     before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     count = int(model.drop1.rngs.count[...])
     loss_fn, params = adapters.nnx_loss(model, loss)
-    jax.grad(lambda params: loss_fn(params, batch, jax.random.key(0)).sum())(params)
+    jax.jit(jax.grad(lambda params: loss_fn(params, batch, jax.random.key(0)).sum()))(params)
     after = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     jax.tree.map(np.testing.assert_array_equal, before, after)
     assert int(model.drop1.rngs.count[...]) == count
@@ -210,9 +212,7 @@ def test_trained_params_go_back_into_a_model(batch):
 def test_params_of_another_shape_are_refused():
     model = models.make("logistic", (5,), 3, rngs=nnx.Rngs(0))
     _, params = adapters.nnx_loss(model, loss)
-    with pytest.raises(
-        ValueError, match=r"params do not fit the model: got shapes .*\(4, 5, 3\)"
-    ):
+    with pytest.raises(ValueError, match=r"params do not fit the model: got shapes .*\(4, 5, 3\)"):
         adapters.nnx_model(model, jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), params))
     with pytest.raises(ValueError, match="params do not fit the model"):
         adapters.nnx_model(model, {})
@@ -223,14 +223,12 @@ def test_batch_norm_is_refused_with_what_to_use_instead():
         def __init__(self, rngs):
             self.norm = nnx.BatchNorm(5, rngs=rngs)
 
-    message = (
-        r"keeps state across examples \(norm\.mean, norm\.var\).*Use GroupNorm or LayerNorm"
-    )
+    message = r"keeps state across examples \(norm\.mean, norm\.var\).*Use GroupNorm or LayerNorm"
     for adapt in (adapters.nnx_loss, adapters.nnx_metrics):
         with pytest.raises(ValueError, match=message):
             adapt(Normed(nnx.Rngs(0)), loss)
     module = LinenNormed()
-    variables = module.init(jax.random.key(0), jnp.zeros((1, 5)))
+    variables = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 5)))
     for adapt in (adapters.linen_loss, adapters.linen_metrics):
         with pytest.raises(ValueError, match=r"\(batch_stats: BatchNorm_0\).*Use GroupNorm"):
             adapt(module, variables, loss)

@@ -49,9 +49,7 @@ def parse(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             images, labels = arrays["images"], arrays["labels"]
-    except (
-        Exception
-    ) as error:  # zipfile, zlib, NumPy and KeyError: whatever a damaged file does
+    except Exception as error:  # zipfile, zlib, NumPy and KeyError: whatever a damaged file does
         raise ValueError(
             f"{name} cannot be read ({type(error).__name__}: {error}); install hetjax again"
         ) from error

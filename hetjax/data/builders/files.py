@@ -145,9 +145,7 @@ def download_file(spec: FileSpec, target: pathlib.Path) -> None:
             failures.append(f"{url}: {error}")
         finally:
             part.unlink(missing_ok=True)
-    raise ValueError(
-        "; ".join(failures) if failures else f"no address is known for {spec.name}"
-    )
+    raise ValueError("; ".join(failures) if failures else f"no address is known for {spec.name}")
 
 
 def _save(response, part: pathlib.Path, *, limit_bytes: int) -> None:

@@ -1,0 +1,272 @@
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax import quota
+from hetjax.cluster import emulate
+from hetjax.quota import estimate
+from tests import oracles
+
+OPTIONS = {"static": {"proportions": [4, 3, 2, 1, 0.5]}}
+
+
+def make(name):
+    return quota.POLICIES[name](**OPTIONS.get(name, {}))
+
+
+def times_of(cluster, quotas, round):
+    ends = [
+        cluster.microbatch_ends(round, worker, int(count)) for worker, count in enumerate(quotas)
+    ]
+    return quota.RoundTimes(
+        np.asarray(quotas),
+        np.array([secs[0] if secs.size else np.nan for secs in ends]),
+        np.array([secs[-1] if secs.size else 0.0 for secs in ends]),
+    )
+
+
+def run(policy, cluster, budget, num_rounds, **options):
+    return emulate.simulate_policy(policy, cluster, budget, num_rounds, **options)[0]
+
+
+def optimum(cluster, round, budget):
+    caps = np.where(cluster.present_at(round), budget, 0)
+    return quota.optimal_round_secs(cluster.costs_at(round), budget, caps=caps)
+
+
+def is_optimal(quotas, cluster, round):
+    secs = cluster.costs_at(round).round_secs(quotas).max()
+    return secs == pytest.approx(optimum(cluster, round, int(quotas.sum())), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", quota.POLICIES)
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_quotas_always_sum_to_the_total_and_keep_within_the_caps(name, data):
+    policy, budget = make(name), data.draw(st.integers(1, 40))
+    cluster = emulate.EmulatedCluster(
+        (1.0, 1.0, 2.0, 3.0, 50.0), 0.5, delay="exponential", seed=data.draw(st.integers(0, 99))
+    )
+    state, few = policy.init(5, budget), st.lists(st.integers(0, 12), min_size=5, max_size=5)
+    for round in range(12):
+        caps = np.array(data.draw(few))
+        caps[data.draw(st.integers(0, 4))] += max(0, budget - caps.sum())
+        total = data.draw(st.sampled_from([budget, budget, (budget + 1) // 2, 1]))
+        quotas, state = policy.assign(state, total, caps)
+        assert quotas.dtype == np.int64
+        assert quotas.sum() == total
+        assert (quotas >= 0).all()
+        assert (quotas <= caps).all()
+        done = np.minimum(quotas, data.draw(st.integers(0, 40)))  # a gate may close early
+        state = policy.observe(state, times_of(cluster, done, round))
+
+
+@pytest.mark.parametrize("name", quota.POLICIES)
+def test_a_smaller_round_leaves_the_kept_quotas_alone(name):
+    policy, caps = make(name), np.full(5, 20)
+    cluster = emulate.EmulatedCluster((1.0, 1.5, 2.0, 3.0, 4.0))
+    state = policy.init(5, 40)
+    for round in range(6):
+        quotas, state = policy.assign(state, 40, caps)
+        state = policy.observe(state, times_of(cluster, quotas, round))
+    before, _ = policy.assign(state, 40, caps)
+    small, state = policy.assign(state, 7, caps)
+    after, _ = policy.assign(state, 40, caps)
+    assert small.sum() == 7
+    np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("name", quota.POLICIES)
+def test_a_state_that_was_saved_goes_on_identically(name):
+    policy, caps = make(name), np.full(5, 40)
+    cluster = emulate.EmulatedCluster((1.0, 1.0, 2.0, 3.0, 9.0), delay="exponential")
+    states = [policy.init(5, 40)] * 2
+    for round in range(20):
+        states[1] = pickle.loads(pickle.dumps(states[0]))
+        results = [policy.assign(state, 40, caps) for state in states]
+        np.testing.assert_array_equal(results[0][0], results[1][0])
+        times = times_of(cluster, results[0][0], round)
+        states = [policy.observe(state, times) for _, state in results]
+
+
+@pytest.mark.parametrize("name", quota.POLICIES)
+def test_the_caps_given_must_hold_the_total(name):
+    policy = make(name)
+    with pytest.raises(ValueError, match=r"total is 8 .* hold only 7"):
+        policy.assign(policy.init(5, 8), 8, np.array([7, 0, 0, 0, 0]))
+
+
+@pytest.mark.parametrize("name", quota.POLICIES)
+def test_empty_clusters_and_rounds_are_refused(name):
+    with pytest.raises(ValueError, match="num_workers is 0"):
+        make(name).init(0, 8)
+    with pytest.raises(ValueError, match="budget is 0"):
+        make(name).init(5, 0)
+
+
+def test_the_plain_rule_meets_the_speeds_at_once_without_overhead():
+    cluster = emulate.EmulatedCluster((1.0, 2.0, 4.0))
+    assert run(quota.proportional(), cluster, 14, 3)[1:].tolist() == [[8, 4, 2]] * 2
+    each_epoch = run(quota.proportional(period_rounds=3), cluster, 14, 5)
+    assert each_epoch.tolist() == [[5, 5, 4]] * 3 + [[8, 4, 2]] * 2
+
+
+def test_a_dead_band_ignores_what_lies_within_it():
+    cluster = emulate.EmulatedCluster((1.0, 1.2))
+    assert run(quota.dead_band(band=0.2), cluster, 40, 3).tolist() == [[20, 20]] * 3
+    assert run(quota.dead_band(band=0.05), cluster, 40, 3)[-1].tolist() == [22, 18]
+
+
+def test_static_wants_a_proportion_for_each_worker():
+    with pytest.raises(ValueError, match="there are 3 workers"):
+        quota.static([1, 2]).init(3, 9)
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "message"),
+    [
+        (quota.proportional, {"period_rounds": 0}, "period_rounds is 0"),
+        (quota.dead_band, {"band": -0.1}, "band is -0.1"),
+        (quota.dead_band, {"gain": 0.0}, "gain is 0.0"),
+        (quota.adaptive, {"alarm": -1.0}, "alarm is -1.0"),
+        (quota.adaptive, {"probe_microbatches": 0}, "probe_microbatches is 0"),
+    ],
+)
+def test_impossible_options_are_refused(factory, options, message):
+    with pytest.raises(ValueError, match=message):
+        factory(**options)
+
+
+@pytest.mark.parametrize("overhead", [0.0, 2.0, 9.0])
+def test_adaptive_is_optimal_after_one_round_without_noise(overhead):
+    cluster = emulate.EmulatedCluster((1.0, 1.3, 2.1, 3.7), overhead)
+    quotas = run(quota.adaptive(), cluster, 48, 30)
+    assert not is_optimal(quotas[0], cluster, 0)
+    assert is_optimal(quotas[1], cluster, 0)
+    assert (quotas[1:] == quotas[1]).all()
+
+
+def test_adaptive_fits_totals_alone_when_no_first_microbatch_is_timed():
+    cluster = emulate.EmulatedCluster((1.0, 1.3, 2.1, 3.7), 4.0)
+    policy, caps = quota.adaptive(), np.full(4, 48)
+    state = policy.init(4, 48)
+    for round in range(12):
+        quotas, state = policy.assign(state, 48, caps)
+        times = times_of(cluster, quotas, round)._replace(first_secs=np.full(4, np.nan))
+        state = policy.observe(state, times)
+    assert is_optimal(quotas, cluster, 0)
+
+
+@pytest.mark.parametrize("noise", ["constant", "gamma"])
+def test_adaptive_answers_a_worker_2x_slower_and_back_within_five_rounds(noise):
+    changes = (emulate.Change(60, 1, 2.0), emulate.Change(90, 1, 1.0))
+    cluster = emulate.EmulatedCluster((1.0,) * 4, delay=noise, changes=changes)
+    quotas = run(quota.adaptive(), cluster, 32, 120)
+    for start in (60, 90):
+        assert not is_optimal(quotas[start], cluster, start)
+        assert is_optimal(quotas[start + 5], cluster, start)
+
+
+def test_one_or_two_late_rounds_move_nothing():
+    cluster = emulate.EmulatedCluster((1.0, 2.0, 3.0), delay="gamma", delay_cv=0.05)
+    policy, caps = quota.adaptive(settle_rounds=20), np.full(3, 33)
+    state, all_quotas = policy.init(3, 33), []
+    for round in range(80):
+        quotas, state = policy.assign(state, 33, caps)
+        times = times_of(cluster, quotas, round)
+        if round in (50, 51):
+            times.first_secs[0] *= 10
+            times.compute_secs[0] *= 10
+        state = policy.observe(state, times)
+        all_quotas.append(quotas.tolist())
+    assert all_quotas[49:] == [all_quotas[49]] * 31
+
+
+def test_noise_alone_moves_no_quota_after_settling():
+    cluster = emulate.EmulatedCluster(
+        (1.0, 1.4, 2.1, 3.9), delay="gamma", delay_cv=0.1, delay_per="round"
+    )
+    quotas = run(quota.adaptive(), cluster, 32, 800)
+    assert (quotas[100:] == quotas[100]).all()
+
+
+def test_a_worker_that_leaves_and_comes_back_as_another_is_measured_anew():
+    changes = (
+        emulate.Change(10, 0, present=False),
+        emulate.Change(20, 0, secs_per_microbatch=5.0, present=True),
+    )
+    cluster = emulate.EmulatedCluster((1.0, 2.0, 2.0), changes=changes)
+    quotas = run(quota.adaptive(), cluster, 40, 25)
+    assert is_optimal(quotas[9], cluster, 9)
+    assert (quotas[10:20] == [0, 20, 20]).all()
+    assert quotas[20].tolist() == [2, 19, 19]  # a newcomer's probe
+    assert is_optimal(quotas[21], cluster, 21)
+
+
+def test_a_worker_not_worth_its_overhead_gets_nothing_but_probes_and_recovers():
+    changes = (emulate.Change(5, 2, 60.0), emulate.Change(100, 2, 1.0))
+    cluster = emulate.EmulatedCluster((1.0, 1.0, 1.0), changes=changes)
+    quotas = run(quota.adaptive(), cluster, 30, 900)
+    idle = quotas[20:100, 2]
+    assert set(idle.tolist()) <= {0, 1}
+    assert idle.sum() <= 2
+    assert is_optimal(quotas[-1], cluster, 899)
+    assert quotas[-1].tolist() == [10, 10, 10]
+
+
+def test_probing_takes_a_small_part_of_the_time():
+    changes = (emulate.Change(5, 2, 60.0),)
+    cluster = emulate.EmulatedCluster((1.0, 1.0, 1.0), changes=changes)
+    quotas, _, round_secs = emulate.simulate_policy(quota.adaptive(), cluster, 30, 1000)
+    assert quotas[20:, 2].sum() >= 1
+    assert round_secs[20:].mean() <= 1.01 * optimum(cluster, 20, 30)
+
+
+def test_more_workers_than_microbatches_are_all_tried():
+    cluster = emulate.EmulatedCluster((5.0, 4.0, 3.0, 2.0, 1.0))
+    quotas = run(quota.adaptive(), cluster, 2, 12)
+    assert (quotas[:5].sum(axis=0) > 0).all()
+    assert is_optimal(quotas[-1], cluster, 0)
+
+
+def test_the_fit_is_the_weighted_least_squares_of_all_observations():
+    rng = np.random.default_rng(0)
+    observations = []
+    samples = estimate.no_samples(1)
+    for done in (3, 8, 5, 1, 12):
+        first, rest = 2.0 + rng.uniform(), (done - 1) * (1.0 + rng.uniform())
+        known = done != 8
+        first_secs = np.array([first if known else np.nan])
+        samples = estimate.add(
+            samples, estimate.samples_of(np.array([done]), first_secs, np.array([first + rest]))
+        )
+        if not known:
+            observations.append((1, done, first + rest))
+            continue
+        observations.append((1, 1, first))
+        if done > 1:
+            observations.append((0, done - 1, rest))
+    unknown = np.array([np.nan])
+    overhead, secs = estimate.fit(samples, unknown, unknown)
+    expected = oracles.two_parameter_fit(observations)
+    np.testing.assert_allclose([overhead[0], secs[0]], expected, rtol=1e-10)
+
+
+def test_where_the_samples_cannot_tell_the_ratio_of_the_costs_is_kept():
+    samples = estimate.samples_of(np.array([1]), np.array([6.0]), np.array([6.0]))
+    overhead, secs = estimate.fit(samples, np.array([2.0]), np.array([1.0]))
+    assert (overhead[0], secs[0]) == (pytest.approx(4.0), pytest.approx(2.0))
+
+
+def test_a_noisier_worker_is_given_less():
+    rng = np.random.default_rng(0)
+    policy, caps = quota.adaptive(), np.full(2, 40)
+    state = policy.init(2, 40)
+    for _ in range(200):
+        quotas, state = policy.assign(state, 40, caps)
+        factors = np.array([rng.gamma(100) / 100, rng.gamma(6) / 6])
+        state = policy.observe(state, quota.RoundTimes(quotas, factors, factors * quotas))
+    assert quotas[0] > quotas[1]

@@ -1,0 +1,158 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax import quota
+from tests import oracles
+
+
+@st.composite
+def problems(draw, most_workers=6, most_total=30):
+    """Costs with many ties (whole numbers) or none (any floats), caps and current quotas."""
+    num_workers = draw(st.integers(1, most_workers))
+    whole = draw(st.booleans())
+    if whole:
+        overhead, secs = st.integers(0, 4).map(float), st.integers(1, 4).map(float)
+    else:
+        overhead, secs = st.floats(0, 1e3), st.floats(1e-3, 1e3)
+    total = draw(st.integers(0, most_total))
+
+    def each(values):
+        return np.array(draw(st.lists(values, min_size=num_workers, max_size=num_workers)))
+
+    caps = each(st.integers(0, most_total))
+    caps[draw(st.integers(0, num_workers - 1))] += max(0, total - caps.sum())
+    return each(overhead), each(secs), total, caps, each(st.integers(0, 12))
+
+
+@settings(max_examples=400, deadline=None)
+@given(problems())
+def test_quotas_are_those_of_the_unit_by_unit_greedy(problem):
+    overhead, secs, total, caps, current = problem
+    costs = quota.WorkerCosts(overhead, secs)
+    quotas = quota.solve_quotas(costs, total, caps=caps, current=current)
+    np.testing.assert_array_equal(
+        quotas, oracles.greedy_quotas(overhead, secs, total, caps, current)
+    )
+    assert quotas.dtype == np.int64
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(most_workers=4, most_total=8))
+def test_no_division_of_the_microbatches_is_faster(problem):
+    overhead, secs, total, caps, _ = problem
+    costs = quota.WorkerCosts(overhead, secs)
+    best = oracles.shortest_round_secs(overhead, secs, total, caps)
+    assert quota.optimal_round_secs(costs, total, caps=caps) == best
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems())
+def test_the_optimum_lies_between_the_bound_and_one_microbatch_above(problem):
+    overhead, secs, total, caps, _ = problem
+    costs = quota.WorkerCosts(overhead, secs)
+    bound = quota.continuous_bound_secs(costs, total, caps=caps)
+    optimum = quota.optimal_round_secs(costs, total, caps=caps)
+    assert bound * (1 - 1e-12) <= optimum <= (bound + secs.max()) * (1 + 1e-12)
+
+
+def test_three_workers_by_hand():
+    costs = quota.WorkerCosts([1.0, 0.0, 100.0], [1.0, 2.0, 0.1])
+    # Two at 1+k and 2k s: 4 and 2 microbatches take 5 and 4 s; the third is never worth it.
+    assert quota.solve_quotas(costs, 6).tolist() == [4, 2, 0]
+    assert quota.optimal_round_secs(costs, 6) == 5.0
+    assert quota.continuous_bound_secs(costs, 6) == pytest.approx(14 / 3)
+
+
+def test_a_tie_goes_to_the_holder_and_then_to_the_lowest_rank():
+    costs = quota.WorkerCosts(0.0, [1.0, 1.0, 1.0])
+    assert quota.solve_quotas(costs, 4).tolist() == [2, 1, 1]
+    assert quota.solve_quotas(costs, 4, current=[1, 1, 2]).tolist() == [1, 1, 2]
+
+
+def test_many_workers_of_extreme_speeds_match_the_greedy():
+    rng = np.random.default_rng(0)
+    secs, zeros = 10 ** rng.uniform(-4, 4, 100), np.zeros(100, int)
+    quotas = quota.solve_quotas(quota.WorkerCosts(0.0, secs), 500)
+    caps = np.full(100, 500)
+    np.testing.assert_array_equal(
+        quotas, oracles.greedy_quotas(np.zeros(100), secs, 500, caps, zeros)
+    )
+
+
+def test_microbatches_lost_in_the_rounding_of_the_overhead_are_still_placed():
+    overhead, secs = np.array([1.0, 1.0]), np.array([1e-17, 1e-18])
+    quotas = quota.solve_quotas(quota.WorkerCosts(overhead, secs), 50)
+    np.testing.assert_array_equal(
+        quotas, oracles.greedy_quotas(overhead, secs, 50, [50, 50], [0, 0])
+    )
+
+
+def test_caps_that_hold_too_little_are_refused_with_both_totals():
+    costs = quota.WorkerCosts(0.0, [1.0, 1.0])
+    with pytest.raises(ValueError, match=r"total is 9 .* hold only 7.*Raise the caps"):
+        quota.solve_quotas(costs, 9, caps=[3, 4])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"total": -1}, "total is -1"),
+        ({"total": 2.0}, "whole number"),
+        ({"total": 1, "caps": [1]}, "caps is .* 2 whole numbers"),
+        ({"total": 1, "caps": [1, -1]}, "0 or more"),
+        ({"total": 1, "current": [0.5, 1]}, "current is"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        quota.solve_quotas(quota.WorkerCosts(0.0, [1.0, 1.0]), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("overhead", "secs", "message"),
+    [
+        (0.0, [1.0, 0.0], "secs_per_microbatch of worker 1 is 0.0; .* above 0"),
+        ([0.0, -1.0], [1.0, 1.0], "overhead_secs of worker 1 is -1.0"),
+        (0.0, [np.nan], "worker 0 is nan"),
+        ([0.0], [1.0, 1.0], r"shape \(1,\)"),
+        (0.0, [], "one number for each worker"),
+    ],
+)
+def test_impossible_costs_are_refused(overhead, secs, message):
+    with pytest.raises(ValueError, match=message):
+        quota.WorkerCosts(overhead, secs)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(0, 100), min_size=1, max_size=8).filter(any),
+    st.integers(0, 200),
+    st.data(),
+)
+def test_largest_remainders_are_exact_and_within_one_of_the_proportion(weights, total, data):
+    shares = quota.largest_remainder(weights, total)
+    ideal = total * np.array(weights) / np.sum(weights)
+    assert shares.sum() == total
+    assert np.abs(shares - ideal).max() < 1 + 1e-9
+    caps = np.array([data.draw(st.integers(0, 60)) for _ in weights])
+    caps[0] += max(0, total - caps.sum())
+    capped = quota.largest_remainder(weights, total, caps=caps)
+    assert capped.sum() == total
+    assert (capped >= 0).all()
+    assert (capped <= caps).all()
+
+
+def test_largest_remainders_by_hand():
+    assert quota.largest_remainder([1, 1, 1], 8).tolist() == [3, 3, 2]
+    assert quota.largest_remainder([0.5, 0.3, 0.2], 9).tolist() == [4, 3, 2]
+    # Only workers of proportion 0 have room left: they share.
+    assert quota.largest_remainder([1, 0, 0], 5, caps=[1, 9, 9]).tolist() == [1, 2, 2]
+
+
+def test_impossible_proportions_are_refused():
+    with pytest.raises(ValueError, match=r"proportions are \[1.0, -1.0\]"):
+        quota.largest_remainder([1, -1], 3)
+    with pytest.raises(ValueError, match="not all 0"):
+        quota.largest_remainder([0, 0], 3)

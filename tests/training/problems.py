@@ -1,0 +1,65 @@
+"""Small problems with known answers, and traces that script the quotas of a run."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import hetjax
+
+CLASSES, FEATURES = 3, 5
+
+
+def classification(num_examples=203, dtype=np.float64):
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(num_examples, FEATURES)).astype(dtype)
+    return {"x": x, "y": rng.integers(CLASSES, size=num_examples).astype(np.int32)}
+
+
+def initial_weights(dtype=np.float64):
+    return np.random.default_rng(8).normal(size=(FEATURES, CLASSES)).astype(dtype)
+
+
+def softmax_loss(weights, batch, rng):
+    del rng
+    log_probabilities = jax.nn.log_softmax(batch["x"] @ weights)
+    return -jnp.take_along_axis(log_probabilities, batch["y"][:, None], axis=1)[:, 0]
+
+
+def round_totals(num_examples, epochs, microbatch_size, budget):
+    """Microbatches of each round: the whole budget, and in an epoch's last round the rest."""
+    left = -(-num_examples // microbatch_size)
+    epoch = [budget] * (left // budget) + ([left % budget] if left % budget else [])
+    return epoch * epochs
+
+
+def write_trace(path, totals, num_workers, seed=0):
+    """A trace of random quotas, with zeros and whole rounds for one worker alone among them."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for index, total in enumerate(totals):
+        weights = np.eye(num_workers)[index % num_workers]
+        if index % 3:
+            weights = rng.random(num_workers) * (rng.random(num_workers) < 0.7)
+        if weights.sum() == 0:
+            weights = np.ones(num_workers)
+        quotas = rng.multinomial(total, weights / weights.sum()).tolist()
+        lines.append(json.dumps({"quotas": quotas, "microbatches_done": quotas}))
+    path.write_text("\n".join(lines) + "\n")
+    return [json.loads(line)["quotas"] for line in lines]
+
+
+def fit(examples, weights, /, *, loss_fn=softmax_loss, optimizer=None, **fields):
+    """`hetjax.fit` on four workers, quietly."""
+    fields = {
+        "microbatch_size": 4,
+        "budget": 8,
+        "progress": False,
+        "cluster": {"num_workers": 4},
+        **fields,
+    }
+    return hetjax.fit(
+        loss_fn, weights, optimizer or optax.sgd(0.3, momentum=0.9), examples, **fields
+    )

@@ -1,0 +1,470 @@
+"""What the loop promises beside the numbers: ledger, clocks, files, and how it ends."""
+
+import dataclasses
+import json
+import os
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax.ordering import methods, ordering
+from hetjax.training import accumulate, fused, gate
+from tests.training import problems
+
+LOCAL = ["stepped", "fused", "virtual"]
+EMULATED = {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"}
+
+
+def count_compilations(train):
+    """How many programs were compiled between the first round's report and the end."""
+    counts = []
+
+    def on_event(name, duration, **kwargs):
+        del duration, kwargs
+        counts.append(name == "/jax/core/compile/backend_compile_duration")
+
+    started = []
+    jax.monitoring.register_event_duration_secs_listener(on_event)
+    try:
+        train(lambda line: started.append(sum(counts)) if line.round == 0 else None)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(on_event)
+    return started[0], sum(counts) - started[0]
+
+
+@pytest.mark.parametrize("feed", ["resident", "streamed"])
+@pytest.mark.parametrize("local", LOCAL)
+def test_a_change_of_quotas_compiles_nothing(local, feed, tmp_path):
+    data = problems.classification(203, np.float32)
+    weights = problems.initial_weights(np.float32)
+    totals = problems.round_totals(203, epochs=2, microbatch_size=4, budget=8)
+    problems.write_trace(tmp_path / "trace", totals, num_workers=4)
+
+    def train(callback):
+        problems.fit(
+            data,
+            weights,
+            epochs=2,
+            local=local,
+            data={"feed": feed},
+            replay=str(tmp_path / "trace"),
+            callbacks=[callback],
+        )
+
+    before, after = count_compilations(train)
+    assert before > 0  # or the listener heard nothing
+    assert after == 0
+
+
+def test_no_collective_is_inside_the_fused_loop():
+    mesh = hetjax.make_worker_mesh(4)
+    step = fused.make_train_step(problems.softmax_loss, optax.sgd(0.1), mesh, nominal_examples=32)
+    weights = problems.initial_weights(np.float32)
+    state = hetjax.make_train_state(weights, optax.sgd(0.1), num_workers=4, mesh=mesh)
+    data = problems.classification(4 * 3 * 2, np.float32)
+    microbatches = hetjax.Microbatch(
+        np.arange(24, dtype=np.int32).reshape(4, 3, 2),
+        np.ones((4, 3, 2), np.float32),
+        {name: x.reshape(4, 3, 2, *x.shape[1:]) for name, x in data.items()},
+    )
+    jaxpr = jax.make_jaxpr(step)(state, microbatches, np.zeros(4, np.int32), jax.random.key(0))
+    collectives = {"psum", "psum_invariant", "all_gather", "ppermute", "all_to_all"}
+
+    def primitives(jaxpr, inside_loop=False):
+        for equation in jaxpr.eqns:
+            yield equation.primitive.name, inside_loop
+            inside = inside_loop or equation.primitive.name == "while"
+            for value in equation.params.values():
+                for inner in value if isinstance(value, tuple | list) else [value]:
+                    inner = getattr(inner, "jaxpr", inner)
+                    if hasattr(inner, "eqns"):
+                        yield from primitives(inner, inside)
+
+    found = list(primitives(jaxpr.jaxpr))
+    assert ("dot_general", True) in found  # the walk does reach the loop's body
+    assert any(name in collectives for name, _ in found)
+    assert not any(name in collectives for name, inside in found if inside)
+
+
+def test_make_train_step_trains_in_a_loop_of_ones_own():
+    mesh = hetjax.make_worker_mesh(4)
+    optimizer = optax.sgd(0.3)
+    weights = problems.initial_weights(np.float32)
+    step = jax.jit(
+        hetjax.make_train_step(problems.softmax_loss, optimizer, mesh, nominal_examples=24)
+    )
+    state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh)
+    data = problems.classification(24, np.float32)
+    microbatches = hetjax.Microbatch(
+        np.arange(24, dtype=np.int32).reshape(4, 3, 2),
+        np.ones((4, 3, 2), np.float32),
+        {name: x.reshape(4, 3, 2, *x.shape[1:]) for name, x in data.items()},
+    )
+    counts = np.array([3, 0, 1, 2], np.int32)
+    state, metrics, signs = step(state, microbatches, counts, jax.random.key(0))
+    used = np.concatenate([np.arange(24).reshape(4, 6)[w][: 2 * c] for w, c in enumerate(counts)])
+    batch = {name: x[used] for name, x in data.items()}
+    gradient = jax.grad(lambda w: problems.softmax_loss(w, batch, None).mean())(weights)
+    np.testing.assert_allclose(state.params[2], weights - 0.3 * gradient, rtol=1e-5, atol=1e-6)
+    assert metrics.microbatches_done.tolist() == [3, 0, 1, 2]
+    assert metrics.example_count.tolist() == [6, 0, 2, 4]
+    assert signs == ()
+
+
+@pytest.mark.parametrize("sharing", ["shared", "private"])
+@pytest.mark.parametrize("num_examples", [1, 9, 61, 203])
+def test_nothing_is_missing_or_doubled_whatever_divides(num_examples, sharing):
+    if sharing == "private" and num_examples < 4:
+        pytest.skip("fewer examples than workers are refused for private data")
+    cluster = EMULATED | {
+        "changes": (
+            {"round": 1, "worker": 0, "present": False},
+            {"round": 2, "worker": 3, "secs_per_microbatch": 0.1},
+            {"round": 4, "worker": 0, "present": True},
+        )
+    }
+    result = problems.fit(
+        problems.classification(num_examples, np.float32),
+        problems.initial_weights(np.float32),
+        epochs=3,
+        data={"sharing": sharing},
+        quota={"max_microbatches": 5},
+        cluster=cluster,
+    )
+    summary = result.summary
+    assert (summary["examples_missing"], summary["examples_duplicated"]) == (0, 0)
+    assert summary["examples_processed"] >= 3 * num_examples
+    assert sum(line["examples"] for line in result.history) == summary["examples_processed"]
+    for line in result.history:
+        assert all(
+            q == 0 for q, here in zip(line["quotas"], line["present"], strict=True) if not here
+        )
+        assert max(line["quotas"]) <= 5
+
+
+class _EveryThird:
+    """Closes a round after three microbatches, whoever did them."""
+
+    def begin(self, quotas):
+        self.done = 0
+
+    def is_open(self):
+        return self.done < 3
+
+    def finished(self, worker, microbatches_done):
+        self.done += 1
+
+
+@pytest.mark.parametrize("sharing", ["shared", "private"])
+def test_what_a_gate_leaves_over_is_done_later_and_once(sharing, monkeypatch):
+    monkeypatch.setitem(gate.GATES, "third", _EveryThird)
+    result = problems.fit(
+        problems.classification(61, np.float32),
+        problems.initial_weights(np.float32),
+        epochs=2,
+        data={"sharing": sharing},
+        gate={"trigger": "third"},
+    )
+    left = [sum(line["quotas"]) - sum(line["microbatches_done"]) for line in result.history]
+    assert sum(left) > 0
+    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+
+
+def test_a_replay_repeats_what_a_gate_did(monkeypatch, tmp_path):
+    monkeypatch.setitem(gate.GATES, "third", _EveryThird)
+    data = problems.classification(61, np.float32)
+    weights = problems.initial_weights(np.float32)
+    gated = problems.fit(data, weights, epochs=2, gate={"trigger": "third"}, workdir=tmp_path)
+    again = problems.fit(data, weights, epochs=2, replay=str(tmp_path / "metrics.jsonl"))
+    np.testing.assert_array_equal(again.params, gated.params)
+
+
+def _parity_signs():
+    """A sign for each pair: + where its first example's id is even. Carries no mathematics."""
+
+    def local(weighted_losses, worker_state, signed_sum, microbatch):
+        def objective(params):
+            losses, weights = weighted_losses(params)
+            return losses.sum(), weights.sum()
+
+        (loss, weight), grads = jax.value_and_grad(objective, has_aux=True)(worker_state.params)
+        signs = jnp.where(microbatch.example_ids[::2] % 2 == 0, 1, -1).astype(jnp.int8)
+        signed_sum = signed_sum + signs.sum().astype(jnp.float32)
+        return (loss, weight), grads, signed_sum, signs
+
+    def sync(running_sum, signed_sum, axis):
+        rank = jax.lax.axis_index(axis)
+        worker_sign = jnp.where(rank % 2 == 0, 1, -1).astype(jnp.int8)
+        return running_sum + jax.lax.psum(signed_sum, axis), worker_sign
+
+    return ordering.Signs(lambda params: jnp.zeros((), jnp.float32), local, sync)
+
+
+@pytest.mark.parametrize("local", LOCAL)
+def test_an_ordering_gets_the_signs_of_realised_pairs(local, monkeypatch):
+    calls = []
+    shuffled = methods.random_reshuffling()
+
+    def place(state, units, signs):
+        calls.append((units, signs))
+        return shuffled.place(state, units, signs)
+
+    parity = ordering.Ordering(shuffled.init, place, signs=_parity_signs())
+    monkeypatch.setitem(methods.ORDERINGS, "parity", lambda: parity)
+    result = problems.fit(
+        problems.classification(61, np.float32),
+        problems.initial_weights(np.float32),
+        epochs=1,
+        local=local,
+        ordering={"method": "parity"},
+        cluster=EMULATED,
+    )
+    total = 0
+    for (units, signs), line in zip(calls, result.history, strict=True):
+        worker = np.repeat(np.arange(4), 2 * np.array(line["microbatches_done"]))[: len(signs)]
+        parity = np.where(units[::2] % 2 == 0, 1, -1)
+        np.testing.assert_array_equal(signs, parity * np.where(worker % 2 == 0, 1, -1))
+        total += parity.sum()
+    # The last microbatch has one example and a pair of padding, whose id -1 is odd.
+    assert result.state.running_sum.shape == (4,)
+    assert abs(result.state.running_sum[0] - total) <= 1
+
+
+def _with_a_nan(num_examples=64):
+    data = problems.classification(num_examples, np.float32)
+    data["x"][17] = np.nan
+    return data
+
+
+@pytest.mark.parametrize("local", LOCAL)
+def test_a_nonfinite_microbatch_stops_the_run_and_keeps_the_state(local, tmp_path):
+    weights = problems.initial_weights(np.float32)
+    with pytest.raises(hetjax.NonFiniteError, match=r"round \d.*worker \d.*\b17\b"):
+        problems.fit(_with_a_nan(), weights, epochs=1, local=local, workdir=tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["interrupted"]
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_nonfinite_microbatch_is_skipped_and_counted(float64):
+    data = _with_a_nan()
+    weights = problems.initial_weights()
+    result = problems.fit(
+        data, weights, optimizer=optax.sgd(1.0), epochs=1, budget=16, nonfinite="skip"
+    )
+    order = np.random.default_rng((0, 0)).permutation(64).reshape(16, 4)
+    good = order[~np.any(order == 17, axis=1)].reshape(-1)
+    batch = {
+        name: x[good].astype(weights.dtype if name == "x" else x.dtype) for name, x in data.items()
+    }
+    gradient = jax.grad(lambda w: problems.softmax_loss(w, batch, None).mean())(weights)
+    np.testing.assert_allclose(result.params, weights - gradient, rtol=1e-6)
+    assert result.summary["examples_skipped"] == 4
+    assert result.summary["examples_processed"] == 64
+    assert result.summary["examples_missing"] == 0
+
+
+def test_ctrl_c_ends_between_rounds_with_the_files_written(tmp_path):
+    def press(line):
+        if line.round == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = problems.fit(
+        problems.classification(203, np.float32),
+        problems.initial_weights(np.float32),
+        epochs=50,
+        callbacks=[press],
+        workdir=tmp_path,
+    )
+    assert result.summary["interrupted"]
+    assert 4 <= result.summary["rounds"] <= 6
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert written == result.summary
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == written["rounds"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_worker_that_fails_ends_the_run_with_its_error():
+    def broken(weights, batch, rng):
+        losses = problems.softmax_loss(weights, batch, rng)
+
+        def check(ids):
+            if (ids == 5).any():
+                raise RuntimeError("example 5 is broken")
+
+        jax.debug.callback(check, batch["id"])
+        return losses
+
+    data = problems.classification(64, np.float32) | {"id": np.arange(64)}
+    weights = problems.initial_weights(np.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="example 5 is broken"):
+        problems.fit(data, weights, loss_fn=broken, epochs=1)
+
+
+def test_the_virtual_clock_tells_the_emulated_times(tmp_path):
+    result = problems.fit(
+        problems.classification(203, np.float32),
+        problems.initial_weights(np.float32),
+        epochs=3,
+        quota={"policy": "equal"},
+        cluster=EMULATED | {"overhead_secs": 0.5},
+        workdir=tmp_path,
+    )
+    first = result.history[0]
+    assert first["quotas"] == [2, 2, 2, 2]
+    assert first["compute_secs"] == [2.5, 4.5, 6.5, 8.5]
+    assert first["round_secs"] == first["local_secs"] == 8.5
+    assert first["waiting_fraction"] == pytest.approx((6 + 4 + 2) / 4 / 8.5)
+    # By hand: 4, 2, 1, 1 microbatches take 4.5, 4.5, 3.5, 4.5 seconds, and nothing is shorter.
+    assert result.summary["optimal_round_secs"] == pytest.approx(4.5)
+    assert result.summary["fraction_of_optimum"] == pytest.approx(4.5 / 8.5)
+    assert result.history[1]["start_secs"] == 8.5
+
+
+def test_adaptive_quotas_reach_the_optimum_of_the_virtual_clock():
+    result = problems.fit(
+        problems.classification(203, np.float32),
+        problems.initial_weights(np.float32),
+        epochs=4,
+        cluster=EMULATED | {"overhead_secs": 0.5},
+    )
+    full = [line for line in result.history if line["full"]]
+    assert full[0]["quotas"] == [2, 2, 2, 2]
+    assert [line["round_secs"] for line in full[2:]] == [4.5] * len(full[2:])
+
+
+def test_emulated_workers_sleep_to_their_times():
+    cluster = {"num_workers": 2, "secs_per_microbatch": (0.02, 0.04)}
+    result = problems.fit(
+        problems.classification(32, np.float32),
+        problems.initial_weights(np.float32),
+        epochs=1,
+        quota={"policy": "equal"},
+        cluster=cluster,
+    )
+    # A sleep never ends early; how late it ends is the machine's affair.
+    assert np.all(np.array(result.history[0]["compute_secs"]) >= [0.08, 0.16])
+
+
+def test_schedules_count_examples_and_not_rounds():
+    data = problems.classification(64, np.float32)
+    weights = problems.initial_weights(np.float32)
+    seen = []
+
+    def rate(progress):
+        return jnp.where(progress < 2.0, 0.0, 1.0)
+
+    def watch(line):
+        seen.append(line.round)
+
+    # 64 examples in rounds of at most 8 microbatches of 4: the nominal round is 32 examples.
+    result = problems.fit(
+        data,
+        weights,
+        optimizer=hetjax.scale_by_progress(rate),
+        epochs=1,
+        callbacks=[watch],
+    )
+    np.testing.assert_array_equal(result.params, weights)
+    assert result.state.progress_rounds.tolist() == [2.0] * 4
+    moved = problems.fit(data, weights, optimizer=hetjax.scale_by_progress(rate), epochs=2)
+    assert not np.array_equal(moved.params, weights)
+
+
+def test_the_best_parameters_are_those_of_the_lowest_evaluation():
+    data = problems.classification(64, np.float32)
+    weights = problems.initial_weights(np.float32)
+    worse = optax.chain(optax.identity(), optax.scale(1.0))  # uphill
+    result = problems.fit(data, weights, optimizer=worse, epochs=3, eval_source=data)
+    losses = [line["eval"]["test_loss"] for line in result.history if "eval" in line]
+    assert losses == sorted(losses)
+    assert result.summary["best_test_loss"] == pytest.approx(losses[0], rel=1e-6)
+    assert result.summary["test_loss"] == pytest.approx(losses[-1], rel=1e-6)
+    mean = float(np.mean(problems.softmax_loss(result.best_params, data, None)))
+    assert mean == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_a_workdir_belongs_to_one_configuration(tmp_path):
+    data = problems.classification(32, np.float32)
+    weights = problems.initial_weights(np.float32)
+    problems.fit(data, weights, epochs=1, workdir=tmp_path)
+    problems.fit(data, weights, epochs=1, workdir=tmp_path)
+    with pytest.raises(ValueError, match=r"another configuration \(epochs: 1 there, 2 here\)"):
+        problems.fit(data, weights, epochs=2, workdir=tmp_path)
+
+
+def test_a_loss_that_is_no_number_an_example_is_refused():
+    data = problems.classification(32, np.float32)
+    weights = problems.initial_weights(np.float32)
+
+    def mean_loss(weights, batch, rng):
+        return problems.softmax_loss(weights, batch, rng).mean()
+
+    with pytest.raises(ValueError, match=r"returned losses float32\[\].*\[4\].*\.mean\(\)"):
+        problems.fit(data, weights, loss_fn=mean_loss, epochs=1)
+    with pytest.raises(ValueError, match="tuple of 3"):
+        problems.fit(data, weights, loss_fn=lambda w, b, r: (1, 2, 3), epochs=1)
+
+
+def test_more_workers_than_devices_are_refused_or_played(capsys):
+    data = problems.classification(64, np.float32)
+    weights = problems.initial_weights(np.float32)
+    with pytest.raises(ValueError, match=r"num_workers = 9.*8 cpu device.*use_cpu_workers\(9\)"):
+        problems.fit(data, weights, epochs=1, local="stepped", cluster={"num_workers": 9})
+    result = problems.fit(data, weights, epochs=1, cluster={"num_workers": 9})
+    assert result.summary["clock"] == "virtual"
+    assert "local='virtual'" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="already running with 8 CPU"):
+        hetjax.use_cpu_workers(9)
+    hetjax.use_cpu_workers(8)
+
+
+def test_a_record_that_cannot_be_read_is_named():
+    class Broken:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            if index == 13:
+                raise OSError("disk on fire")
+            return {"x": np.ones(5, np.float32), "y": np.int32(0)}
+
+    for feed in ("resident", "streamed"):
+        with pytest.raises(ValueError, match=r"13.*disk on fire"):
+            problems.fit(
+                Broken(), problems.initial_weights(np.float32), epochs=1, data={"feed": feed}
+            )
+
+
+def test_an_evaluation_stops_the_run_clock():
+    data = problems.classification(64, np.float32)
+
+    def slow_metrics(weights, batch):
+        losses = problems.softmax_loss(weights, batch, None)
+        jax.debug.callback(lambda: time.sleep(0.5), ordered=True)
+        return {"loss": losses}
+
+    result = problems.fit(
+        data,
+        problems.initial_weights(np.float32),
+        epochs=2,
+        eval_source=data,
+        metrics_fn=slow_metrics,
+    )
+    pauses = result.summary["wall_secs"] - result.summary["train_secs"]
+    assert pauses >= 1.0
+    assert sum(line["round_secs"] for line in result.history) == pytest.approx(
+        result.summary["train_secs"]
+    )
+
+
+def test_accumulate_takes_the_dtype_of_the_sums(float64):
+    empty = accumulate.empty_accumulated({"a": jnp.zeros(3, jnp.bfloat16), "b": jnp.zeros(2)})
+    assert empty.grad_sum["a"].dtype == jnp.float32
+    assert empty.grad_sum["b"].dtype == jnp.float64
+    assert dataclasses.is_dataclass(hetjax.RoundReport)
