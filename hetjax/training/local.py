@@ -123,6 +123,7 @@ class Stepped:
         self._empty = accumulate_lib.empty_accumulated(params, signs)
         self._threads = worker_threads(mesh.size)
         self._stopping = threading.Event()
+        self._started = threading.Semaphore(0)
 
     def fresh(self) -> types.Accumulated:
         zeros = mesh_lib.add_worker_axis(self._empty, self._num_workers)
@@ -156,6 +157,8 @@ class Stepped:
             for worker in range(self._num_workers)
         ]
         try:
+            for _ in tasks:  # the host's own work must not delay a worker's start
+                self._started.acquire()
             meanwhile()
             done = [task.result() for task in tasks]
         except BaseException:  # Ctrl-C, or a worker failed: the others stop after their microbatch
@@ -188,7 +191,10 @@ class Stepped:
         signs: list[Any] = []
         stamps: list[float] = []
         overruns = 0
-        jax.block_until_ready(state)  # the synchronisation is not this worker's compute
+        try:
+            jax.block_until_ready(state)  # the synchronisation is not this worker's compute
+        finally:
+            self._started.release()
         start = time.perf_counter()
         for position, example_ids in enumerate(rows):
             if self._stopping.is_set() or not self._gate.is_open():

@@ -128,20 +128,9 @@ def make_sync(
         state: types.TrainState, accumulated: types.Accumulated, share: jax.Array
     ) -> tuple:
         state, accumulated, share = map(trees.first_row, (state, accumulated, share))
-        rank = jax.lax.axis_index(axis)
-
-        def of_all(x: jax.Array) -> jax.Array:  # scalars of all workers, alike on each
-            return jax.lax.psum(jnp.zeros(num_workers, x.dtype).at[rank].set(x), axis)
-
         with jax.named_scope("reduce"):
             sums = reduced(accumulated, share, lambda s: reducer.collective(s, axis))
-            metrics = types.SyncMetrics(
-                loss_sum=jax.lax.psum(accumulated.loss_sum, axis),
-                weight_sum=jax.lax.psum(accumulated.weight_sum, axis),
-                example_count=of_all(accumulated.example_count),
-                microbatches_done=of_all(accumulated.microbatches_done),
-                nonfinite_microbatch=of_all(accumulated.nonfinite_microbatch),
-            )
+            metrics = _gathered_metrics(accumulated, num_workers)
         running_sum, worker_sign = coordinate(state.running_sum, accumulated.signed_sum)
         with jax.named_scope("update"):
             state = update_worker(state, sums, running_sum, metrics)
@@ -180,6 +169,28 @@ def make_sync(
         in_specs=(rows, rows, rows),
         out_specs=(rows, rows, replicated, rows),
     )
+
+
+def _gathered_metrics(accumulated: types.Accumulated, num_workers: int) -> types.SyncMetrics:
+    """The metrics of all workers, alike on each, by one `psum` of one short vector.
+
+    Counts travel as floating point, exact below 2**24.
+    """
+    axis = mesh_lib.WORKER_AXIS
+    dtype = accumulated.loss_sum.dtype
+    counts = jnp.stack(
+        [
+            accumulated.example_count,
+            accumulated.microbatches_done,
+            accumulated.nonfinite_microbatch,
+        ]
+    )
+    mine = (jnp.arange(num_workers) == jax.lax.axis_index(axis)).astype(dtype)
+    sums = jnp.stack([accumulated.loss_sum, accumulated.weight_sum])
+    of_workers = counts.astype(dtype)[:, None] * mine[None, :]
+    total = jax.lax.psum(jnp.concatenate([sums, of_workers.reshape(-1)]), axis)
+    of_workers = total[2:].reshape(3, num_workers).astype(jnp.int32)
+    return types.SyncMetrics(total[0], total[1], *of_workers)
 
 
 def _cleared(accumulated: types.Accumulated) -> types.Accumulated:
