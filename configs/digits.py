@@ -7,5 +7,5 @@ from hetjax import config
 
 def get_config() -> ml_collections.ConfigDict:
     experiment = config.base()
-    experiment.cluster.secs_per_microbatch = (0.006, 0.008, 0.012, 0.024)
+    experiment.cluster.secs_per_microbatch = (0.024, 0.032, 0.048, 0.096)
     return experiment

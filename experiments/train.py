@@ -7,9 +7,9 @@ DIR gets config.json, metrics.jsonl, summary.json and report.html.
 
 import pathlib
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from experiments import config_flag
 
@@ -112,18 +112,23 @@ def summary_table(summary: dict[str, Any]) -> str:
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
 
 
+def _end(message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(2)
+
+
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}. Write --config.FIELD=VALUE.")
+        _end(f"Unexpected arguments: {' '.join(argv[1:])}. Write --config.FIELD=VALUE.")
+    logging.set_verbosity(logging.WARNING)  # not every data set that is opened
     config = config_flag.get()
     workdir = _WORKDIR.value
     if workdir is None:
-        sys.exit("--workdir is missing: the directory that gets this run's files.")
+        _end("--workdir is missing: the directory that gets this run's files.")
     try:
         result = train_and_evaluate(config, workdir)
     except ValueError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+        _end(str(error))
     print(summary_table(result.summary))
     print(f"Report: {pathlib.Path(workdir) / 'report.html'}")
     if result.summary["interrupted"]:

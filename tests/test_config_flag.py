@@ -61,7 +61,7 @@ def test_overrides_work_the_same_on_both_kinds_of_file(path):
     assert experiment.quota.proportions == (4.0, 3.0, 2.0, 1.0)
     assert experiment.cluster.overhead_secs == (0.1, 0.0, 0.0, 0.0)
     assert experiment.cluster.changes == (config.Change(round=3, worker=0, present=False),)
-    assert experiment.cluster.secs_per_microbatch == (0.006, 0.008, 0.012, 0.024)
+    assert experiment.cluster.secs_per_microbatch == (0.024, 0.032, 0.048, 0.096)
 
 
 MISTAKES = [

@@ -30,7 +30,8 @@ class QuotaPolicy(NamedTuple):
 
     init(num_workers, budget) -> state.
     assign(state, total, caps) -> (quotas i64[n], state): quotas ≤ caps with sum `total`. The
-      total is the budget, but in an epoch's last round, whose quotas are not kept. A cap of 0
+      total is the budget, but in an epoch's last round, whose quotas are not kept; neither are
+      those of a round in which a cap is lower for once. A cap of 0
       is an absent worker; one whose cap is positive again has joined, as if never seen.
     observe(state, times) -> state: takes the `RoundTimes` of the round just done.
     """

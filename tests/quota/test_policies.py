@@ -80,6 +80,24 @@ def test_a_smaller_round_leaves_the_kept_quotas_alone(name):
 
 
 @pytest.mark.parametrize("name", quota.POLICIES)
+def test_a_cap_that_is_lower_for_once_leaves_the_kept_quotas_alone(name):
+    policy, caps = make(name), np.full(5, 1000)
+    cluster = emulate.EmulatedCluster((1.0, 1.5, 2.0, 3.0, 4.0))
+    state = policy.init(5, 1000)
+    for round in range(
+        60
+    ):  # adaptive has settled, and one microbatch of 1,000 would not move it back
+        quotas, state = policy.assign(state, 1000, caps)
+        state = policy.observe(state, times_of(cluster, quotas, round))
+    before, state = policy.assign(state, 1000, caps)
+    squeezed, state = policy.assign(state, 1000, np.array([before[0] - 1, 1000, 1000, 1000, 1000]))
+    after, _ = policy.assign(state, 1000, caps)
+    assert squeezed[0] < before[0]
+    assert squeezed.sum() == 1000
+    np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("name", quota.POLICIES)
 def test_a_state_that_was_saved_goes_on_identically(name):
     policy, caps = make(name), np.full(5, 40)
     cluster = emulate.EmulatedCluster((1.0, 1.0, 2.0, 3.0, 9.0), delay="exponential")

@@ -1,0 +1,60 @@
+"""The figures of quotas and of the training loop, as one table.
+
+    python -m experiments.benchmark_quotas [--only=overhead,emulated]
+
+First the real runs, on a machine that does nothing else, then the virtual clock.
+"""
+
+import os
+import platform
+import sys
+import time
+
+from absl import app, flags, logging
+
+import hetjax
+from experiments import quota_simulation
+
+_ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+    logging.set_verbosity(logging.WARNING)  # not every data set that is opened
+    hetjax.use_cpu_workers(8)
+    import jax
+
+    from experiments import quota_training
+
+    groups = {
+        "overhead": quota_training.overhead_rows,
+        "emulated": quota_training.emulated_rows,
+        "compilation": quota_training.compilation_rows,
+        "pooled": quota_training.pooled_rows,
+        "steady_state": quota_simulation.steady_state_rows,
+        "convergence": quota_simulation.convergence_rows,
+        "reaction": quota_simulation.reaction_rows,
+        "noise": quota_simulation.noise_rows,
+        "membership": quota_simulation.membership_rows,
+        "solver": quota_simulation.solver_rows,
+        "comparison": quota_simulation.comparison_rows,
+    }
+    if unknown := set(_ONLY.value) - set(groups):
+        sys.exit(f"--only: there is no {', '.join(unknown)}; allowed are {', '.join(groups)}")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, JAX {jax.__version__}\n"
+    )
+    print("| figure | target | reached |\n|---|---|---|")
+    for name, measure in groups.items():
+        if _ONLY.value and name not in _ONLY.value:
+            continue
+        began = time.perf_counter()
+        for row in measure():
+            print(f"| {row.figure} | {row.target} | {row.reached} |", flush=True)
+        print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,137 @@
+"""The main job's program: its files, its table, and what it says to a user's mistakes."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import config_flag, train
+from hetjax import config as config_lib
+
+ROOT = pathlib.Path(__file__).parent.parent
+FIELDS = [
+    "train_loss",
+    "test_loss",
+    "test_accuracy",
+    "rounds",
+    "epochs",
+    "examples_processed",
+    "examples_missing",
+    "examples_duplicated",
+    "wall_secs",
+    "round_secs_mean",
+    "waiting_fraction",
+    "quotas",
+    "optimal_round_secs",
+    "fraction_of_optimum",
+    "continuous_bound_secs",
+]
+
+
+def run(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.train", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | environment,
+    )
+
+
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    done = run(
+        "--config=configs/digits.py",
+        f"--workdir={workdir}",
+        "--config.epochs=2",
+        "--config.cluster.clock=virtual",
+    )
+    assert done.returncode == 0, done.stderr
+    return workdir, done
+
+
+def test_the_main_job_writes_its_files_and_prints_its_table(first_run):
+    workdir, done = first_run
+    assert {path.name for path in workdir.iterdir()} == {
+        "config.json",
+        "metrics.jsonl",
+        "summary.json",
+        "report.html",
+    }
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert set(FIELDS) <= set(summary)
+    assert summary["examples_missing"] == summary["examples_duplicated"] == 0
+    assert summary["quotas"] == [8, 6, 4, 2]
+    assert summary["rounds"] == 10
+    for text in ("test accuracy", "quotas  ", "exact optimum", "equal split", "0 missing"):
+        assert text in done.stdout
+    assert "waiting" in done.stderr  # the progress bar
+    assert "tensorflow" not in done.stderr.lower()
+
+
+def test_the_written_configuration_runs_the_same_again(first_run, tmp_path):
+    workdir, _ = first_run
+    again = run(f"--config={workdir / 'config.json'}", f"--workdir={tmp_path}")
+    assert again.returncode == 0, again.stderr
+    lines = [
+        [
+            {k: v for k, v in json.loads(line).items() if k != "overruns"}
+            for line in (folder / "metrics.jsonl").read_text().splitlines()
+        ]
+        for folder in (workdir, tmp_path)
+    ]
+    assert lines[0] == lines[1]  # the losses to the last digit, and the virtual clock
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config=configs/digits.py"], "--workdir is missing"),
+        (["--config.quota.polcy=equal"], "quota.polcy.*quota.policy"),
+        (["--config.data.name=cifar10", "--config.data.dir=EMPTY"], "data_batch_1.bin"),
+        (["--config.data.name=nowhere"], "nowhere"),
+        (["--config.data.num_train=99999"], "1438"),
+        (["--config.model.name=lenet"], "lenet"),
+        (["--config.replay=EMPTY/metrics.jsonl"], "replay: there is no file"),
+    ],
+)
+def test_a_mistake_gets_one_message_and_status_2(arguments, message, tmp_path):
+    arguments = [argument.replace("EMPTY", str(tmp_path)) for argument in arguments]
+    if "--config=configs/digits.py" not in arguments:
+        defaults = ["--config=configs/digits.py", f"--workdir={tmp_path / 'run'}"]
+        arguments = defaults + arguments
+    done = run(*arguments, http_proxy="http://127.0.0.1:9", https_proxy="http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert re.search(message, done.stderr, re.DOTALL), done.stderr
+
+
+def test_lenet_learns_from_real_cifar10(test_data, tmp_path):
+    config = config_lib.validate(
+        {
+            "epochs": 4,
+            "microbatch_size": 16,
+            "budget": 4,
+            "data": {"name": "cifar10", "dir": str(test_data), "num_train": 3000},
+            "model": {"name": "lenet"},
+            "optimizer": {"name": "adam", "learning_rate": 0.002},
+            "cluster": {
+                "num_workers": 4,
+                "secs_per_microbatch": (1, 2, 3, 4),
+                "clock": "virtual",
+            },
+        },
+        choices=config_flag.choices(),
+    )
+    result = train.train_and_evaluate(config, str(tmp_path), progress=False)
+    losses = [line["loss"] for line in result.history]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.3
+    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+    assert sum(np.size(leaf) for leaf in jax.tree.leaves(result.params)) == 62_006
