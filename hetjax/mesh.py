@@ -16,8 +16,9 @@ from hetjax import types
 WORKER_AXIS = "worker"
 
 _MORE_DEVICES = (
-    "On CPU call hetjax.use_cpu_workers({n}) before JAX is used for the first time; "
-    "or take local='virtual', which plays all workers on one device"
+    "Take no more workers than devices (cluster.num_workers). On CPU call "
+    "hetjax.use_cpu_workers({n}) before JAX is used for the first time; or take "
+    "local='virtual', which plays all workers on one device"
 )
 
 

@@ -114,12 +114,15 @@ def test_a_mistake_gets_one_message_and_status_2(arguments, message, tmp_path):
 
 
 def test_lenet_learns_from_real_cifar10(test_data, tmp_path):
+    data_dir = tmp_path / "data"  # the prepared copy goes here, not into the originals
+    data_dir.mkdir()
+    (data_dir / "cifar-10-batches-bin").symlink_to(test_data / "cifar-10-batches-bin")
     config = config_lib.validate(
         {
             "epochs": 4,
             "microbatch_size": 16,
             "budget": 4,
-            "data": {"name": "cifar10", "dir": str(test_data), "num_train": 3000},
+            "data": {"name": "cifar10", "dir": str(data_dir), "num_train": 3000},
             "model": {"name": "lenet"},
             "optimizer": {"name": "adam", "learning_rate": 0.002},
             "cluster": {
@@ -130,7 +133,7 @@ def test_lenet_learns_from_real_cifar10(test_data, tmp_path):
         },
         choices=config_flag.choices(),
     )
-    result = train.train_and_evaluate(config, str(tmp_path), progress=False)
+    result = train.train_and_evaluate(config, str(tmp_path / "run"), progress=False)
     losses = [line["loss"] for line in result.history]
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.3
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0

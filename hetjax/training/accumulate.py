@@ -39,8 +39,17 @@ def check_loss(
     """Traces the loss once, without computing, and refuses what a round could not use.
 
     Raises:
-        ValueError: if the loss is not one number an example, with what to return instead.
+        ValueError: if a parameter is not floating point, or the loss is not one number an
+            example, with what to return instead.
     """
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} has dtype {jnp.result_type(leaf)}; allowed "
+                "are floating point parameters. Keep constants out of params (close over them)"
+            )
+    if not jax.tree.leaves(params):
+        raise ValueError("params holds no arrays: there is nothing to train")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
     losses, weights = _split_losses(jax.eval_shape(loss_fn, params, examples, rng))
     for name, value in (("losses", losses), ("weights", weights)):

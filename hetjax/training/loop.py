@@ -53,6 +53,11 @@ class FitResult:
     """At the evaluation with the lowest loss; `params` where there was none."""
 
 
+# Fields of the configuration that stand for what `fit` is given as arguments.
+_OF_THE_CALLER = ("model", "optimizer")
+_OF_THE_CALLER_DATA = ("name", "dir", "num_train")
+
+
 def fit(
     loss_fn: accumulate_lib.LossFn,
     params: types.PyTree,
@@ -73,16 +78,20 @@ def fit(
     Args:
         loss_fn: `(params, examples, rng) -> losses f32[B]`, one number an example, or
             `(losses, weights)`: the objective is `sum(weights * losses) / sum(weights)` over
-            the round. `hetjax.models.nnx_loss` and `linen_loss` make one from a Flax model.
+            the round. `hetjax.nnx_loss` and `hetjax.linen_loss` make one from a Flax model.
         params: a pytree of arrays.
         optimizer: any optax optimiser; gradient clipping in its chain acts on the gradient of
             the whole round. Schedules: `hetjax.scale_by_progress`.
         source: the examples: a dict of NumPy arrays, or anything with `__len__` and
             `__getitem__`.
         eval_source: evaluated every `eval_every` epochs; same form.
-        metrics_fn: `(params, examples) -> {name: f32[B]}` for it; default the loss.
-        callbacks: called with each `RoundReport`, a round late; True ends the run.
-        workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html`.
+        metrics_fn: `(params, examples) -> {name: f32[B]}` for it. The best parameters are those
+            of the lowest `loss` there. By default the training loss alone, with dropout if it
+            has any; `hetjax.nnx_metrics` and `hetjax.linen_metrics` evaluate without.
+        callbacks: called with each `RoundReport` while the next round computes; True ends the
+            run after that one.
+        workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html`; those of an
+            earlier run of the same configuration are replaced.
         progress: show a progress bar.
         per_example_rng: the loss gets a key for each example, `key[B]`.
         config: a checked configuration; or give `fields`.
@@ -121,9 +130,10 @@ def fit(
     if config is None:
         config = _config_of_fields(fields)
         recorded = config_lib.to_dict(config)
-        for group in ("model", "optimizer"):  # the caller's own objects, not these fields
+        for group in _OF_THE_CALLER:
             del recorded[group]
-        del recorded["data"]["name"], recorded["data"]["dir"]
+        for field in _OF_THE_CALLER_DATA:
+            del recorded["data"][field]
     elif fields:
         raise ValueError(f"fit: give either config or fields, not both: {sorted(fields)}")
     else:
@@ -151,6 +161,15 @@ def fit(
 def _config_of_fields(fields: dict[str, Any]) -> config_lib.ExperimentConfig:
     """Fields over the defaults, with a worker for each device, or `virtual` where they lack."""
     fields = {k: dict(v) if isinstance(v, dict) else v for k, v in fields.items()}
+    data = fields.get("data")
+    given = [name for name in _OF_THE_CALLER if name in fields] + [
+        f"data.{name}" for name in _OF_THE_CALLER_DATA if isinstance(data, dict) and name in data
+    ]
+    if given:
+        raise ValueError(
+            f"fit: {', '.join(given)}: these fields are for the command line; here the model, "
+            "the optimizer and the data are the arguments loss_fn, optimizer and source"
+        )
     cluster = fields.setdefault("cluster", {})
     if isinstance(cluster, dict):
         speeds = cluster.get("secs_per_microbatch", ())
@@ -161,8 +180,9 @@ def _config_of_fields(fields: dict[str, Any]) -> config_lib.ExperimentConfig:
     if "local" not in fields and num_workers > jax.device_count():
         print(
             f"hetjax: {num_workers} workers on {jax.device_count()} device(s): local='virtual' "
-            "plays them one after the other, with the emulated clock. For a device each, call "
-            f"hetjax.use_cpu_workers({num_workers}) before JAX is first used."
+            "plays them one after the other, and their clocks are virtual. For a CPU device "
+            f"each, call hetjax.use_cpu_workers({num_workers}) before JAX is first used; on "
+            "GPUs take no more workers than there are."
         )
         config = dataclasses.replace(config, local="virtual")
     return config

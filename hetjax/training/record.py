@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from hetjax.training import report
+from hetjax import report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,10 +139,12 @@ def claim_workdir(workdir: pathlib.Path, config: dict[str, Any]) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
         if path.exists():
             theirs = json.loads(path.read_text())
-            if theirs != config:
+            different = _differences(theirs, config)
+            if different:
+                more = f" and {len(different) - 3} more" if len(different) > 3 else ""
                 raise ValueError(
                     f"workdir {str(workdir)!r} belongs to another configuration "
-                    f"({_first_difference(theirs, config)}); give another directory, or delete "
+                    f"({'; '.join(different[:3])}{more}); give another directory, or delete "
                     "this one"
                 )
         path.write_text(json.dumps(config, indent=2) + "\n")
@@ -153,10 +155,12 @@ def claim_workdir(workdir: pathlib.Path, config: dict[str, Any]) -> None:
         ) from error
 
 
-def _first_difference(theirs: Any, ours: Any, name: str = "") -> str:
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        for key in sorted(theirs.keys() | ours.keys()):
-            if theirs.get(key) != ours.get(key):
-                dotted = f"{name}.{key}".lstrip(".")
-                return _first_difference(theirs.get(key), ours.get(key), dotted)
-    return f"{name}: {theirs!r} there, {ours!r} here"
+def _differences(theirs: Any, ours: Any, name: str = "") -> list[str]:
+    if not isinstance(theirs, dict) or not isinstance(ours, dict):
+        return [f"{name}: {theirs!r} there, {ours!r} here"]
+    return [
+        line
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key) != ours.get(key)
+        for line in _differences(theirs.get(key), ours.get(key), f"{name}.{key}".lstrip("."))
+    ]

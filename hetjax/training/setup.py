@@ -80,6 +80,11 @@ def build(
     accumulate_lib.check_loss(loss_fn, params, first, keys)
 
     method = ordering.ORDERINGS[config.ordering.method]()
+    if method.reducers is not None and config.reducer.name not in method.reducers:
+        raise ValueError(
+            f"ordering.method: {config.ordering.method!r} does not work with reducer.name="
+            f"{config.reducer.name!r}; it works with {', '.join(method.reducers)}"
+        )
     stream = _make_stream(config, len(source), method)
     cluster = make_cluster(config)
     emulated = bool(config.cluster.secs_per_microbatch)

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ class Summary:
         self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
         self._eval: dict[str, float] = {}
         self._best: dict[str, float] = {}
-        self._optimum = functools.lru_cache(256)(_optimum)
+        self._references: list[References] = []  # of full rounds, where speeds are known
 
     def optimal_secs(self, round_index: int, total: int, caps: np.ndarray) -> float | None:
         """Exact integer optimum of a round for the true speeds; None where not known."""
@@ -37,12 +37,11 @@ class Summary:
         if cluster is None or not self._parts.emulated:
             return None
         costs = cluster.costs_at(round_index)
-        return self._optimum(
-            costs.overhead_secs.tobytes(),
-            costs.secs_per_microbatch.tobytes(),
-            total,
-            caps.tobytes(),
-        )
+        times = (costs.overhead_secs.tobytes(), costs.secs_per_microbatch.tobytes())
+        references = _references(*times, total, caps.tobytes())
+        if total == self._parts.config.budget:
+            self._references.append(references)
+        return references.optimal_secs
 
     def evaluated(self, values: dict[str, float]) -> None:
         """An evaluation after the round that is reported next."""
@@ -109,6 +108,7 @@ class Summary:
             "wall_secs": time.perf_counter() - self._started,
             "train_secs": self._clock,
             "round_secs_mean": float(round_secs.mean()) if len(timed) else None,
+            "round_secs_median": float(np.median(round_secs)) if len(timed) else None,
             "waiting_fraction": float(waiting.sum() / sum(line.local_secs for line in timed))
             if len(timed)
             else None,
@@ -121,22 +121,32 @@ class Summary:
             "device_kind": self._parts.devices[0].device_kind,
             "jax_version": jax.__version__,
         }
-        cluster = self._parts.cluster
-        if cluster is not None and timed and timed[-1].optimal_round_secs:
-            optimal = np.array([line.optimal_round_secs for line in timed])
-            costs, budget = cluster.costs_at(timed[-1].round), self._parts.config.budget
-            cap = self._parts.config.quota.max_microbatches or budget
-            caps = np.where(timed[-1].present, cap, 0)
-            equal, _ = quota.equal().assign(quota.equal().init(len(caps), budget), budget, caps)
+        if self._references and timed[0].full:
+            optimal, bound, equal = np.mean(self._references[: len(timed)], axis=0)
             out |= {
-                "optimal_round_secs": float(optimal.mean()),
-                "fraction_of_optimum": float(optimal.sum() / round_secs.sum()),
-                "continuous_bound_secs": quota.continuous_bound_secs(costs, budget, caps=caps),
-                "equal_split_secs": float(costs.round_secs(equal).max()),
+                "optimal_round_secs": float(optimal),
+                "fraction_of_optimum": float(optimal / round_secs.mean()),
+                "continuous_bound_secs": float(bound),
+                "equal_split_secs": float(equal),
             }
         return out
 
 
-def _optimum(overhead: bytes, secs: bytes, total: int, caps: bytes) -> float:
+class References(NamedTuple):
+    """How long a round would take at the true speeds, computing alone."""
+
+    optimal_secs: float
+    bound_secs: float  # with microbatches of any size
+    equal_split_secs: float
+
+
+@functools.lru_cache(256)
+def _references(overhead: bytes, secs: bytes, total: int, caps: bytes) -> References:
     costs = quota.WorkerCosts(np.frombuffer(overhead), np.frombuffer(secs))
-    return quota.optimal_round_secs(costs, total, caps=np.frombuffer(caps, np.int64))
+    most = np.frombuffer(caps, np.int64)
+    equal = quota.largest_remainder((most > 0).astype(np.float64), total, caps=most)
+    return References(
+        quota.optimal_round_secs(costs, total, caps=most),
+        quota.continuous_bound_secs(costs, total, caps=most),
+        float(costs.round_secs(equal).max()),
+    )

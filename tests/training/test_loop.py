@@ -117,6 +117,29 @@ def test_make_train_step_trains_in_a_loop_of_ones_own():
     assert signs == ()
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": {"name": "lenet"}}, r"fit: model: .*loss_fn"),
+        ({"data": {"num_train": 8}}, r"fit: data\.num_train"),
+        ({"epoch": 3}, r"epoch: there is no such field.*'epochs'"),
+        ({"ordering": {"method": "pairs"}}, r"'pairs' does not work with .*'all_reduce'.*gossip"),
+    ],
+)
+def test_fields_that_fit_cannot_use_are_refused(fields, message, monkeypatch):
+    method = methods.random_reshuffling()._replace(reducers=("gossip",))
+    monkeypatch.setitem(methods.ORDERINGS, "pairs", lambda: method)
+    data, weights = problems.classification(32, np.float32), problems.initial_weights(np.float32)
+    with pytest.raises(ValueError, match=message):
+        problems.fit(data, weights, **{"epochs": 1, **fields})
+
+
+def test_parameters_that_are_not_floating_point_are_refused():
+    data = problems.classification(32, np.float32)
+    with pytest.raises(ValueError, match=r"params\['b'\] has dtype int32"):
+        problems.fit(data, {"a": np.ones(2, np.float32), "b": np.ones(2, np.int32)}, epochs=1)
+
+
 @pytest.mark.parametrize("sharing", ["shared", "private"])
 @pytest.mark.parametrize("num_examples", [1, 9, 61, 203])
 def test_nothing_is_missing_or_doubled_whatever_divides(num_examples, sharing):

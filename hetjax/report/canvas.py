@@ -1,0 +1,166 @@
+"""What do all pictures share? Their size, axes, colours, and the way to inline SVG.
+
+Colours are drawn as stand-ins that `to_svg` turns into CSS variables, so that the page
+decides what they are in light and in dark mode. Lengths are CSS pixels. What is inline needs
+no script and loads nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NUM_COLOURS = 8  # workers beyond it are drawn in a ramp, and quotas as a heat map
+TICK_STEPS = [1, 2, 5, 10]
+NARROW = 500  # pixels, below which labels are short
+
+INK, MUTED, GRID, ACCENT = "#010201", "#010202", "#010203", "#010204"
+WORKERS = [f"#01030{j}" for j in range(NUM_COLOURS)]
+ON_WORKERS = [f"#01040{j}" for j in range(NUM_COLOURS)]
+VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", ACCENT: "accent"}
+VARIABLES |= {stand_in: f"w{j}" for j, stand_in in enumerate(WORKERS)}
+VARIABLES |= {stand_in: f"on-w{j}" for j, stand_in in enumerate(ON_WORKERS)}
+
+AXIS_LABEL: dict[str, Any] = {"fontsize": 11, "color": MUTED}
+
+Arguments = ParamSpec("Arguments")
+
+
+def worker_colours(num_workers: int) -> list[str]:
+    """One colour for each worker, the same in every picture: a palette, or a ramp if many."""
+    if num_workers <= NUM_COLOURS:
+        return WORKERS[:num_workers]
+    import matplotlib
+    from matplotlib import colors
+
+    ramp = matplotlib.colormaps["viridis"](np.linspace(0.22, 0.9, num_workers))
+    return [colors.to_hex(colour) for colour in ramp]
+
+
+def ink_on(colour: str) -> str:
+    """The colour of text that reads on a worker's colour."""
+    if colour in WORKERS:
+        return ON_WORKERS[WORKERS.index(colour)]
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#111111" if 0.3 * red + 0.59 * green + 0.11 * blue > 125 else "#ffffff"
+
+
+def own_settings(draw: Callable[Arguments, str]) -> Callable[Arguments, str]:
+    """Draws under matplotlib's own defaults, whatever the caller's settings are."""
+
+    @functools.wraps(draw)
+    def drawn(*args: Arguments.args, **kwargs: Arguments.kwargs) -> str:
+        import matplotlib
+
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams["hatch.linewidth"] = 1.0
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def make_figure(width: float, height: float) -> Figure:
+    """A figure of a size in pixels."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width / 72, height / 72), dpi=72)  # one point is one CSS pixel
+
+
+def add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes at a place given in pixels from the figure's left upper corner."""
+    whole_width, whole_height = figure.get_size_inches() * 72
+    box = (left / whole_width, 1 - (top + height) / whole_height)
+    axes = figure.add_axes((*box, width / whole_width, height / whole_height))
+    axes.patch.set_visible(False)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    axes.tick_params(length=0, pad=5, labelsize=11, labelcolor=MUTED, which="both")
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def title(axes: Axes, text: str, *, above: float = 10) -> None:
+    """A title `above` pixels over the axes, from their left end."""
+    axes.annotate(
+        text, (0, 1), (0, above), "axes fraction", "offset points", fontsize=12, color=INK
+    )
+
+
+def pixel(axes: Axes) -> float:
+    """The width of a pixel in the unit of the horizontal axis."""
+    return float(np.diff(axes.get_xlim())[0] / axes.get_window_extent().width)
+
+
+def round_axis(axes: Axes, first: float, last: float) -> None:
+    """A horizontal axis of rounds, with ticks at whole numbers."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    axes.set_xlim(first, max(last, first + 1))
+    most = max(2, int(axes.get_window_extent().width / 60))
+    axes.xaxis.set_major_locator(MaxNLocator(most, integer=True, steps=TICK_STEPS))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set_xlabel("round", **AXIS_LABEL)
+
+
+def end_labels(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
+    """Names beside the right ends of lines, moved apart where they would overlap.
+
+    Args:
+        axes: those of the lines, with their vertical limits set.
+        labels: `(height of the line's end, text, colour)`.
+    """
+    low, high = axes.get_ylim()
+    height = axes.get_window_extent().height
+    wanted = np.array([(place - low) / (high - low) * height for place, _, _ in labels])
+    order, step = np.argsort(wanted, kind="stable"), 15.0
+    spots = wanted[order].copy()
+    for _ in range(200):
+        push = np.maximum(step - np.diff(spots), 0) / 2
+        if not push.max(initial=0) > 0.1:
+            break
+        spots[:-1] -= push
+        spots[1:] += push
+    end: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    for spot, j in zip(spots, order, strict=True):
+        _, text, colour = labels[j]
+        axes.annotate("●", (1, 0), (6, spot), color=colour, fontsize=9, va="center", **end)
+        axes.annotate(text, (1, 0), (18, spot), color=INK, fontsize=11, va="center", **end)
+
+
+def to_svg(figure: Figure, name: str, label: str) -> str:
+    """`figure` as an inline ``<svg>``: no outside names, colours as CSS variables.
+
+    Args:
+        figure: what is drawn.
+        name: one of its own for each picture of a page; the names inside it follow from it.
+        label: what is read out in place of the picture.
+    """
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    view = re.search(r'viewBox="[^"]*"', text)
+    assert view is not None
+    head = f'<svg class="picture" role="img" aria-label="{label}" {view.group()}>'
+    text = re.sub(r"<svg[^>]*>", head, text, count=1)
+    text = re.sub(r'<g id="[^"]*"', "<g", text).replace("xlink:href", "href")
+    text = re.sub(r"font: ([^;\"']*?px)[^;\"]*", r"font: \1 var(--font)", text)
+    for stand_in, variable in VARIABLES.items():
+        text = text.replace(stand_in, f"var(--{variable})")
+    return re.sub(r"\s*\n\s*", "\n", text)

@@ -1,0 +1,104 @@
+"""What does the page hold, from top to bottom? Writes it as one HTML file."""
+
+from __future__ import annotations
+
+import importlib.resources
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hetjax.report import sections, series, tables, tiles, words
+from hetjax.report.series import Record
+
+
+def write_report(
+    path: str | pathlib.Path, *, config: Record, summary: Record, history: Sequence[Record]
+) -> None:
+    """Writes the report of a run as one HTML file that loads nothing from elsewhere.
+
+    Args:
+        path: the file to write; an old one is replaced.
+        config: the resolved configuration, shown as it is.
+        summary: the numbers of the run's end, as in summary.json; those shown are optional.
+        history: one record a round, as the lines of metrics.jsonl; it may be empty.
+    """
+    history = [record for record in history if isinstance(record, Mapping)]
+    title = _title(config, summary, history)
+    body = [
+        f"<h1>{words.escaped(title)}</h1>",
+        f'<p class="about">{words.escaped(_about(summary))}</p>',
+        *(f'<p class="note">{words.escaped(note)}</p>' for note in _notes(summary, history)),
+        tiles.tiles(summary, history),
+        *sections.sections(summary, history),
+    ]
+    if history:
+        table = tables.rounds_table(history)
+        body.append(_details("The first and the last rounds in numbers", table))
+    for heading, record in (
+        ("Configuration", config),
+        ("Summary, as written to summary.json", summary),
+    ):
+        body.append(_details(heading, f"<pre>{words.escaped(words.pretty(record))}</pre>"))
+    text = _frame(title, "\n".join(part for part in body if part))
+    pathlib.Path(path).write_text(text, encoding="utf-8", errors="replace")
+
+
+def _frame(title: str, body: str) -> str:
+    css = importlib.resources.files("hetjax.report").joinpath("style.css")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        f"<title>{words.escaped(title)} · hetjax</title>\n"
+        f"<style>\n{css.read_text(encoding='utf-8')}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _details(heading: str, content: str) -> str:
+    return f"<details><summary>{words.escaped(heading)}</summary>{content}</details>"
+
+
+def _title(config: Record, summary: Record, history: Sequence[Record]) -> str:
+    names = [_name(config, "data", "dataset", "source"), _name(config, "model")]
+    workers = series.count_workers([*history, summary])
+    names.append(words.plural(workers, "worker") if workers else "")
+    return " · ".join(name for name in names if name) or "A run"
+
+
+def _name(config: Record, *fields: str) -> str:
+    """The name that a configuration gives a thing: `{"data": {"name": "x"}}` or a string."""
+    for field in fields:
+        value = config.get(field)
+        if isinstance(value, Mapping):
+            value = value.get("name") or value.get("dataset")
+        if isinstance(value, str) and value:
+            return value
+    return ""
+
+
+def _about(summary: Record) -> str:
+    parts = [
+        words.plural(summary.get("rounds"), "round"),
+        words.plural(summary.get("epochs"), "epoch"),
+        "the speeds of the workers are emulated" if summary.get("emulated") else "",
+        str(summary.get("device_kind") or ""),
+        f"JAX {summary['jax_version']}" if summary.get("jax_version") else "",
+    ]
+    return " · ".join(["hetjax report", *(part for part in parts if part)])
+
+
+def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
+    """What a reader must know before the numbers."""
+    notes = []
+    if summary.get("interrupted"):
+        notes.append("The run was stopped before its end; the report covers what was done.")
+    if not history:
+        notes.append("No round was finished, so there is nothing to draw.")
+    skipped = np.nansum(series.column(history, "skipped_examples"))
+    if skipped > 0:
+        notes.append(f"{skipped:,.0f} examples were skipped because of non-finite numbers.")
+    bad = int(np.sum(np.isnan(series.column(history, "loss"))))
+    if bad:
+        notes.append(f"{bad:,} of {len(history):,} rounds have no finite training loss.")
+    return notes

@@ -1,0 +1,101 @@
+"""How did the quotas move? A line a worker, or a heat map for many workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hetjax.report import canvas, series
+from hetjax.report.series import FloatArray, Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HEAT_COLUMNS = 240
+
+
+@canvas.own_settings
+def draw_quotas(history: Sequence[Record], *, width: int) -> str:
+    """Quotas over the rounds: lines for up to `canvas.NUM_COLOURS` workers, else a map."""
+    shown = series.full_rounds(history)
+    values, ids = series.matrix(shown, "quotas"), series.round_ids(shown)
+    values[series.matrix(shown, "present") == 0] = np.nan
+    if values.shape[1] > canvas.NUM_COLOURS:
+        return _quota_map(values, ids, width=width)
+    return _quota_lines(values, ids, width=width)
+
+
+def _quota_lines(values: FloatArray, ids: FloatArray, *, width: int) -> str:
+    narrow = width < canvas.NARROW
+    right = 58 if narrow else 112
+    figure = canvas.make_figure(width, 256)
+    axes = canvas.add_axes(figure, 34, 14, width - 34 - right, 196)
+    top = np.nanmax(values, initial=1.0)
+    axes.set_ylim(min(-0.04 * top, -0.2), top * 1.08)
+    canvas.round_axis(axes, ids[0], ids[-1] + 1)
+    _whole_ticks(axes)
+    colours = canvas.worker_colours(values.shape[1])
+    labels = []
+    for j, colour in enumerate(colours):
+        _steps(axes, ids, values[:, j], colour=colour, shift=1.6 * (j - (len(colours) - 1) / 2))
+        last = values[-1, j]
+        amount = f"{last:.0f}" if np.isfinite(last) else "absent"
+        text = f"w{j}: {amount}" if narrow else f"worker {j}: {amount}"
+        labels.append((float(np.nan_to_num(last)), text, colour))
+    canvas.end_labels(axes, labels)
+    return canvas.to_svg(figure, f"quotas-{width}", "Quotas over the rounds")
+
+
+def _whole_ticks(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+
+
+def _steps(axes: Axes, x: FloatArray, y: FloatArray, *, colour: str, shift: float) -> None:
+    """A step line, `shift` pixels up so that equal ones do not hide each other."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure = axes.figure
+    moved = axes.transData + ScaledTranslation(0, shift / 72, figure.dpi_scale_trans)
+    style: dict[str, Any] = {"color": colour, "transform": moved}
+    changes = np.flatnonzero(~((y[1:] == y[:-1]) | (np.isnan(y[1:]) & np.isnan(y[:-1])))) + 1
+    keep = np.concatenate([[0], changes]).astype(int)
+    if len(keep) <= series.MAX_POINTS:
+        steps_x, steps_y = np.append(x[keep], x[-1] + 1), np.append(y[keep], y[-1])
+        axes.plot(steps_x, steps_y, drawstyle="steps-post", linewidth=2, **style)
+        return
+    middle, mean, low, high = series.thin(x, y)
+    axes.plot(middle, mean, linewidth=1.8, **style)
+    axes.fill_between(middle, low, high, linewidth=0, alpha=0.2, **style)
+
+
+def _quota_map(values: FloatArray, ids: FloatArray, *, width: int) -> str:
+    num_rounds, num_workers = values.shape
+    if num_rounds > HEAT_COLUMNS:
+        thinned = [series.thin(ids, y, points=HEAT_COLUMNS)[1] for y in values.T]
+        values = np.stack(thinned, axis=1)
+    height = 260.0 if num_workers <= 32 else 320.0
+    figure = canvas.make_figure(width, height + 62)
+    axes = canvas.add_axes(figure, 48, 14, width - 48 - 58, height)
+    extent = (ids[0], ids[-1] + 1, num_workers - 0.5, -0.5)
+    limits = {"vmin": 0, "vmax": np.nanmax(values, initial=1.0)}
+    image = axes.imshow(
+        values.T,
+        aspect="auto",
+        interpolation="nearest",
+        cmap="cividis",
+        extent=extent,
+        **limits,
+    )
+    axes.grid(False)
+    canvas.round_axis(axes, ids[0], ids[-1] + 1)
+    axes.set_ylabel("worker", **canvas.AXIS_LABEL)
+    bar = figure.colorbar(image, cax=canvas.add_axes(figure, width - 46, 14, 12, height))
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    _whole_ticks(bar.ax)
+    bar.ax.tick_params(length=0, labelsize=11, labelcolor=canvas.MUTED)
+    bar.ax.grid(False)
+    return canvas.to_svg(figure, f"quotas-{width}", "Quotas over the rounds, as a heat map")

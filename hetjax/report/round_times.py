@@ -1,0 +1,90 @@
+"""How long did the rounds take, and how near the optimum? One line, and two to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hetjax.report import canvas, series, words
+from hetjax.report.series import FloatArray, Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@canvas.own_settings
+def draw_round_times(history: Sequence[Record], summary: Record, *, width: int) -> str:
+    """Seconds a round, beside the optimum and an equal split where these are known."""
+    shown = series.full_rounds(history)
+    ids, secs = series.round_ids(shown), series.column(shown, "round_secs")
+    best = series.column(shown, "optimal_round_secs")
+    if np.isnan(best).all():
+        best = np.full(len(shown), series.number(summary.get("optimal_round_secs")))
+    equal = series.number(summary.get("equal_split_secs"))
+    top = _top(secs, best, equal)
+    factor, unit = words.time_unit(top)
+
+    narrow = width < canvas.NARROW
+    figure = canvas.make_figure(width, 268)
+    axes = canvas.add_axes(figure, 40, 32, width - 40 - (106 if narrow else 152), 190)
+    axes.set_ylim(0, top * factor)
+    canvas.title(axes, f"{unit} a round")
+    canvas.round_axis(axes, ids[0], ids[-1] + 1)
+    ends = []  # (height, short name, name, colour) of each line
+    known = secs[np.isfinite(secs)]
+    if len(known):
+        _run_line(axes, ids + 0.5, secs * factor)
+        typical = float(np.median(known[-20:])) * factor
+        ends.append((typical, "run", "this run", canvas.ACCENT))
+    if np.isfinite(best).any():
+        _level(axes, ids, best * factor, style="--", colour=canvas.INK)
+        last = float(best[np.isfinite(best)][-1]) * factor
+        ends.append((last, "optimum", "optimum", canvas.INK))
+    if 0 < equal < top:
+        _level(axes, ids, np.full(len(ids), equal * factor), style=":", colour=canvas.MUTED)
+        ends.append((equal * factor, "equal", "equal split", canvas.MUTED))
+    _carets(axes, ids[secs > top] + 0.5, top * factor)
+    labels = [
+        (place, f"{short} {place:.3g}" if narrow else f"{name} {place:.3g} {unit}", colour)
+        for place, short, name, colour in ends
+    ]
+    if labels:
+        canvas.end_labels(axes, labels)
+    return canvas.to_svg(figure, f"round-times-{width}", "Time of each round")
+
+
+def _top(secs: FloatArray, best: FloatArray, equal: float) -> float:
+    """The end of the axis, seconds: a few slow rounds do not squeeze all the others."""
+    known = secs[np.isfinite(secs)]
+    usual = float(np.quantile(known, 0.98)) if len(known) else 0.0
+    first = float(np.max(known[:3])) if len(known) else 0.0
+    top = 1.15 * max(usual, min(first, 3 * usual), np.nanmax(best, initial=0.0))
+    top = max(top, 1.1 * equal) if 0 < equal < 4 * max(top, 1e-12) else top
+    return top if top > 0 else 1.0
+
+
+def _run_line(axes: Axes, x: FloatArray, y: FloatArray) -> None:
+    middle, mean, low, high = series.thin(x, y)
+    if np.isfinite(y).sum() == 1 or len(middle) < 40:
+        axes.plot(middle, mean, ".", color=canvas.ACCENT, markersize=6)
+    axes.fill_between(middle, low, high, color=canvas.ACCENT, alpha=0.25, linewidth=0)
+    axes.plot(middle, mean, color=canvas.ACCENT, linewidth=1.5)
+
+
+def _level(axes: Axes, ids: FloatArray, values: FloatArray, *, style: str, colour: str) -> None:
+    keep = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
+    if len(keep) > series.MAX_POINTS:
+        keep = keep[:: len(keep) // series.MAX_POINTS + 1]
+    x, y = np.append(ids[keep], ids[-1] + 1), np.append(values[keep], values[-1])
+    axes.plot(x, y, style, color=colour, linewidth=1.5, drawstyle="steps-post")
+
+
+def _carets(axes: Axes, x: FloatArray, top: float) -> None:
+    """Triangles at the top for rounds that took longer still, at most 60 of them."""
+    if not len(x):
+        return
+    x = x if len(x) <= 60 else x[:: len(x) // 60 + 1]
+    y = np.full(len(x), top * 0.985)
+    axes.plot(x, y, "^", color=canvas.ACCENT, markersize=4, markeredgewidth=0)

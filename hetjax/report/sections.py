@@ -1,0 +1,131 @@
+"""Which pictures does the page show, and what does it say of each? Headings, captions, keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hetjax.report import canvas, losses, quotas, round_times, series, timeline, words
+from hetjax.report.series import Record
+
+SCREENS = {"wide": 900, "narrow": 340}  # pixels; the reader sees the one that fits
+
+
+def sections(summary: Record, history: Sequence[Record]) -> list[str]:
+    """The sections of the page as HTML; those without numbers are left out."""
+    if not history:
+        return []
+    parts = [_round_times(summary, history), _losses(summary, history)]
+    if series.count_workers(history):
+        parts = [_timeline(history), _quotas(history), *parts]
+    if series.evaluations(history, "accuracy"):
+        parts.append(_accuracies(summary, history))
+    return parts
+
+
+def _section(heading: str, caption: str, draw: Callable[[int], str], *, key: str = "") -> str:
+    """A heading, a caption, a key and a picture, which is drawn for each of `SCREENS`."""
+    pictures = (f'<div class="{name}">{draw(width)}</div>' for name, width in SCREENS.items())
+    return (
+        f"<section><h2>{words.escaped(heading)}</h2><p>{words.escaped(caption)}</p>"
+        + (f'<div class="key">{key}</div>' if key else "")
+        + f"{''.join(pictures)}</section>"
+    )
+
+
+def _timeline(history: Sequence[Record]) -> str:
+    caption = (
+        "Each bar is one worker in one round, with the number of microbatches it computed. "
+        "With good quotas all bars of a round end together."
+    )
+    waiting = series.column(series.full_rounds(history), "waiting_fraction")
+    waiting = waiting[np.isfinite(waiting)]
+    if len(waiting) >= 4:
+        first, last = waiting[0], float(np.mean(waiting[-min(6, len(waiting) - 1) :]))
+        caption += (
+            f" Waiting was {words.percent(first)} of the workers' time in the first round and "
+            f"{words.percent(last)} in the last ones."
+        )
+    return _section(
+        "Who computes, who waits",
+        caption,
+        lambda width: timeline.draw_timeline(
+            history, width=width, rounds=3 if width < canvas.NARROW else 6
+        ),
+        key=_timeline_key(series.count_workers(history)),
+    )
+
+
+def _timeline_key(num_workers: int) -> str:
+    filled = "ramp" if num_workers > canvas.NUM_COLOURS else "computing"
+    empty = "grey" if num_workers > 16 else "waiting"
+    return (
+        f'<span><i class="{filled}"></i>computing</span>'
+        f'<span><i class="{empty}"></i>waiting for the slowest</span>'
+        "<span>gap: synchronisation; a long pause is cut short and its length written</span>"
+    )
+
+
+def _quotas(history: Sequence[Record]) -> str:
+    caption = "Microbatches that each worker is given a round. "
+    if series.count_workers(history) > canvas.NUM_COLOURS:
+        caption += "Bright is many, dark is few; rows of one colour have settled."
+    else:
+        caption += "Steps show where the quotas moved; flat lines have settled."
+    return _section(
+        "Quotas",
+        caption + _left_out(history),
+        lambda width: quotas.draw_quotas(history, width=width),
+    )
+
+
+def _round_times(summary: Record, history: Sequence[Record]) -> str:
+    caption = (
+        "From the start of a round to the start of the next; the number beside the run is the "
+        "median of its last 20 rounds. Triangles at the top are rounds that took longer still."
+    )
+    optimum = series.column([summary, *history], "optimal_round_secs")
+    if np.isfinite(optimum).any():
+        caption += (
+            " The optimum is that of the best whole-numbered quotas for the true speeds: "
+            "the closer the run lies to it, the less is left to gain."
+        )
+    return _section(
+        "Time of a round",
+        caption + _left_out(history),
+        lambda width: round_times.draw_round_times(history, summary, width=width),
+    )
+
+
+def _left_out(history: Sequence[Record]) -> str:
+    short = len(history) - len(series.full_rounds(history))
+    return " The short last round of each epoch is left out." if short else ""
+
+
+def _losses(summary: Record, history: Sequence[Record]) -> str:
+    training = '<span><i class="line muted"></i>training, each round</span>'
+    return _section(
+        "Loss",
+        "Against time it shows how soon a loss is reached, which is what good quotas improve; "
+        "against epochs, how much each pass over the data teaches, whatever the speeds.",
+        lambda width: losses.draw_losses(history, summary, width=width),
+        key=training + _evaluated_key("loss", history),
+    )
+
+
+def _accuracies(summary: Record, history: Sequence[Record]) -> str:
+    return _section(
+        "Accuracy",
+        "The share of examples classified correctly, at each evaluation.",
+        lambda width: losses.draw_accuracies(history, summary, width=width),
+        key=_evaluated_key("accuracy", history),
+    )
+
+
+def _evaluated_key(ending: str, history: Sequence[Record]) -> str:
+    """The names of the lines of `losses.EVALUATION_STYLES`."""
+    styles = ["line", "line ink", "line dotted"]
+    names = [name.replace("_", " ") for name in series.evaluations(history, ending)]
+    pairs = zip(styles, names, strict=False)
+    return "".join(f'<span><i class="{css}"></i>{words.escaped(n)}</span>' for css, n in pairs)

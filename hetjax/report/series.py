@@ -1,0 +1,151 @@
+"""Which numbers do the records of a run hold? Series of the rounds, with NaN for gaps.
+
+A record is a line of ``metrics.jsonl``. None of its fields is taken for granted: what is
+missing, not a number or infinite becomes NaN, so that the pictures show it as a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+MAX_POINTS = 500  # longer lines are thinned: a page must not grow with the length of the run
+
+Record = Mapping[str, Any]
+FloatArray = np.ndarray
+
+
+def number(value: Any) -> float:
+    """`value` as a finite float, or NaN for what is missing, not a number or infinite."""
+    if isinstance(value, float | int | np.number):
+        return float(value) if np.isfinite(value) else float("nan")
+    return float("nan")
+
+
+def column(history: Sequence[Record], name: str) -> FloatArray:
+    """Field `name` of each round, f64[num_rounds]; NaN where there is none."""
+    values = [record.get(name) for record in history]
+    try:  # the usual case, much faster; None becomes NaN
+        result = np.array(values, dtype=float).reshape(len(values))
+        return np.where(np.isfinite(result), result, np.nan)
+    except (TypeError, ValueError):
+        return np.array([number(value) for value in values], dtype=float)
+
+
+def matrix(history: Sequence[Record], name: str) -> FloatArray:
+    """Field `name` of each round and worker, f64[num_rounds, num_workers], NaN for gaps."""
+    rows = [record.get(name) for record in history]
+    lists = [row if isinstance(row, list | tuple | np.ndarray) else [] for row in rows]
+    num_workers = count_workers(history)
+    if all(len(row) == num_workers for row in lists):
+        try:  # as in `column`
+            result = np.array(lists, dtype=float).reshape(len(lists), num_workers)
+            return np.where(np.isfinite(result), result, np.nan)
+        except (TypeError, ValueError):
+            pass
+    result = np.full((len(lists), num_workers), np.nan)
+    for i, row in enumerate(lists):
+        cells = [number(value) for value in row[:num_workers]]
+        result[i, : len(cells)] = cells
+    return result
+
+
+def count_workers(history: Sequence[Record]) -> int:
+    """The largest number of workers that a round speaks of, which a run never changes."""
+    names = ("quotas", "microbatches_done", "compute_secs", "present")
+    ends = [*history[:20], *history[-20:]]
+    cells = (record.get(name) for record in ends for name in names)
+    return max((len(c) for c in cells if isinstance(c, list | tuple | np.ndarray)), default=0)
+
+
+def round_ids(history: Sequence[Record]) -> FloatArray:
+    """The number of each round; its place in the file where the line does not say."""
+    ids = column(history, "round")
+    return np.where(np.isnan(ids), np.arange(len(history)), ids)
+
+
+def full_rounds(history: Sequence[Record]) -> list[Record]:
+    """The rounds without the short one that ends an epoch, which says nothing of speeds."""
+    if any("full" in record for record in history):
+        return [record for record in history if record.get("full", True)] or list(history)
+    if not history:
+        return []
+    budgets = np.nansum(matrix(history, "quotas"), axis=1)
+    values, counts = np.unique(budgets, return_counts=True)
+    usual = values[np.argmax(counts)]
+    epochs = [record.get("epoch") for record in history] + [None]
+    return [
+        record
+        for i, record in enumerate(history)
+        if budgets[i] >= usual or epochs[i] == epochs[i + 1]
+    ]
+
+
+def epochs_done(history: Sequence[Record], summary: Record) -> FloatArray:
+    """Passes over the data at the end of each round: examples processed / examples a pass."""
+    processed = column(history, "examples_processed")
+    epoch = column(history, "epoch")
+    whole, total = number(summary.get("epochs")), number(summary.get("examples_processed"))
+    ends = np.flatnonzero(np.diff(epoch) > 0)  # the last round of each finished epoch
+    if len(ends) and epoch[ends[-1]] >= 0 and processed[ends[-1]] > 0:
+        return processed * ((epoch[ends[-1]] + 1) / processed[ends[-1]])
+    if whole > 0 and total > 0:
+        return processed * (whole / total)
+    top = np.nanmax(processed, initial=0.0)
+    return processed / top if top > 0 else np.full(len(history), np.nan)
+
+
+def clock(history: Sequence[Record]) -> FloatArray:
+    """Seconds of the run at the end of each round."""
+    secs = np.nan_to_num(column(history, "round_secs"))
+    starts = column(history, "start_secs")
+    return np.where(np.isnan(starts), np.cumsum(secs) - secs, starts) + secs
+
+
+def evaluations(history: Sequence[Record], ending: str) -> dict[str, FloatArray]:
+    """Evaluated numbers whose name ends with `ending`: name -> f64[num_rounds], NaN between.
+
+    Those of the test set come first, which decides who is drawn in which style.
+    """
+    cells = [record.get("eval") for record in history]
+    records: list[Record] = [cell if isinstance(cell, Mapping) else {} for cell in cells]
+    names = {name for record in records for name in record if str(name).endswith(ending)}
+    found = {str(name): column(records, name) for name in names}
+    known = [name for name, values in found.items() if np.isfinite(values).any()]
+    return {n: found[n] for n in sorted(known, key=lambda n: (not n.startswith("test"), n))}
+
+
+def first_and_last(history: Sequence[Record], count: int) -> list[Sequence[Record]]:
+    """The first `count` rounds and, of the others, the last `count`.
+
+    Example:
+        >>> [[r["round"] for r in part] for part in first_and_last([{"round": 0}], 6)]
+        [[0]]
+    """
+    first, rest = history[:count], history[count:]
+    return [part for part in (first, rest[-count:]) if part]
+
+
+def thin(x: FloatArray, y: FloatArray, *, points: int = MAX_POINTS) -> tuple[FloatArray, ...]:
+    """`(x, mean, low, high)` of at most `points` equal stretches of a line.
+
+    Args:
+        x, y: f64[n]; NaN in `y` is left out of a stretch, and is its value where all are NaN.
+        points: the most points that are wanted.
+    Example:
+        >>> y = np.array([1.0, 3.0, np.nan, 5.0])
+        >>> x, mean, low, high = thin(np.arange(4.0), y, points=2)
+        >>> x.tolist(), mean.tolist(), low.tolist(), high.tolist()
+        ([0.5, 2.5], [2.0, 5.0], [1.0, 5.0], [3.0, 5.0])
+    """
+    if len(y) <= points:
+        return x, y, y, y
+    starts = np.linspace(0, len(y), points, endpoint=False).astype(int)
+    known = np.add.reduceat(np.isfinite(y).astype(float), starts)
+    sums = np.add.reduceat(np.nan_to_num(y), starts)
+    mean = np.divide(sums, known, out=np.full(points, np.nan), where=known > 0)
+    widths = np.diff(np.append(starts, len(y)))
+    middle = np.add.reduceat(x, starts) / widths
+    return middle, mean, np.fmin.reduceat(y, starts), np.fmax.reduceat(y, starts)

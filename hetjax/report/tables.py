@@ -1,0 +1,51 @@
+"""What did single rounds look like in numbers? A table of the first and the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hetjax.report import series, words
+from hetjax.report.series import Record
+
+TABLE_ROUNDS = 12  # at each end of the run
+HEADS = [
+    "round",
+    "epoch",
+    "examples",
+    "loss",
+    "round time",
+    "waiting",
+    "quotas",
+    "evaluated",
+]
+
+
+def rounds_table(history: Sequence[Record]) -> str:
+    """The first and the last `TABLE_ROUNDS` rounds as an HTML table."""
+    hidden = len(history) - 2 * TABLE_ROUNDS
+    gap = f'<tr><td colspan="{len(HEADS)}">… {hidden:,} rounds …</td></tr>' if hidden > 0 else ""
+    parts = series.first_and_last(history, TABLE_ROUNDS)
+    rows = gap.join("".join(_row(record) for record in part) for part in parts)
+    head = "".join(f"<th>{name}</th>" for name in HEADS)
+    return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
+
+
+def _row(record: Record) -> str:
+    quotas = record.get("quotas")
+    cells = [
+        words.count(record.get("round")),
+        words.count(record.get("epoch")),
+        words.count(record.get("examples")),
+        words.loss(record.get("loss")) or "-",
+        words.time(record.get("round_secs")),
+        words.percent(record.get("waiting_fraction")),
+        " ".join(words.count(q) or "-" for q in quotas) if isinstance(quotas, list | tuple) else "",
+        _evaluated(record.get("eval")),
+    ]
+    return f"<tr>{''.join(f'<td>{words.escaped(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _evaluated(numbers: object) -> str:
+    if not isinstance(numbers, Mapping):
+        return ""
+    return ", ".join(f"{name} {series.number(value):.4g}" for name, value in numbers.items())

@@ -1,0 +1,86 @@
+"""What are the key numbers of a run? Tiles, each of a name, a number and a line below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hetjax.report import series, words
+from hetjax.report.series import Record
+
+Tile = tuple[str, str, str]  # what, number, line below; without a number it is left out
+
+
+def tiles(summary: Record, history: Sequence[Record]) -> str:
+    """The key numbers as HTML, those without a number left out."""
+    missing, twice = (words.count(summary.get(f"examples_{k}")) for k in ("missing", "duplicated"))
+    both = f"{missing} and {twice}" if missing and twice else ""
+    processed = words.plural(summary.get("examples_processed"), "example")
+    rounds = words.plural(summary.get("rounds"), "round")
+    everything: list[Tile] = [
+        *_learning(summary),
+        *_speed(summary),
+        ("Missing and duplicated", both, processed and f"of {processed} processed"),
+        ("Quotas at the end", *_last_quotas(summary, history)),
+        ("Wall time", words.time(summary.get("wall_secs")), rounds),
+    ]
+    cells = [
+        f'<div class="tile"><dt>{words.escaped(what)}</dt>'
+        f'<dd class="value">{words.escaped(value)}</dd><dd>{words.escaped(below)}</dd></div>'
+        for what, value, below in everything
+        if value
+    ]
+    return f'<dl class="tiles">{"".join(cells)}</dl>' if cells else ""
+
+
+def _learning(summary: Record) -> list[Tile]:
+    """Accuracy with the losses below it, or the best-known loss where there is none."""
+    accuracy = words.percent(summary.get("test_accuracy"))
+    best = words.percent(summary.get("best_test_accuracy"))
+    test, train = words.loss(summary.get("test_loss")), words.loss(summary.get("train_loss"))
+    numbers = [("best", best), ("test loss", test), ("training loss", train)]
+    below = ", ".join(f"{name} {value}" for name, value in numbers if value)
+    loss_name, loss = ("Test loss", test) if test else ("Training loss", train)
+    return [
+        ("Test accuracy", accuracy, below),
+        (loss_name, "" if accuracy else loss, train and test and f"training loss {train}"),
+    ]
+
+
+def _speed(summary: Record) -> list[Tile]:
+    """The mean round, beside the optimum and an equal split."""
+    emulated = ", emulated speeds" if summary.get("emulated") else ""
+    mean, optimum, equal = (
+        series.number(summary.get(key))
+        for key in ("round_secs_mean", "optimal_round_secs", "equal_split_secs")
+    )
+    ratio = equal / mean if mean > 0 and equal > 0 else float("nan")
+    speed = "" if np.isnan(ratio) else f"{ratio:.2f}\N{MULTIPLICATION SIGN}"
+    optimum_text = f"optimum {words.time(optimum)}{emulated}" if optimum > 0 else ""
+    fraction = words.percent(summary.get("fraction_of_optimum"))
+    of_what = f"of the speed of the best possible quotas{emulated}"
+    waiting = words.percent(summary.get("waiting_fraction"))
+    equal_text = f"as fast; equal takes {words.time(equal)}{emulated}"
+    return [
+        ("Mean round", words.time(mean), optimum_text),
+        ("Against the optimum", fraction, of_what),
+        ("Against an equal split", speed, equal_text),
+        ("Waiting", waiting, "of the workers' time"),
+    ]
+
+
+def _last_quotas(summary: Record, history: Sequence[Record]) -> tuple[str, str]:
+    """The last quotas; those before it where the last round only had an epoch's rest to do."""
+    values = series.matrix([summary], "quotas")[-1]
+    full = series.full_rounds(history)
+    before = series.matrix(full[-1:], "quotas")[-1] if full else values
+    if not np.nansum(values) >= np.nansum(before):
+        values = before
+    if not np.isfinite(values).any():
+        return "", ""
+    if len(values) <= 6:
+        numbers = " : ".join(words.count(value) or "-" for value in values)
+        return numbers, "microbatches a round"
+    low, high = np.nanmin(values), np.nanmax(values)
+    return f"{low:.0f} to {high:.0f}", f"microbatches a round, {len(values)} workers"

@@ -1,0 +1,143 @@
+"""Who computes and who waits? The first and the last rounds of a run as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hetjax.report import canvas, series, words
+from hetjax.report.series import FloatArray, Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ROW_WITH_TEXT = 14  # pixels; in a lower row no number can be read and no hatch be seen
+
+
+class _Layout(NamedTuple):
+    """Where rounds in a row are drawn, f64[num_rounds] in the unit of the axis."""
+
+    start: FloatArray
+    local: FloatArray  # until the last worker finished
+    gap: FloatArray  # from there to the next round, long pauses cut short
+    pause: FloatArray  # secs; the length of a pause that is cut short, else 0
+
+    def end(self) -> float:
+        return float((self.start + self.local + self.gap)[-1])
+
+
+@canvas.own_settings
+def draw_timeline(history: Sequence[Record], *, width: int, rounds: int) -> str:
+    """Computing and waiting of each worker in the first and in the last `rounds` rounds."""
+    parts = series.first_and_last(history, rounds)
+    num_workers, narrow = series.count_workers(history), width < canvas.NARROW
+    row = 25.0 if num_workers <= 8 else 17.0 if num_workers <= 16 else 300.0 / num_workers
+    left, head, foot = (30 if narrow else 66), 50, 46
+    panel = row * num_workers
+    figure = canvas.make_figure(width, len(parts) * (panel + head + foot))
+    longest = max(_lay_out(part).end() for part in parts)
+    factor, unit = words.time_unit(longest)
+    for i, part in enumerate(parts):
+        top = head + i * (panel + head + foot)
+        axes = canvas.add_axes(figure, left, top, width - left - 8, panel)
+        axes.set_xlim(0, max(longest, 1e-9) * factor)
+        axes.set_ylim(num_workers - 0.5, -0.5)
+        named = "First rounds" if i == 0 else "Last rounds"
+        canvas.title(axes, named if len(parts) > 1 else "All rounds", above=28)
+        layout = _lay_out(part, factor=factor)
+        _bars(axes, part, layout, factor=factor, row=row)
+        _round_names(axes, part, layout)
+        _worker_names(axes, series.count_workers(part), narrow=narrow)
+        since = f"{unit} since the start of round {series.round_ids(part)[0]:,.0f}"
+        axes.set_xlabel(since, **canvas.AXIS_LABEL)
+    return canvas.to_svg(figure, f"timeline-{width}", "Timeline of each worker")
+
+
+def _lay_out(rounds: Sequence[Record], *, factor: float = 1.0) -> _Layout:
+    """Places rounds in a row, on an axis whose unit is 1 / `factor` seconds."""
+    compute = series.matrix(rounds, "compute_secs")
+    busiest = np.nanmax(np.nan_to_num(compute), axis=1, initial=0.0)
+    local = series.column(rounds, "local_secs")
+    local = np.maximum(np.where(np.isnan(local), busiest, local), 0)
+    whole = series.column(rounds, "round_secs")
+    pause = np.maximum(np.where(np.isnan(whole), local, whole) - local, 0)
+    longest = 0.3 * max(float(np.median(local)), 1e-9)
+    gap = np.where(pause > 1.5 * longest, longest, pause)
+    start = np.cumsum(local + gap) - (local + gap)
+    return _Layout(start * factor, local * factor, gap * factor, np.where(gap < pause, pause, 0))
+
+
+def _bars(
+    axes: Axes, part: Sequence[Record], layout: _Layout, *, factor: float, row: float
+) -> None:
+    """Computing and waiting: one path a worker, and one for all the waiting."""
+    compute = np.nan_to_num(series.matrix(part, "compute_secs")) * factor
+    compute = np.minimum(compute, layout.local[:, None])
+    done = series.matrix(part, "microbatches_done")
+    here = series.matrix(part, "present") != 0
+    pixel = canvas.pixel(axes)
+    half = 0.5 - 0.5 * min(6.0 / row, 0.2)
+    waiting: list[tuple[float, float, int]] = []
+    for j, colour in enumerate(canvas.worker_colours(compute.shape[1])):
+        start, split, end = layout.start, layout.start + compute[:, j], layout.start + layout.local
+        busy = np.flatnonzero(compute[:, j] > 0)
+        _fill(axes, [(start[i], split[i], j) for i in busy], half=half, facecolor=colour)
+        idle = np.flatnonzero(here[:, j] & (end - split > 0.5 * pixel))
+        waiting += [(split[i], end[i], j) for i in idle]
+        if row < ROW_WITH_TEXT:
+            continue
+        size = 11 if row > 20 else 10
+        for i in np.flatnonzero((compute[:, j] > 16 * pixel) & np.isfinite(done[:, j])):
+            middle = start[i] + compute[i, j] / 2
+            style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size}
+            axes.text(middle, j, f"{done[i, j]:.0f}", color=canvas.ink_on(colour), **style)
+    if row < ROW_WITH_TEXT:
+        plain: dict[str, Any] = {"facecolor": canvas.MUTED, "alpha": 0.22}
+        _fill(axes, waiting, half=half, edgecolor=canvas.MUTED, **plain)
+    else:
+        hatched: dict[str, Any] = {"facecolor": "none", "hatch": "////", "alpha": 0.65}
+        _fill(axes, waiting, half=half, edgecolor=canvas.MUTED, **hatched)
+
+
+def _fill(axes: Axes, boxes: list[tuple[float, float, int]], *, half: float, **style: Any) -> None:
+    """Boxes `(left, right, row)` of a height of 2 `half` as one path."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    if not boxes:
+        return
+    left, right, row = np.array(boxes, dtype=float).T
+    x = np.stack([left, right, right, left, left], axis=1)
+    y = np.stack([row - half, row - half, row + half, row + half, row - half], axis=1)
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
+    path = Path(np.stack([x.ravel(), y.ravel()], axis=1), codes)
+    # not add_patch, which would look at each corner to find limits that are set already
+    axes.add_artist(PathPatch(path, linewidth=0, **style))
+
+
+def _round_names(axes: Axes, part: Sequence[Record], layout: _Layout) -> None:
+    """Above the axes: where each round starts, and how long the pauses are that are cut."""
+    pixel = canvas.pixel(axes)
+    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": canvas.MUTED}
+    style |= {"va": "bottom", "clip_on": False}
+    for i, name in enumerate(series.round_ids(part)):
+        start, local, gap, pause = (secs[i] for secs in layout)
+        text = f"round {name:.0f}" if local > 62 * pixel else ""
+        text = text or (f"{name:.0f}" if local > 22 * pixel else "")
+        axes.text(start, 1.0, text, fontsize=11, **style)
+        axes.axvline(start, color=canvas.GRID, linewidth=1)
+        if pause > 0:
+            factor, unit = words.time_unit(pause)
+            last = i + 1 == len(part)
+            room = axes.get_xlim()[1] - start - local if last else gap
+            text = f"// {pause * factor:.3g} {unit}" if room > 54 * pixel else "//"
+            axes.text(start + local + 3 * pixel, 1.0, text, fontsize=10, **style)
+
+
+def _worker_names(axes: Axes, num_workers: int, *, narrow: bool) -> None:
+    axes.set_yticks(range(0, num_workers, 1 if num_workers <= 16 else 8))
+    axes.set_yticklabels([f"w{j}" if narrow else f"worker {j}" for j in axes.get_yticks()])
+    axes.grid(False)
+    axes.tick_params(axis="y", labelcolor=canvas.INK)

@@ -1,0 +1,81 @@
+"""How does the report write a number? Short texts, empty where there is no number."""
+
+from __future__ import annotations
+
+import html
+import json
+from typing import Any
+
+import numpy as np
+
+from hetjax.report.series import Record, number
+
+
+def escaped(value: Any) -> str:
+    """`value` as text that HTML shows as it is, in an element and in an attribute."""
+    return html.escape(str(value), quote=True)
+
+
+def pretty(record: Record) -> str:
+    """`record` as indented JSON."""
+    return json.dumps(record, indent=2, default=str, ensure_ascii=False)
+
+
+def time_unit(secs: float) -> tuple[float, str]:
+    """The factor and the name of a unit in which `secs` reads well.
+
+    Example:
+        >>> time_unit(0.25)
+        (1000.0, 'ms')
+    """
+    limits = [(2e-3, 1e6, "µs"), (2.0, 1e3, "ms"), (300.0, 1.0, "s"), (10800.0, 1 / 60, "min")]
+    for limit, factor, name in limits:
+        if not secs >= limit:
+            return factor, name
+    return 1 / 3600, "h"
+
+
+def time(value: Any) -> str:
+    """Seconds in the unit that reads best.
+
+    Example:
+        >>> time(0.0412), time(61.5), time(None)
+        ('41.2 ms', '61.5 s', '')
+    """
+    secs = number(value)
+    if np.isnan(secs):
+        return ""
+    factor, unit = time_unit(secs)
+    digits = max(0, 2 - int(np.floor(np.log10(max(secs * factor, 1e-2)))))
+    return f"{secs * factor:,.{min(digits, 2)}f} {unit}"
+
+
+def percent(value: Any) -> str:
+    """A fraction in percent, to one decimal."""
+    part = number(value)
+    return "" if np.isnan(part) else f"{100 * part:.1f} %"
+
+
+def loss(value: Any) -> str:
+    """A number to four digits."""
+    amount = number(value)
+    return "" if np.isnan(amount) else f"{amount:.4g}"
+
+
+def count(value: Any) -> str:
+    """A number of things, thousands apart; to two decimals where it is not whole."""
+    amount = number(value)
+    if np.isnan(amount):
+        return ""
+    return f"{amount:,.0f}" if amount == round(amount) else f"{amount:,.2f}"
+
+
+def plural(value: Any, noun: str) -> str:
+    """A number of things with their name.
+
+    Example:
+        >>> plural(1, "round"), plural(35940, "example")
+        ('1 round', '35,940 examples')
+    """
+    amount = count(value)
+    return f"{amount} {noun}{'' if amount == '1' else 's'}" if amount else ""

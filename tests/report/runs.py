@@ -1,0 +1,59 @@
+"""Runs that never happened, for reports."""
+
+from hetjax import report
+
+CONFIG = {"data": {"name": "digits"}, "model": {"name": "lenet"}, "seed": 3}
+SUMMARY = {
+    "test_accuracy": 0.9731,
+    "best_test_accuracy": 0.9812,
+    "test_loss": 0.1234,
+    "train_loss": 0.0567,
+    "rounds": 20,
+    "epochs": 2,
+    "examples_processed": 35_940,
+    "examples_missing": 3,
+    "examples_duplicated": 17,
+    "wall_secs": 61.5,
+    "round_secs_mean": 0.0412,
+    "optimal_round_secs": 0.0403,
+    "fraction_of_optimum": 0.978,
+    "equal_split_secs": 0.0824,
+    "waiting_fraction": 0.0219,
+    "quotas": [8, 6, 4, 2],
+    "emulated": True,
+}
+
+
+def make_history(num_rounds, num_workers, *, rounds_per_epoch=10, **replaced):
+    """A run of `num_rounds` rounds; each replaced field is given as a function of the round."""
+    history = []
+    for i in range(num_rounds):
+        quotas = [2 + (j + i // 7) % 3 for j in range(num_workers)]
+        compute = [0.01 * quota * (1 + 0.1 * j) for j, quota in enumerate(quotas)]
+        record = {
+            "round": i,
+            "epoch": i // rounds_per_epoch,
+            "examples": 32 * sum(quotas),
+            "examples_processed": 320 * (i + 1),
+            "loss": 2.0 / (1 + i),
+            "quotas": quotas,
+            "microbatches_done": quotas,
+            "compute_secs": compute,
+            "start_secs": 0.5 * i,
+            "round_secs": max(compute) + 0.002,
+            "local_secs": max(compute),
+            "waiting_fraction": 0.25,
+            "present": [True] * num_workers,
+        }
+        if i % rounds_per_epoch == rounds_per_epoch - 1:
+            record["eval"] = {"test_loss": 1.0 / (1 + i), "test_accuracy": 0.9}
+        record |= {name: value(i) for name, value in replaced.items()}
+        history.append(record)
+    return history
+
+
+def write(directory, *, config=CONFIG, summary=SUMMARY, history=()):
+    """The text of the page that is written for a run."""
+    path = directory / "report.html"
+    report.write_report(path, config=config, summary=summary, history=list(history))
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,130 @@
+"""The page: one file that loads nothing, small, and no input breaks it."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hetjax.report import canvas, sections
+from tests.report import runs
+
+
+def test_the_page_loads_nothing_and_runs_nothing(pages):
+    for page in pages.values():
+        assert "http" not in page
+        assert "<script" not in page
+        assert "@import" not in page
+        loads = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)', page)
+        assert loads
+        assert all((a or b).startswith(("#", "data:image/png;base64,")) for a, b in loads)
+
+
+def test_every_reference_inside_the_page_has_exactly_one_target(pages):
+    for page in pages.values():
+        targets = re.findall(r'\bid="([^"]*)"', page)
+        wanted = re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)', page)
+        assert {a or b for a, b in wanted} <= set(targets)
+        assert len(targets) == len(set(targets))
+
+
+def test_no_stand_in_colour_is_left_in_the_page(pages):
+    for page in pages.values():
+        assert not [colour for colour in canvas.VARIABLES if colour in page]
+    used = set(re.findall(r"var\(--([\w-]+)\)", pages["eight workers"]))
+    defined = set(re.findall(r"--([\w-]+):", pages["eight workers"]))
+    assert {"ink", "accent", "w0", "w7", "on-w0"} <= used <= defined
+
+
+def test_one_and_many_workers_are_drawn(pages):
+    assert "1 worker<" in pages["one worker"]
+    assert "64 workers<" in pages["many workers"]
+    for name in ("one worker", "eight workers", "many workers"):
+        assert pages[name].count("<svg") == 10  # five pictures, each for wide and narrow screens
+    heat_maps = {name for name, page in pages.items() if "data:image/png" in page}
+    assert heat_maps == {"one round", "many workers"}
+
+
+def test_short_runs_are_drawn(pages):
+    assert "All rounds" in pages["one round"]
+    assert "Last rounds" not in pages["one round"]
+    assert "First rounds" in pages["one worker"]
+    assert "Last rounds" in pages["one worker"]
+
+
+def test_a_run_without_rounds_says_so(tmp_path):
+    page = runs.write(tmp_path, config={}, summary={})
+    assert "No round was finished" in page
+    assert "<svg" not in page
+
+
+def test_strings_are_escaped(tmp_path):
+    bad = "</pre><script>alert('&')</script>"
+    history = [{"loss": 1.0, "eval": {f"{bad}loss": 1.0, f"{bad}accuracy": 0.5}}]
+    config = {"data": {"name": bad}, "model": bad, bad: bad}
+    summary = runs.SUMMARY | {"device_kind": bad}
+    page = runs.write(tmp_path, config=config, summary=summary, history=history)
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(&#x27;&amp;&#x27;)" in page
+
+
+def test_rounds_without_a_finite_loss_and_skipped_examples_are_counted(tmp_path):
+    history = [{"loss": None if i % 2 else 1.0, "skipped_examples": 8 * (i < 4)} for i in range(6)]
+    page = runs.write(tmp_path, history=history)
+    assert "3 of 6 rounds have no finite training loss" in page
+    assert "32 examples were skipped" in page
+
+
+def test_a_run_that_was_stopped_says_so(tmp_path):
+    stopped = runs.write(tmp_path, summary=runs.SUMMARY | {"interrupted": True})
+    assert "stopped before its end" in stopped
+    assert "stopped before its end" not in runs.write(tmp_path)
+
+
+def test_emulated_is_said_only_where_it_is_so(tmp_path):
+    def said(emulated):
+        page = runs.write(tmp_path, summary=runs.SUMMARY | {"emulated": emulated})
+        return page.split("<details>")[0].count("emulated")
+
+    assert said(True) == 4  # the heading, and the three tiles that compare
+    assert said(False) == 0
+
+
+@pytest.mark.parametrize("odd", [None, "x", [None, "x", 3.0]])
+def test_odd_fields_break_nothing(tmp_path, monkeypatch, odd):
+    monkeypatch.delitem(sections.SCREENS, "narrow")  # once is enough here
+    names = list(runs.make_history(1, 2)[0])
+    history = runs.make_history(2 * len(names), 2)
+    for i, name in enumerate(names):
+        history[2 * i + 1][name] = odd
+    page = runs.write(tmp_path, summary={}, history=history)
+    assert page.count("<svg") >= 4
+
+
+def test_lines_without_fields_are_drawn(tmp_path):
+    history = [{"round": 0}, {}, {"loss": 1.0, "quotas": None}]
+    page = runs.write(tmp_path, summary={}, history=history)
+    assert "2 of 3 rounds have no finite training loss" in page
+
+
+def test_a_long_run_stays_small(tmp_path):
+    optimum = {"optimal_round_secs": lambda i: 0.04 + 0.001 * (i % 2)}
+    history = runs.make_history(6_000, 4, rounds_per_epoch=5, **optimum)
+    page = runs.write(tmp_path, history=history)
+    assert len(page) < 1_000_000
+    assert "… 5,976 rounds …" in page
+
+
+def test_reports_need_neither_pyplot_nor_jax(tmp_path):
+    code = """
+import sys
+from hetjax import report
+assert "matplotlib" not in sys.modules
+history = [{"loss": 1.0}]
+report.write_report(sys.argv[1], config={}, summary={}, history=history)
+assert "matplotlib" in sys.modules
+assert "matplotlib.pyplot" not in sys.modules
+assert "jax" not in sys.modules
+assert not [name for name in sys.modules if name.startswith("hetjax.training")]
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "report.html")], check=True)

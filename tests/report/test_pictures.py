@@ -1,0 +1,37 @@
+"""The pictures: gaps, absent workers, and no trace of the caller's settings."""
+
+import matplotlib
+import pytest
+
+from hetjax.report import losses, quotas, round_times, sections, timeline
+from tests.report import runs
+
+
+@pytest.mark.parametrize("bad", [float("nan"), None, float("inf")])
+def test_losses_that_are_not_numbers_leave_gaps(bad):
+    some = runs.make_history(12, 2, loss=lambda i: bad if i % 2 else 1.0)
+    assert "no finite loss" not in losses.draw_losses(some, {}, width=900)
+    none = runs.make_history(12, 2, loss=lambda i: bad, eval=lambda i: None)
+    assert "no finite loss" in losses.draw_losses(none, {}, width=900)
+
+
+def test_a_worker_that_is_absent_is_named_so():
+    history = runs.make_history(12, 3, present=lambda i: [True, i < 6, True])
+    picture = quotas.draw_quotas(history, width=900)
+    assert "worker 1: absent" in picture
+    assert "worker 2: absent" not in picture
+
+
+def test_the_callers_matplotlib_settings_neither_matter_nor_change(pages):
+    history, width = runs.make_history(7, 1, rounds_per_epoch=7), sections.SCREENS["narrow"]
+    with matplotlib.rc_context({"axes.labelpad": 40, "lines.linewidth": 9}):
+        before = dict(matplotlib.rcParams)
+        drawn = [
+            timeline.draw_timeline(history, width=width, rounds=3),
+            quotas.draw_quotas(history, width=width),
+            round_times.draw_round_times(history, {}, width=width),
+            losses.draw_losses(history, {}, width=width),
+            losses.draw_accuracies(history, {}, width=width),
+        ]
+        assert dict(matplotlib.rcParams) == before
+    assert all(picture in pages["one worker"] for picture in drawn)

@@ -1,0 +1,58 @@
+"""The tiles: the right numbers of the summary, and none in place of one that is missing."""
+
+import html
+import re
+
+import pytest
+
+from hetjax.report import tiles
+from tests.report import runs
+
+
+def read(page):
+    """What each tile shows: name -> (number, the line below)."""
+    pattern = r'<dt>(.*?)</dt><dd class="value">(.*?)</dd><dd>(.*?)</dd>'
+    return {html.unescape(n): (html.unescape(v), b) for n, v, b in re.findall(pattern, page)}
+
+
+def test_tiles_show_the_numbers_of_the_summary():
+    shown = read(tiles.tiles(runs.SUMMARY, runs.make_history(20, 4)))
+    assert shown["Test accuracy"] == (
+        "97.3 %",
+        "best 98.1 %, test loss 0.1234, training loss 0.0567",
+    )
+    assert shown["Mean round"] == ("41.2 ms", "optimum 40.3 ms, emulated speeds")
+    assert shown["Against the optimum"][0] == "97.8 %"
+    assert shown["Against an equal split"][0] == "2.00\N{MULTIPLICATION SIGN}"
+    assert "82.4 ms, emulated speeds" in shown["Against an equal split"][1]
+    assert shown["Waiting"][0] == "2.2 %"
+    assert shown["Missing and duplicated"] == ("3 and 17", "of 35,940 examples processed")
+    assert shown["Quotas at the end"][0] == "8 : 6 : 4 : 2"
+    assert shown["Wall time"] == ("61.5 s", "20 rounds")
+
+
+def test_the_page_shows_the_tiles(pages):
+    assert (
+        tiles.tiles(runs.SUMMARY, runs.make_history(7, 8, rounds_per_epoch=7))
+        in pages["eight workers"]
+    )
+    assert read(pages["eight workers"])["Wall time"] == ("61.5 s", "20 rounds")
+
+
+@pytest.mark.parametrize("key", list(runs.SUMMARY))
+def test_a_missing_number_is_left_out_and_breaks_nothing(tmp_path, key):
+    names = {
+        "examples_missing": "Missing and duplicated",
+        "waiting_fraction": "Waiting",
+        "round_secs_mean": "Mean round",
+        "equal_split_secs": "Against an equal split",
+        "fraction_of_optimum": "Against the optimum",
+        "wall_secs": "Wall time",
+        "quotas": "Quotas at the end",
+        "test_accuracy": "Test accuracy",
+    }
+    without = {k: v for k, v in runs.SUMMARY.items() if k != key}
+    for absent in (without, runs.SUMMARY | {key: None}):
+        page = runs.write(tmp_path, summary=absent)
+        assert names.get(key) not in read(page)
+        assert "nan" not in page.split("<details>")[0]
