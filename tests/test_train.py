@@ -116,7 +116,7 @@ def test_a_mistake_gets_one_message_and_status_2(arguments, message, tmp_path):
 def test_lenet_learns_from_real_cifar10(test_data, tmp_path):
     data_dir = tmp_path / "data"  # the prepared copy goes here, not into the originals
     data_dir.mkdir()
-    (data_dir / "cifar-10-batches-bin").symlink_to(test_data / "cifar-10-batches-bin")
+    (data_dir / "cifar10").symlink_to(test_data / "cifar10")
     config = config_lib.validate(
         {
             "epochs": 4,
