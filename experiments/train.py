@@ -102,6 +102,9 @@ def summary_table(summary: dict[str, Any]) -> str:
             f"{summary['examples_duplicated']} duplicated",
         )
     )
+    if summary["examples_never_processed"]:
+        unseen = summary["examples_never_processed"]
+        rows.append(("note", f"{unseen} examples were never processed: their worker did nothing"))
     if summary["overrun_fraction"] > 0.01:
         rows.append(
             (
@@ -131,6 +134,9 @@ def main(argv: list[str]) -> None:
         result = train_and_evaluate(config, workdir)
     except ValueError as error:
         _end(str(error))
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)
     print(summary_table(result.summary))
     print(f"Report: {pathlib.Path(workdir) / 'report.html'}")
     if result.summary["interrupted"]:

@@ -265,6 +265,8 @@ def parse_group(
     values: dict[str, Any] = {}
     for name, value in given.items():
         dotted = f"{prefix}{name}"
+        if hasattr(value, "tolist"):  # a NumPy number or array
+            value = value.tolist()
         if name not in fields:
             known = leaf_names(parent, prefix)
             inner = [f"{dotted}.{part}" for part in value] if isinstance(value, Mapping) else []

@@ -5,8 +5,10 @@ Every array of the training state has a leading axis `num_workers`, sharded over
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -68,8 +70,15 @@ def worker_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def add_worker_axis(tree: types.PyTree, num_workers: int) -> types.PyTree:
-    """The same values for every worker: leaves `[...]` become host arrays `[num_workers, ...]`."""
-    return jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (num_workers, *np.shape(x))), tree)
+    """The same values for every worker: leaves `[...]` become `[num_workers, ...]`, on the host."""
+
+    def broadcast(leaf: Any) -> Any:
+        shape = (num_workers, *np.shape(leaf))
+        if jax.dtypes.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+            return jnp.broadcast_to(leaf, shape)  # random keys are no NumPy arrays
+        return np.broadcast_to(np.asarray(leaf), shape)
+
+    return jax.tree.map(broadcast, tree)
 
 
 def place(tree: types.PyTree, mesh: Mesh) -> types.PyTree:

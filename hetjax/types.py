@@ -16,7 +16,7 @@ class Microbatch(NamedTuple):
 
     example_ids: jax.Array | np.ndarray  # i32[microbatch_size], -1 = padding
     example_mask: jax.Array | np.ndarray  # f32[microbatch_size], 1 = example, 0 = padding
-    examples: PyTree  # leaves [microbatch_size, ...], padding is zeros
+    examples: PyTree  # leaves [microbatch_size, ...]; padding is any finite example
 
 
 class WorkerState(NamedTuple):

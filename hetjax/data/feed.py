@@ -2,10 +2,17 @@
 
 Resident: the whole set lies on each device and a microbatch carries ids alone. Streamed: a
 background thread reads ahead and packs microbatches on the host. Both give the same
-`Microbatch`, to the bit, to the same compiled `accumulate`; padding is zeros.
+`Microbatch`, to the bit, to the same compiled `accumulate`.
+
+Padding repeats the first example of its microbatch: a loss that is finite for every example is
+finite for padding, so that masking it leaves no NaN in the gradient (0 * inf).
 """
 
 import concurrent.futures
+import contextlib
+import operator
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +22,8 @@ import numpy as np
 
 from hetjax import types
 from hetjax.data import rounds, sources
+
+_BLOCK_ROWS = 8  # microbatches that are read at a time
 
 
 class Feed(Protocol):
@@ -32,15 +41,9 @@ class Feed(Protocol):
 
 def _gather(arrays: types.PyTree, example_ids: jax.Array) -> types.Microbatch:
     is_example = example_ids >= 0
-    rows = jnp.where(is_example, example_ids, 0)
-
-    def take(leaf: jax.Array) -> jax.Array:
-        found = jnp.take(leaf, rows, axis=0)
-        mask = is_example.reshape(is_example.shape + (1,) * (found.ndim - rows.ndim))
-        return jnp.where(mask, found, jnp.zeros((), found.dtype))
-
+    rows = jnp.maximum(jnp.where(is_example, example_ids, example_ids[..., :1]), 0)
     with jax.named_scope("gather"):
-        examples = jax.tree.map(take, arrays)
+        examples = jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0), arrays)
     return types.Microbatch(example_ids, is_example.astype(jnp.float32), examples)
 
 
@@ -69,7 +72,9 @@ class ResidentFeed:
 
 
 class StreamedFeed:
-    """Reads from the source while training goes on; memory is a few microbatches.
+    """Reads from the source while training goes on; memory is the microbatches of two rounds.
+
+    One thread reads, and no other ever touches the source.
 
     Args:
         source: anything with `__len__` and `__getitem__`.
@@ -79,41 +84,67 @@ class StreamedFeed:
     def __init__(self, source: Any, devices: Sequence[jax.Device]) -> None:
         self._source, self._like = source, sources.read(source, 0)
         self._devices = list(devices)
-        self._reader = concurrent.futures.ThreadPoolExecutor(1, "hetjax-feed")
         # Rows read or being read: {its bytes: (the block's future, its place in the block)}.
         self._ready: dict[bytes, tuple[concurrent.futures.Future, int]] = {}
+        self._wanted: queue.SimpleQueue = queue.SimpleQueue()
+        self._closing = threading.Event()
+        # A daemon: a source that blocks for ever must not keep the process alive.
+        threading.Thread(target=self._read, name="hetjax-feed", daemon=True).start()
 
-    def _pack(self, example_ids: np.ndarray) -> types.Microbatch:
-        is_example = example_ids.reshape(-1) != rounds.PADDING
-        ids = np.where(is_example, example_ids.reshape(-1), 0)
-        found = sources.fetch(self._source, ids, like=self._like)
+    def _read(self) -> None:
+        while (task := self._wanted.get()) is not None:
+            block, ids = task
+            if self._closing.is_set() or not block.set_running_or_notify_cancel():
+                continue
+            try:
+                block.set_result(sources.fetch(self._source, ids.reshape(-1), like=self._like))
+            except Exception as error:  # raised again where the block is needed
+                block.set_exception(error)
 
-        def shape(leaf: np.ndarray) -> np.ndarray:
-            leaf[~is_example] = 0
-            return leaf.reshape(*example_ids.shape, *leaf.shape[1:])
+    def _submit(self, rows: list[np.ndarray]) -> None:
+        """Has rows i32[B] read, as one block: a source reads many records faster than one."""
+        block: concurrent.futures.Future = concurrent.futures.Future()
+        ids = np.stack(rows)
+        self._wanted.put((block, np.where(ids == rounds.PADDING, ids[:, :1], ids)))
+        self._ready |= {row.tobytes(): (block, place) for place, row in enumerate(rows)}
 
-        mask = is_example.reshape(example_ids.shape).astype(np.float32)
-        return types.Microbatch(example_ids, mask, jax.tree.map(shape, found))
+    def _row(self, row: np.ndarray) -> types.PyTree:
+        """The examples of one microbatch, `[B, ...]`, on the host."""
+        if row[0] == rounds.PADDING:
+            return jax.tree.map(lambda leaf: np.stack([leaf] * len(row)), self._like)
+        if row.tobytes() not in self._ready:
+            self._submit([row])
+        block, place = self._ready.pop(row.tobytes())
+        while not self._closing.is_set():
+            with contextlib.suppress(TimeoutError):
+                examples = block.result(timeout=0.2)
+                part = operator.itemgetter(slice(place * len(row), (place + 1) * len(row)))
+                return jax.tree.map(part, examples)
+        raise concurrent.futures.CancelledError("the feed was closed")
 
     def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
-        block, place = self._ready.pop(example_ids.tobytes(), (None, 0))
-        if block is None:
-            packed = self._pack(example_ids)
-        else:
-            packed = jax.tree.map(lambda leaf: leaf[place], block.result())
-        return jax.device_put(packed, self._devices[worker])
+        rows = [self._row(row) for row in example_ids.reshape(-1, example_ids.shape[-1])]
+        shape = example_ids.shape
+
+        def join(*leaves: np.ndarray) -> np.ndarray:
+            joined = leaves[0] if len(leaves) == 1 else np.stack(leaves)
+            return joined.reshape(*shape, *leaves[0].shape[1:])
+
+        mask = (example_ids != rounds.PADDING).astype(np.float32)
+        microbatch = types.Microbatch(example_ids, mask, jax.tree.map(join, *rows))
+        return jax.device_put(microbatch, self._devices[worker])
 
     def read_ahead(self, example_ids: np.ndarray) -> None:
         wanted = {row.tobytes(): row for row in example_ids}
         for key in self._ready.keys() - wanted.keys():
             del self._ready[key]
-        missing = {key: row for key, row in wanted.items() if key not in self._ready}
-        if missing:  # one block: a source reads many records faster than one
-            block = self._reader.submit(self._pack, np.stack(list(missing.values())))
-            self._ready |= {key: (block, place) for place, key in enumerate(missing)}
+        missing = [row for key, row in wanted.items() if key not in self._ready]
+        for start in range(0, len(missing), _BLOCK_ROWS):  # so that the first are there soon
+            self._submit(missing[start : start + _BLOCK_ROWS])
 
     def close(self) -> None:
-        self._reader.shutdown(wait=False, cancel_futures=True)
+        self._closing.set()
+        self._wanted.put(None)
 
 
 FEEDS: dict[str, Callable[..., Feed]] = {"resident": ResidentFeed, "streamed": StreamedFeed}

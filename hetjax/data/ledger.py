@@ -12,12 +12,14 @@ class Ledger:
 
     def __init__(self, num_units: int) -> None:
         self.counts = np.zeros(num_units, np.int32)
+        self._ever = np.zeros(num_units, bool)
         self._missing = 0
         self._duplicated = 0
 
     def commit(self, units: np.ndarray) -> None:
         """Adds one to each of `units` (i32[k], repetitions count)."""
         np.add.at(self.counts, units, 1)
+        self._ever[units] = True
 
     def close_pass(self, units: np.ndarray | None = None) -> None:
         """Judges the pass over `units` (all by default), and sets their counts to zero."""
@@ -35,3 +37,8 @@ class Ledger:
     def duplicated(self) -> int:
         """Superfluous times that a unit was processed in one pass, the open pass included."""
         return self._duplicated + int(np.sum(np.maximum(self.counts - 1, 0)))
+
+    @property
+    def never_processed(self) -> int:
+        """Units that no pass has reached: in private data, those of a worker that does nothing."""
+        return int(np.sum(~self._ever))

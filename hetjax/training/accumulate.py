@@ -123,7 +123,9 @@ def make_accumulate(
 
         def weighted_losses(params: types.PyTree) -> tuple[jax.Array, jax.Array]:
             losses, weights = _split_losses(loss_fn(params, microbatch.examples, key))
-            weights = jnp.ones_like(losses) if weights is None else weights
+            wide = jnp.promote_types(losses.dtype, jnp.float32)  # sums are never in half
+            losses = losses.astype(wide)
+            weights = jnp.ones_like(losses) if weights is None else weights.astype(wide)
             weights = jnp.where(mask, weights, 0)
             return jnp.where(mask, losses, 0) * weights, weights
 

@@ -122,6 +122,7 @@ class Stepped:
         self._accumulate = jit_rows(accumulate, donate=True)
         self._empty = accumulate_lib.empty_accumulated(params, signs)
         self._threads = worker_threads(mesh.size)
+        check_threads(self._threads)
         self._stopping = threading.Event()
         self._started = threading.Semaphore(0)
 
@@ -163,6 +164,7 @@ class Stepped:
             done = [task.result() for task in tasks]
         except BaseException:  # Ctrl-C, or a worker failed: the others stop after their microbatch
             self._stopping.set()
+            self._feed.close()  # or a source that blocks would hold a worker for ever
             concurrent.futures.wait(tasks)
             self._stopping.clear()
             raise
@@ -195,12 +197,15 @@ class Stepped:
             jax.block_until_ready(state)  # the synchronisation is not this worker's compute
         finally:
             self._started.release()
+        # Nor is waiting for the data of the first microbatch, where they are streamed.
+        microbatch = self._feed.load(worker, rows[0]) if len(rows) else None
         start = time.perf_counter()
         for position, example_ids in enumerate(rows):
             if self._stopping.is_set() or not self._gate.is_open():
                 break
-            microbatch = self._feed.load(worker, example_ids)
+            microbatch = microbatch or self._feed.load(worker, example_ids)
             sums, pair_signs = self._accumulate(state, sums, microbatch, rng)
+            microbatch = None
             jax.block_until_ready(sums.loss_sum)
             signs.append(pair_signs)
             if deadlines is not None:
@@ -298,6 +303,26 @@ class Virtual:
 def worker_threads(num_workers: int) -> concurrent.futures.ThreadPoolExecutor:
     """A host thread for each worker."""
     return concurrent.futures.ThreadPoolExecutor(num_workers, "hetjax-worker")
+
+
+def check_threads(threads: concurrent.futures.ThreadPoolExecutor) -> None:
+    """Refuses settings of JAX that hold in the caller's thread alone.
+
+    Raises:
+        ValueError: 64-bit numbers or a matmul precision were set by a `with` block.
+    """
+
+    def settings() -> dict[str, Any]:
+        names = ("jax_enable_x64", "jax_default_matmul_precision")
+        return {name: getattr(jax.config, name) for name in names}
+
+    here, there = settings(), threads.submit(settings).result()
+    for name, value in here.items():
+        if there[name] != value:
+            raise ValueError(
+                f"{name} is {value!r} by a `with` block, which the workers' threads do not see "
+                f"({there[name]!r} there); set it by jax.config.update({name!r}, {value!r})"
+            )
 
 
 def jit_rows(accumulate: accumulate_lib.AccumulateFn, *, donate: bool) -> Any:

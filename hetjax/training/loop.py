@@ -34,7 +34,13 @@ Callback = Callable[[record.RoundReport], bool | None]
 
 
 class NonFiniteError(ValueError):
-    """A microbatch's loss or gradient was not finite, and `nonfinite='stop'`."""
+    """A microbatch's loss or gradient was not finite, and `nonfinite='stop'`.
+
+    Attributes:
+        result: the `FitResult` up to the round before it, whose state was kept.
+    """
+
+    result: "FitResult"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +56,7 @@ class FitResult:
     history: list[dict[str, Any]]
     """As `metrics.jsonl`, a dict a round."""
     best_params: types.PyTree
-    """At the evaluation with the lowest loss; `params` where there was none."""
+    """At the evaluation with the lowest loss; `params` where no evaluation had a loss."""
 
 
 # Fields of the configuration that stand for what `fit` is given as arguments.
@@ -68,6 +74,7 @@ def fit(
     metrics_fn: evaluate.MetricsFn | None = None,
     callbacks: Sequence[Callback] = (),
     workdir: str | pathlib.Path | None = None,
+    resume: bool = True,
     progress: bool = True,
     per_example_rng: bool = False,
     config: config_lib.ExperimentConfig | None = None,
@@ -86,12 +93,14 @@ def fit(
             `__getitem__`.
         eval_source: evaluated every `eval_every` epochs; same form.
         metrics_fn: `(params, examples) -> {name: f32[B]}` for it. The best parameters are those
-            of the lowest `loss` there. By default the training loss alone, with dropout if it
-            has any; `hetjax.nnx_metrics` and `hetjax.linen_metrics` evaluate without.
+            of the lowest `loss` there, if it has one. By default the training loss, with
+            dropout if that has any; `hetjax.nnx_metrics` and `linen_metrics` evaluate without.
         callbacks: called with each `RoundReport` while the next round computes; True ends the
             run after that one.
         workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html`; those of an
             earlier run of the same configuration are replaced.
+        resume: go on from the newest checkpoint in `workdir`, if there is one. This version
+            writes none yet, so a run always begins at its beginning.
         progress: show a progress bar.
         per_example_rng: the loss gets a key for each example, `key[B]`.
         config: a checked configuration; or give `fields`.
@@ -105,7 +114,7 @@ def fit(
 
     Raises:
         ValueError: what was given cannot be run; said before anything is computed.
-        NonFiniteError: a loss or gradient was not finite; the state before it was kept.
+        NonFiniteError: a loss or gradient was not finite; its `result` holds the state before.
 
     Example:
         >>> import numpy as np, optax
@@ -125,6 +134,8 @@ def fit(
         environment", 2021, arXiv 2111.08272. The quotas' cost model, exact solver and change
         detection are hetjax's own.
     """
+    del resume
+    _check_arguments(params, optimizer, callbacks)
     source = sources.as_source(source)
     eval_source = None if eval_source is None else sources.as_source(eval_source)
     if config is None:
@@ -138,8 +149,6 @@ def fit(
         raise ValueError(f"fit: give either config or fields, not both: {sorted(fields)}")
     else:
         recorded = config_lib.to_dict(config)
-    if len(source) == 0:
-        raise ValueError("fit: the source has no examples")
     started = time.perf_counter()
     parts = setup.build(
         loss_fn, params, optimizer, source, config=config, per_example_rng=per_example_rng
@@ -147,7 +156,7 @@ def fit(
     evaluator = None
     if eval_source is not None:
         metrics_fn = metrics_fn or evaluate.metrics_of_loss(loss_fn)
-        evaluator = evaluate.Evaluator(metrics_fn, eval_source, parts.devices[0])
+        evaluator = evaluate.Evaluator(metrics_fn, eval_source, params, parts.devices[0])
     recorder = record.Recorder(
         workdir, recorded, num_examples=config.epochs * len(source), progress=progress
     )
@@ -156,6 +165,22 @@ def fit(
     finally:
         recorder.close()
         parts.close()
+
+
+def _check_arguments(params: Any, optimizer: Any, callbacks: Any) -> None:
+    if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
+        raise ValueError(
+            f"fit: optimizer is {optimizer!r}; it must be an optax optimiser such as "
+            "optax.sgd(0.1), with an init and an update"
+        )
+    if callable(callbacks) or not all(callable(callback) for callback in callbacks):
+        raise ValueError("fit: callbacks must be a list of functions, such as [print]")
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+            raise ValueError(
+                f"fit: params{jax.tree_util.keystr(path)} is a {type(leaf).__name__}; params is a "
+                "pytree of arrays. For a Flax model: loss_fn, params = hetjax.nnx_loss(model, loss)"
+            )
 
 
 def _config_of_fields(fields: dict[str, Any]) -> config_lib.ExperimentConfig:
@@ -173,7 +198,7 @@ def _config_of_fields(fields: dict[str, Any]) -> config_lib.ExperimentConfig:
     cluster = fields.setdefault("cluster", {})
     if isinstance(cluster, dict):
         speeds = cluster.get("secs_per_microbatch", ())
-        num_devices = len(speeds) if np.size(speeds) else jax.device_count()
+        num_devices = np.size(speeds) or jax.device_count()
         cluster.setdefault("num_workers", num_devices)
     config = config_lib.validate(fields, choices=setup.registries())
     num_workers = config.cluster.num_workers
@@ -228,33 +253,38 @@ class _Loop:
         self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
         self._pending: _Round | None = None
         self._ended_by_callback = False
-        self._best: tuple[float, types.PyTree] | None = None
+        self._best_params: types.PyTree = None
         self._summary = summary.Summary(parts, started=started)
         self._accumulated: Any = None
 
     def run(self) -> FitResult:
-        stream, epochs = self._parts.stream, self._config.epochs
-        self._warm_up()
-        end = epochs * stream.num_examples
-        try:
-            with interrupt.deferred() as interrupted:
+        """All rounds; writes the files however they end."""
+        stream, trace = self._parts.stream, self._parts.trace
+        end = self._config.epochs * stream.num_examples
+        with interrupt.deferred() as interrupted:
+            self._warm_up()
+            try:
                 index = 0
                 while stream.examples_processed < end:
-                    if interrupted() or self._ended_by_callback:
+                    trace_ends = trace is not None and index >= len(trace)
+                    if interrupted() or self._ended_by_callback or trace_ends:
                         break
                     self._round(index)
                     index += 1
                 self._report()
-        except NonFiniteError:
-            self._finish(interrupted=True)
-            raise
-        params = jax.device_get(state_lib.worker_params(self._state))
-        written = self._finish(interrupted=stream.examples_processed < end)
-        best = params if self._best is None else self._best[1]
-        return FitResult(params, self._state, written, self._recorder.history, best)
+            except NonFiniteError as error:
+                error.result = self._result(interrupted=True)
+                raise
+            except Exception:
+                self._recorder.finish(self._summary.as_dict(interrupted=True))
+                raise
+            return self._result(interrupted=stream.examples_processed < end)
 
-    def _finish(self, *, interrupted: bool) -> dict[str, Any]:
-        return self._recorder.finish(self._summary.as_dict(interrupted=interrupted))
+    def _result(self, *, interrupted: bool) -> FitResult:
+        params = jax.device_get(state_lib.worker_params(self._state))
+        written = self._recorder.finish(self._summary.as_dict(interrupted=interrupted))
+        best = params if self._best_params is None else self._best_params
+        return FitResult(params, self._state, written, self._recorder.history, best)
 
     def _warm_up(self) -> None:
         """Compiles and runs both phases for every worker, without effect, and untimed."""
@@ -291,11 +321,6 @@ class _Loop:
         if self._parts.trace is None:
             quotas, self._policy_state = self._parts.policy.assign(self._policy_state, total, caps)
             return quotas, quotas, caps
-        if index >= len(self._parts.trace):
-            raise ValueError(
-                f"replay: the trace {self._config.replay!r} ends after {index} rounds, and "
-                "this run is not done; replay with the configuration that wrote it"
-            )
         quotas, done = self._parts.trace[index]
         if quotas.sum() > total or np.any(quotas > caps) or np.any(done > quotas):
             raise ValueError(
@@ -363,10 +388,8 @@ class _Loop:
         params = state_lib.worker_params(self._state)
         values = self._evaluator(params)
         self._pending.eval = {f"test_{name}": value for name, value in values.items()}
-        loss = values.get("loss", np.nan)
-        if self._best is None or loss < self._best[0]:
-            self._best = (loss, jax.device_get(params))
-        self._summary.evaluated(self._pending.eval)
+        if self._summary.evaluated(self._pending.eval):
+            self._best_params = jax.device_get(params)
 
     def _close_pending(self, now: float) -> None:
         if self._pending is not None and self._pending.round_secs is None:
@@ -398,7 +421,7 @@ class _Loop:
                 "these examples, or set nonfinite='skip' to leave such microbatches out"
             )
         for callback in self._callbacks:
-            self._ended_by_callback |= callback(line) is True
+            self._ended_by_callback |= bool(callback(line))
 
 
 def _turned(pair_signs: list[Any] | None, worker_signs: Any) -> list[np.ndarray] | None:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import tqdm
@@ -79,10 +79,9 @@ class Recorder:
         self.history: list[dict[str, Any]] = []
         self._config = config
         self._workdir = None if workdir is None else pathlib.Path(workdir)
-        self._lines = None
+        self._lines: TextIO | None = None
         if self._workdir is not None:
-            claim_workdir(self._workdir, self._config)
-            self._lines = (self._workdir / "metrics.jsonl").open("w", buffering=1)
+            self._lines = claim_workdir(self._workdir, self._config)
         self._bar = tqdm.tqdm(
             total=num_examples,
             disable=not progress,
@@ -128,8 +127,10 @@ class Recorder:
             self._lines.close()
 
 
-def claim_workdir(workdir: pathlib.Path, config: dict[str, Any]) -> None:
+def claim_workdir(workdir: pathlib.Path, config: dict[str, Any]) -> TextIO:
     """Makes the directory this configuration's, or finds that it is already.
+
+    What an earlier run left there is removed. Returns `metrics.jsonl`, empty, to write to.
 
     Raises:
         ValueError: if it holds another configuration's run, or cannot be written.
@@ -148,6 +149,9 @@ def claim_workdir(workdir: pathlib.Path, config: dict[str, Any]) -> None:
                     "this one"
                 )
         path.write_text(json.dumps(config, indent=2) + "\n")
+        for name in ("summary.json", "report.html"):
+            (workdir / name).unlink(missing_ok=True)
+        return (workdir / "metrics.jsonl").open("w", buffering=1)
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(
             f"workdir {str(workdir)!r} cannot be used: {error}; give a directory that can be "

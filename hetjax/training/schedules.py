@@ -34,10 +34,15 @@ def scale_by_progress(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTr
         state: optax.EmptyState,
         params: types.PyTree | None = None,
         *,
-        progress: jax.Array,
+        progress: jax.Array | None = None,
         **extra: object,
     ) -> tuple[types.PyTree, optax.EmptyState]:
         del params, extra
+        if progress is None:
+            raise ValueError(
+                "scale_by_progress: no progress was given. It works in hetjax.fit and "
+                "make_train_step; elsewhere pass progress= to the optimizer's update"
+            )
         rate = schedule(progress)
         return jax.tree.map(lambda u: (-rate * u).astype(jnp.result_type(u)), updates), state
 

@@ -43,12 +43,13 @@ class Summary:
             self._references.append(references)
         return references.optimal_secs
 
-    def evaluated(self, values: dict[str, float]) -> None:
-        """An evaluation after the round that is reported next."""
+    def evaluated(self, values: dict[str, float]) -> bool:
+        """Takes an evaluation in; whether its loss is the lowest so far."""
         self._eval = dict(values)
-        loss = values.get("test_loss", np.nan)
-        if not self._best or loss < self._best.get("best_test_loss", np.inf):
+        is_best = values.get("test_loss", np.nan) < self._best.get("best_test_loss", np.inf)
+        if is_best:
             self._best = {f"best_{name}": value for name, value in values.items()}
+        return is_best
 
     def round_done(self, done: "loop._Round", metrics: types.SyncMetrics) -> record.RoundReport:
         """The line of a round whose numbers have arrived on the host."""
@@ -104,6 +105,7 @@ class Summary:
             "examples_processed": stream.examples_processed,
             "examples_missing": stream.ledger.missing,
             "examples_duplicated": stream.ledger.duplicated,
+            "examples_never_processed": stream.ledger.never_processed,
             "examples_skipped": sum(line.skipped_examples for line in lines),
             "wall_secs": time.perf_counter() - self._started,
             "train_secs": self._clock,

@@ -30,6 +30,7 @@ def _update_worker(
     *,
     blocked: jax.Array,
     rounds_done: jax.Array,
+    mean_loss: jax.Array,
     optimizer: optax.GradientTransformationExtraArgs,
 ) -> types.TrainState:
     """One worker's optimiser update, leaves without worker axis.
@@ -40,7 +41,7 @@ def _update_worker(
     divisor = jnp.where(weight > 0, weight, 1)
     grads = jax.tree.map(lambda g, p: (g / divisor).astype(p.dtype), grad_sum, state.params)
     updates, opt_state = optimizer.update(
-        grads, state.opt_state, state.params, progress=state.progress_rounds
+        grads, state.opt_state, state.params, value=mean_loss, progress=state.progress_rounds
     )
     params = optax.apply_updates(state.params, updates)
     new_state = types.TrainState(
@@ -68,7 +69,9 @@ def make_sync(
     sum of their shares.
 
     Args:
-        optimizer: any optax optimiser; clipping in its chain acts on the reduced gradient.
+        optimizer: any optax optimiser that updates from one gradient (not L-BFGS or SAM, which
+            call the loss again); clipping in its chain acts on the reduced gradient. It is given
+            the round's mean loss as `value`, and `progress`.
         reducer: what is done with the workers' sums.
         num_workers: W.
         nominal_examples: examples of a full round; the unit in which schedules count.
@@ -83,7 +86,10 @@ def make_sync(
         the next round; `signs` is the sign of each worker i8[W], () without an order's signs.
     """
     axis = mesh_lib.WORKER_AXIS
-    update = optax.with_extra_args_support(optimizer).update
+    if isinstance(optimizer, optax.MultiSteps):  # takes extra arguments without saying so
+        update = optimizer.update
+    else:
+        update = optax.with_extra_args_support(optimizer).update
     optimizer = optax.GradientTransformationExtraArgs(optimizer.init, update)
 
     def reduced(
@@ -115,6 +121,7 @@ def make_sync(
             running_sum,
             blocked=nonfinite if stop_on_nonfinite else jnp.bool_(False),
             rounds_done=examples / nominal_examples,
+            mean_loss=metrics.loss_sum / jnp.where(metrics.weight_sum > 0, metrics.weight_sum, 1),
             optimizer=optimizer,
         )
 
@@ -168,6 +175,7 @@ def make_sync(
         mesh=mesh,
         in_specs=(rows, rows, rows),
         out_specs=(rows, rows, replicated, rows),
+        check_vma=False,  # an optimiser's own `cond` may mix constants with what varies by worker
     )
 
 

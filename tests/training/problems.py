@@ -61,5 +61,9 @@ def fit(examples, weights, /, *, loss_fn=softmax_loss, optimizer=None, **fields)
         **fields,
     }
     return hetjax.fit(
-        loss_fn, weights, optimizer or optax.sgd(0.3, momentum=0.9), examples, **fields
+        loss_fn,
+        weights,
+        optax.sgd(0.3, momentum=0.9) if optimizer is None else optimizer,
+        examples,
+        **fields,
     )

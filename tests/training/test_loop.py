@@ -1,6 +1,5 @@
 """What the loop promises beside the numbers: ledger, clocks, files, and how it ends."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -490,4 +489,3 @@ def test_accumulate_takes_the_dtype_of_the_sums(float64):
     empty = accumulate.empty_accumulated({"a": jnp.zeros(3, jnp.bfloat16), "b": jnp.zeros(2)})
     assert empty.grad_sum["a"].dtype == jnp.float32
     assert empty.grad_sum["b"].dtype == jnp.float64
-    assert dataclasses.is_dataclass(hetjax.RoundReport)

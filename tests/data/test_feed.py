@@ -1,0 +1,81 @@
+"""What a feed brings, when it reads, and from which thread."""
+
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from hetjax.data import feed
+
+ROWS = np.array([[4, 2], [0, 7], [9, -1], [-1, -1]], np.int32)
+
+
+class Counting:
+    """A source that notes each read and the thread it came from."""
+
+    def __init__(self):
+        self.reads, self.threads = [], set()
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        self.threads.add(threading.current_thread().name)
+        return {"x": np.full(3, index, np.float32)}
+
+
+@pytest.mark.parametrize("form", feed.FEEDS)
+@pytest.mark.parametrize("shape", [(4, 2), (1, 4, 2), (2, 2, 2)])
+def test_microbatches_hold_their_examples_and_padding_repeats_the_first(form, shape):
+    feeding = feed.FEEDS[form](Counting(), [jax.devices()[1]])
+    microbatch = feeding.load(0, ROWS.reshape(shape))
+    np.testing.assert_array_equal(microbatch.example_ids, ROWS.reshape(shape))
+    mask = np.array([[1, 1], [1, 1], [1, 0], [0, 0]], np.float32)
+    np.testing.assert_array_equal(microbatch.example_mask, mask.reshape(shape))
+    expected = np.array([[4, 2], [0, 7], [9, 9], [0, 0]], np.float32)
+    examples = np.asarray(microbatch.examples["x"])
+    np.testing.assert_array_equal(examples, np.stack([expected.reshape(shape)] * 3, axis=-1))
+    assert microbatch.examples["x"].devices() == {jax.devices()[1]}
+    feeding.close()
+
+
+@pytest.mark.parametrize("rows", [ROWS[:3], ROWS[:1]])
+def test_what_was_read_ahead_is_not_read_again(rows):
+    source = Counting()
+    feeding = feed.StreamedFeed(source, [jax.devices()[0]])
+    source.reads.clear()
+    source.threads.clear()
+    feeding.read_ahead(rows)
+    for _ in range(200):
+        if len(source.reads) == rows.size:
+            break
+        time.sleep(0.01)
+    assert len(source.reads) == rows.size  # before anybody asked for them
+    for row in rows:
+        feeding.load(0, row)
+    feeding.load(0, ROWS[3])  # padding alone
+    assert len(source.reads) == rows.size
+    feeding.load(0, np.array([1, 3], np.int32))  # not announced
+    assert source.threads == {"hetjax-feed"}
+    feeding.close()
+
+
+def test_a_source_that_blocks_does_not_block_closing():
+    blocked = threading.Event()
+
+    class Blocking(Counting):
+        def __getitem__(self, index):
+            if index == 5:
+                blocked.wait(30)
+            return super().__getitem__(index)
+
+    feeding = feed.StreamedFeed(Blocking(), [jax.devices()[0]])
+    threading.Timer(0.2, feeding.close).start()
+    began = time.perf_counter()
+    with pytest.raises(BaseException, match="closed"):
+        feeding.load(0, np.array([5, 6], np.int32))
+    assert time.perf_counter() - began < 20
+    blocked.set()

@@ -1,0 +1,284 @@
+"""Losses, optimisers, metrics and endings of every kind that users bring."""
+
+import json
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from tests.training import problems
+
+EMULATED = {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"}
+
+
+def regression(num_examples=61, dtype=np.float32):
+    x = np.random.default_rng(0).normal(size=(num_examples, 3)).astype(dtype)
+    return {"x": x, "y": (x @ np.array([1, -2, 3], dtype)).astype(dtype)}
+
+
+def squared(weights, batch, rng):
+    return (batch["x"] @ weights - batch["y"]) ** 2
+
+
+def fit(examples=None, /, *, weights=None, **fields):
+    weights = np.zeros(3, np.float32) if weights is None else weights
+    fields = {"loss_fn": squared, "optimizer": optax.sgd(0.05), "epochs": 2, **fields}
+    return problems.fit(regression() if examples is None else examples, weights, **fields)
+
+
+def test_padding_leaves_a_loss_finite_that_zeros_would_not():
+    def distance(weights, batch, rng):
+        return (jnp.linalg.norm(batch["x"] * weights[None], axis=-1) - batch["y"]) ** 2
+
+    result = fit(weights=np.ones(3, np.float32), loss_fn=distance)  # 61 examples: one is alone
+    assert np.isfinite(result.params).all()
+    assert result.summary["examples_skipped"] == 0
+
+
+@pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
+def test_a_loss_may_scan_over_time(local):
+    def recurrent(weights, batch, rng):
+        def step(carry, x):
+            return jnp.tanh(carry * weights[0] + x * weights[1]), None
+
+        carry, _ = jax.lax.scan(step, jnp.zeros(batch["x"].shape[0]), batch["x"].T)
+        return (carry - batch["y"]) ** 2
+
+    assert np.isfinite(fit(loss_fn=recurrent, local=local).params).all()
+
+
+def test_half_precision_losses_are_summed_in_single():
+    def half(weights, batch, rng):
+        return (squared(weights, batch, rng) * 0 + 400).astype(jnp.float16)
+
+    result = fit(regression(256), loss_fn=half, microbatch_size=256, budget=1, epochs=1)
+    assert result.history[0]["loss"] == 400.0
+
+
+def test_gradients_of_half_precision_parameters_are_summed_in_single():
+    def linear(weights, batch, rng):  # gradients 256, then 0.5 a microbatch: lost in bfloat16
+        return weights[0] * batch["g"].astype(weights.dtype)
+
+    data = {"g": np.array([512.0] + [1.0] * 63, np.float32)}
+    seen = []
+
+    def watch(updates, state, params=None):
+        jax.debug.callback(lambda u: seen.append(float(u[0])), updates)
+        return updates, state
+
+    optimizer = optax.GradientTransformation(lambda params: optax.EmptyState(), watch)
+    fit(
+        data,
+        weights=np.zeros(1, jnp.bfloat16),
+        loss_fn=linear,
+        optimizer=optimizer,
+        epochs=1,
+        microbatch_size=2,
+        budget=32,
+        cluster={"num_workers": 1},
+    )
+    jax.effects_barrier()
+    exact = jnp.bfloat16((512 + 63) / 64)
+    assert float(exact) in seen
+
+
+@pytest.mark.parametrize("local", ["stepped", "virtual"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.chain(optax.sgd(0.05), optax.contrib.reduce_on_plateau(patience=1)),
+        optax.MultiSteps(
+            optax.chain(optax.identity(), hetjax.scale_by_progress(0.05)), every_k_schedule=2
+        ),
+        optax.apply_if_finite(optax.adam(0.05), max_consecutive_errors=3),
+        optax.chain(optax.add_noise(0.01, 0.5, key=jax.random.key(0)), optax.sgd(0.05)),
+        optax.inject_hyperparams(optax.adamw)(learning_rate=0.05),
+    ],
+    ids=["plateau", "multi_steps", "apply_if_finite", "noise", "inject"],
+)
+def test_optimisers_of_every_kind_update(optimizer, local):
+    result = fit(optimizer=optimizer, local=local)
+    assert np.isfinite(result.params).all()
+    assert np.abs(result.params).max() > 0.01
+
+
+def test_progress_that_nobody_gives_is_asked_for():
+    optimizer = hetjax.scale_by_progress(0.1)
+    with pytest.raises(ValueError, match="no progress was given"):
+        optimizer.update(np.ones(2), optimizer.init(np.ones(2)))
+
+
+def test_metrics_are_means_over_examples_and_not_padding():
+    data = regression(300)
+    result = fit(data, eval_source=data, optimizer=optax.sgd(0.0), epochs=1)
+    expected = np.mean(data["y"] ** 2)
+    assert result.summary["test_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluations_come_as_often_as_asked():
+    data = regression()
+    result = fit(data, eval_source=data, epochs=5, eval_every=2)
+    epochs = [line["epoch"] for line in result.history if "eval" in line]
+    assert epochs == [1, 3, 4]  # every second one, and the last
+
+
+@pytest.mark.parametrize(
+    ("metrics_fn", "message"),
+    [
+        (lambda p, b: {"loss": jnp.mean(b["y"])}, r"'loss' of shape \(\)"),
+        (lambda p, b: {"loss": b["x"]}, r"'loss' of shape \(61, 3\)"),
+        (lambda p, b: b["y"], "must return a dict"),
+        (lambda p, b: {"loss": b["z"]}, "'z'.*fields of source"),
+    ],
+)
+def test_metrics_of_a_wrong_form_are_refused_before_training(metrics_fn, message):
+    with pytest.raises(ValueError, match=message):
+        fit(eval_source=regression(), metrics_fn=metrics_fn)
+
+
+def test_the_best_parameters_need_a_finite_loss():
+    data, values = regression(), iter([np.nan, 3.0, 1.0, 2.0])
+
+    def metrics(weights, batch):
+        level = jax.pure_callback(
+            lambda: np.float32(metrics.level), jax.ShapeDtypeStruct((), jnp.float32)
+        )
+        return {"loss": level + 0 * batch["y"]}
+
+    metrics.level = 0.0
+
+    def advance(line):
+        if line.round % 2 == 0:  # two rounds an epoch: the evaluation of this one is to come
+            metrics.level = next(values)
+
+    result = fit(data, eval_source=data, metrics_fn=metrics, callbacks=[advance], epochs=4)
+    assert result.summary["best_test_loss"] == 1.0
+    other = fit(
+        data, eval_source=data, metrics_fn=lambda w, b: {"err": squared(w, b, None)}, epochs=2
+    )
+    assert "best_test_err" not in other.summary
+    np.testing.assert_array_equal(other.best_params, other.params)
+
+
+def test_per_example_keys_work_in_make_train_step():
+    def noisy(weights, batch, rngs):
+        noise = jax.vmap(lambda key: jax.random.normal(key))(rngs)
+        return squared(weights, batch, None) * (1 + noise)
+
+    mesh = hetjax.make_worker_mesh(2)
+    optimizer = optax.sgd(0.1)
+    step = hetjax.make_train_step(noisy, optimizer, mesh, nominal_examples=8, per_example_rng=True)
+    state = hetjax.make_train_state(np.zeros(3, np.float32), optimizer, num_workers=2, mesh=mesh)
+    data = {name: x.reshape(2, 2, 2, *x.shape[1:]) for name, x in regression(8).items()}
+    ids = np.arange(8, dtype=np.int32).reshape(2, 2, 2)
+    microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), data)
+    state, _, _ = step(state, microbatches, np.array([2, 1], np.int32), jax.random.key(0))
+    assert np.isfinite(state.params).all()
+
+
+def test_a_nonfinite_run_hands_over_the_state_it_kept():
+    data = regression(64)
+    clean = fit(data, epochs=1)
+    data["x"][17] = np.nan
+    order = np.random.default_rng((0, 0)).permutation(64)
+    bad_round = int(np.flatnonzero(order == 17)[0]) // 32
+    with pytest.raises(hetjax.NonFiniteError) as raised:
+        fit(data, epochs=1)
+    result = raised.value.result
+    assert result.summary["interrupted"]
+    if bad_round == 0:
+        np.testing.assert_array_equal(result.params, np.zeros(3))
+    else:
+        assert not np.array_equal(result.params, clean.params)
+        assert np.abs(result.params).max() > 0
+    assert np.isfinite(result.params).all()
+
+
+def test_each_epoch_has_random_keys_of_its_own():
+    def noise_alone(weights, batch, rng):
+        return jax.random.normal(rng, batch["y"].shape) + 0 * weights[0]
+
+    result = fit(regression(32), loss_fn=noise_alone, budget=8, epochs=3)
+    losses = [line["loss"] for line in result.history]
+    assert len(set(losses)) == 3
+
+
+def test_an_interrupted_run_can_be_replayed(tmp_path):
+    cut = fit(callbacks=[lambda line: line.round == 1], epochs=5, workdir=tmp_path)
+    again = fit(epochs=5, replay=str(tmp_path / "metrics.jsonl"))
+    np.testing.assert_array_equal(again.params, cut.params)
+    assert again.summary["interrupted"]
+    assert again.summary["rounds"] == cut.summary["rounds"]
+
+
+def test_a_rerun_that_fails_leaves_no_files_of_the_run_before(tmp_path):
+    fit(workdir=tmp_path)
+
+    def fail(line):
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        fit(workdir=tmp_path, callbacks=[fail])
+    rounds = len((tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == rounds == 1
+
+
+@pytest.mark.parametrize("feed", ["resident", "streamed"])
+def test_no_thread_outlives_a_run(feed):
+    fit(data={"feed": feed})
+    for thread in threading.enumerate():
+        if thread.name.startswith("hetjax"):
+            thread.join(timeout=5)
+    assert not [t for t in threading.enumerate() if t.name.startswith("hetjax")]
+
+
+def test_settings_of_one_thread_alone_are_refused():
+    with (
+        jax.enable_x64(True),
+        pytest.raises(ValueError, match=r"jax_enable_x64 is True by a `with` block"),
+    ):
+        fit()
+
+
+def test_absent_workers_do_not_count_as_waiting():
+    cluster = EMULATED | {"changes": ({"round": 0, "worker": 3, "present": False},)}
+    result = fit(quota={"policy": "equal"}, cluster=cluster, epochs=1, microbatch_size=2, budget=6)
+    assert result.history[0]["quotas"] == [2, 2, 2, 0]
+    assert result.history[0]["waiting_fraction"] == pytest.approx((4 + 2 + 0) / 3 / 6)
+
+
+def test_the_training_loss_is_that_of_the_last_epoch():
+    result = fit(epochs=3)
+    last = [line for line in result.history if line["epoch"] == 2]
+    mean = sum(line["loss"] * line["examples"] for line in last) / 61
+    assert result.summary["train_loss"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_examples_that_nobody_reads_are_told():
+    cluster = EMULATED | {"changes": ({"round": 0, "worker": 1, "present": False},)}
+    result = fit(regression(80), data={"sharing": "private"}, cluster=cluster)
+    assert result.summary["examples_missing"] == 0
+    assert result.summary["examples_never_processed"] == 20
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"optimizer": 0.1}, "optimizer is 0.1; it must be an optax optimiser"),
+        ({"callbacks": print}, "callbacks must be a list of functions"),
+        ({"weights": {"a": "x"}}, r"params\['a'\] is a str"),
+        ({"cluster": {"secs_per_microbatch": -1.0}}, "secs_per_microbatch"),
+    ],
+)
+def test_wrong_arguments_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        fit(**fields)
+
+
+def test_numpy_numbers_are_numbers():
+    result = fit(epochs=np.int64(1), cluster={"secs_per_microbatch": np.ones(2) / 1e4})
+    assert result.summary["num_workers"] == 2
