@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from hetjax.quota.adaptive import AdaptiveState, adaptive
 from hetjax.quota.costs import WorkerCosts
+from hetjax.quota.guard import GuardState, guarded
 from hetjax.quota.policies import (
     QuotaPolicy,
     RoundTimes,
@@ -26,6 +27,7 @@ POLICIES: dict[str, Callable[..., QuotaPolicy]] = {
 __all__ = [
     "POLICIES",
     "AdaptiveState",
+    "GuardState",
     "QuotaPolicy",
     "RoundTimes",
     "WorkerCosts",
@@ -33,6 +35,7 @@ __all__ = [
     "continuous_bound_secs",
     "dead_band",
     "equal",
+    "guarded",
     "largest_remainder",
     "optimal_round_secs",
     "proportional",

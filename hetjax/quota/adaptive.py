@@ -2,7 +2,8 @@
 
 What `policies.py` describes, with the parts put together: `estimate.py` fits what a round costs
 each worker, `changes.py` says when a worker is no longer the one it was, `solver.py` finds the
-exact quotas for the costs, and this module decides when they are worth moving to.
+exact quotas for the costs, this module decides when they are worth moving to, and `guard.py`
+whether they are what they promised.
 """
 
 from typing import NamedTuple
@@ -11,12 +12,14 @@ import numpy as np
 
 from hetjax.quota import changes, estimate, policies, shares, solver
 from hetjax.quota import costs as costs_lib
+from hetjax.quota import guard as guard_lib
 
 _TRUSTED = 4.0  # an observation farther off, in standard deviations, counts as one so far off
 _CLIPPED = 6.0  # a score farther off counts as this
 _SUSPICIOUS = 4.0  # a CUSUM above it asks for another probe at once
 _PROBE_SHARE = 0.01  # of the time, that probing workers of quota 0 may take
 _MOST_DOUBLINGS = 20
+_SOLVE_ROUNDS = 8  # between two solutions when settled: one costs the host 0.2 ms
 
 
 class AdaptiveState(NamedTuple):
@@ -30,6 +33,7 @@ class AdaptiveState(NamedTuple):
     idle_rounds: np.ndarray  # i64[n], since the worker last computed
     probes: np.ndarray  # i64[n], of a worker of quota 0, that led to nothing
     settling: int  # rounds left in which every better solution is taken
+    rounds: int  # observed
 
 
 def adaptive(
@@ -41,6 +45,7 @@ def adaptive(
     probe_microbatches: int = 2,
     drift: float = 0.5,
     alarm: float = 12.0,
+    guard: bool = True,
 ) -> policies.QuotaPolicy:
     """Exact quotas for the costs that the workers' clocks have shown.
 
@@ -51,7 +56,8 @@ def adaptive(
     standard errors of what it saves, so that noise alone moves nothing. A worker never seen
     gets a few microbatches first. One with quota 0 gets one now and then, so that it is noticed
     when it has recovered: so rarely that it costs at most about 1 % of the time, and half as
-    often after each time that it led to nothing.
+    often after each time that it led to nothing. Where the workers are not independent the
+    model is wrong, so that what it chooses is tried against equal split: `guard.guarded`.
 
     Args:
       settle_rounds: rounds after a change in which every better solution is taken.
@@ -61,6 +67,7 @@ def adaptive(
       probe_microbatches: what a worker never seen gets in its first round among others.
       drift: of the CUSUM, standard deviations a round that are no change.
       alarm: of the CUSUM, at which a worker has changed.
+      guard: whether equal split is held where the quotas' realised rounds are not shorter.
 
     Raises:
       ValueError: an option is negative, or no microbatch is left for a newcomer.
@@ -110,13 +117,15 @@ def adaptive(
             idle_rounds=zeros,
             probes=zeros,
             settling=settle_rounds,
+            rounds=0,
         )
 
     def assign(state: AdaptiveState, total: int, caps: np.ndarray):
         caps = np.asarray(caps, np.int64)
         state = _admit(state, caps, settle_rounds)
-        known = ~np.isnan(state.secs_per_microbatch)
-        newcomers = (caps > 0) & ~known
+        if _may_stay(state, total, caps):
+            return state.kept.copy(), state
+        newcomers = (caps > 0) & np.isnan(state.secs_per_microbatch)
         costs = _inflated_costs(state, noise_weight)
         if newcomers.any():
             return _with_newcomers(state, costs, total, caps, probe_microbatches), state
@@ -152,11 +161,13 @@ def adaptive(
             samples=samples,
             watch=watch,
             idle_rounds=np.where(busy, 0, state.idle_rounds + 1),
-            probes=np.where(changed | (state.kept > 0), 0, state.probes + seen),
+            probes=np.where(changed | (state.kept > 0), 0, state.probes + (seen & (done == 1))),
             settling=settle_rounds if changed.any() else max(state.settling - 1, 0),
+            rounds=state.rounds + 1,
         )
 
-    return policies.QuotaPolicy(init, assign, observe)
+    policy = policies.QuotaPolicy(init, assign, observe)
+    return guard_lib.guarded(policy) if guard else policy
 
 
 def _admit(state: AdaptiveState, caps: np.ndarray, settle_rounds: int) -> AdaptiveState:
@@ -237,6 +248,17 @@ def _with_newcomers(
         left = total - int(quotas.sum())
         quotas += shares.largest_remainder(newcomers.astype(np.float64), left, caps=caps - quotas)
     return quotas
+
+
+def _may_stay(state: AdaptiveState, total: int, caps: np.ndarray) -> bool:
+    """Whether all is settled, nobody is to be probed, and no look at the costs is due."""
+    return bool(
+        not state.settling
+        and state.rounds % _SOLVE_ROUNDS
+        and total == state.budget
+        and ((state.kept > 0) | (caps == 0)).all()
+        and _is_allowed(state.kept, total, caps)
+    )
 
 
 def _is_allowed(quotas: np.ndarray, total: int, caps: np.ndarray) -> bool:

@@ -207,7 +207,7 @@ def _controller(update: Callable[[SpeedState], SpeedState], period_rounds: int) 
             )
         if total != state.budget:
             return _quotas_for(state.weights, total, caps), state
-        if changed:
+        if changed or state.kept.sum() != total or (state.kept > caps).any():
             state = state._replace(kept=_quotas_for(state.weights, total, caps))
         return state.kept.copy(), state
 

@@ -164,7 +164,10 @@ def test_adaptive_is_optimal_after_one_round_without_noise(overhead):
     quotas = run(quota.adaptive(), cluster, 48, 30)
     assert not is_optimal(quotas[0], cluster, 0)
     assert is_optimal(quotas[1], cluster, 0)
-    assert (quotas[1:] == quotas[1]).all()
+    others = (quotas[1:] != quotas[1]).any(axis=1)
+    assert others.sum() <= 2  # of the guard's trial
+    assert (quotas[1:][others] == 12).all()
+    assert not others[20:].any()
 
 
 def test_adaptive_fits_totals_alone_when_no_first_microbatch_is_timed():
@@ -281,7 +284,7 @@ def test_where_the_samples_cannot_tell_the_ratio_of_the_costs_is_kept():
 
 def test_a_noisier_worker_is_given_less():
     rng = np.random.default_rng(0)
-    policy, caps = quota.adaptive(), np.full(2, 40)
+    policy, caps = quota.adaptive(guard=False), np.full(2, 40)
     state = policy.init(2, 40)
     for _ in range(200):
         quotas, state = policy.assign(state, 40, caps)
