@@ -35,6 +35,9 @@ class Feed(Protocol):
     def read_ahead(self, example_ids: np.ndarray) -> None:
         """A hint: these rows i32[k, B] come next."""
 
+    def wait(self, example_ids: np.ndarray) -> None:
+        """Returns when these rows i32[k, B] are in memory, host or device."""
+
     def close(self) -> None:
         """Frees threads."""
 
@@ -65,6 +68,9 @@ class ResidentFeed:
         return self._gather(self._arrays[worker], example_ids)
 
     def read_ahead(self, example_ids: np.ndarray) -> None:
+        pass
+
+    def wait(self, example_ids: np.ndarray) -> None:
         pass
 
     def close(self) -> None:
@@ -108,19 +114,28 @@ class StreamedFeed:
         self._wanted.put((block, np.where(ids == rounds.PADDING, ids[:, :1], ids)))
         self._ready |= {row.tobytes(): (block, place) for place, row in enumerate(rows)}
 
-    def _row(self, row: np.ndarray) -> types.PyTree:
-        """The examples of one microbatch, `[B, ...]`, on the host."""
-        if row[0] == rounds.PADDING:
-            return jax.tree.map(lambda leaf: np.stack([leaf] * len(row)), self._like)
+    def _read_row(self, row: np.ndarray) -> types.PyTree:
+        """The examples of one microbatch, `[B, ...]`, on the host; waits for them."""
         if row.tobytes() not in self._ready:
             self._submit([row])
-        block, place = self._ready.pop(row.tobytes())
+        block, place = self._ready[row.tobytes()]
+        part = operator.itemgetter(slice(place * len(row), (place + 1) * len(row)))
         while not self._closing.is_set():
             with contextlib.suppress(TimeoutError):
-                examples = block.result(timeout=0.2)
-                part = operator.itemgetter(slice(place * len(row), (place + 1) * len(row)))
-                return jax.tree.map(part, examples)
+                return jax.tree.map(part, block.result(timeout=0.2))
         raise concurrent.futures.CancelledError("the feed was closed")
+
+    def _row(self, row: np.ndarray) -> types.PyTree:
+        if row[0] == rounds.PADDING:
+            return jax.tree.map(lambda leaf: np.stack([leaf] * len(row)), self._like)
+        examples = self._read_row(row)
+        del self._ready[row.tobytes()]
+        return examples
+
+    def wait(self, example_ids: np.ndarray) -> None:
+        for row in example_ids:
+            if row[0] != rounds.PADDING:
+                self._read_row(row)
 
     def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
         rows = [self._row(row) for row in example_ids.reshape(-1, example_ids.shape[-1])]

@@ -197,15 +197,13 @@ class Stepped:
             jax.block_until_ready(state)  # the synchronisation is not this worker's compute
         finally:
             self._started.release()
-        # Nor is waiting for the data of the first microbatch, where they are streamed.
-        microbatch = self._feed.load(worker, rows[0]) if len(rows) else None
+        self._feed.wait(rows[:1])  # nor is waiting for streamed data
         start = time.perf_counter()
         for position, example_ids in enumerate(rows):
             if self._stopping.is_set() or not self._gate.is_open():
                 break
-            microbatch = microbatch or self._feed.load(worker, example_ids)
+            microbatch = self._feed.load(worker, example_ids)
             sums, pair_signs = self._accumulate(state, sums, microbatch, rng)
-            microbatch = None
             jax.block_until_ready(sums.loss_sum)
             signs.append(pair_signs)
             if deadlines is not None:
