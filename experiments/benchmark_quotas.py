@@ -13,7 +13,7 @@ import time
 from absl import app, flags, logging
 
 import hetjax
-from experiments import quota_simulation
+from experiments import quota_shared_cores, quota_simulation
 
 _ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
 
@@ -36,6 +36,7 @@ def main(argv: list[str]) -> None:
         "convergence": quota_simulation.convergence_rows,
         "reaction": quota_simulation.reaction_rows,
         "noise": quota_simulation.noise_rows,
+        "shared_cores": quota_shared_cores.shared_core_rows,
         "membership": quota_simulation.membership_rows,
         "solver": quota_simulation.solver_rows,
         "comparison": quota_simulation.comparison_rows,

@@ -78,7 +78,7 @@ def emulated_rows(round_secs: float = 0.2, num_rounds: int = 12, skipped: int = 
             assert result.summary["overrun_fraction"] <= 0.01
         rows.append(
             Row(
-                f"the same on the wall clock with training, rounds of {round_secs * 1e3:.0f} ms, "
+                f"steady state on the wall clock, training, rounds of {round_secs * 1e3:.0f} ms, "
                 f"emulated, n = {num_workers}: least, and at 1:1, 2:1, 4:1, 8:1",
                 "≥ 97 %",
                 f"{min(reached):.1%} ({', '.join(f'{r:.1%}' for r in reached)})",
