@@ -13,107 +13,11 @@ import pytest
 
 import hetjax
 from hetjax.ordering import methods, ordering
-from hetjax.training import accumulate, fused, gate
+from hetjax.training import accumulate, gate
 from tests.training import problems
 
 LOCAL = ["stepped", "fused", "virtual"]
 EMULATED = {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"}
-
-
-def count_compilations(train):
-    """How many programs were compiled between the first round's report and the end."""
-    counts = []
-
-    def on_event(name, duration, **kwargs):
-        del duration, kwargs
-        counts.append(name == "/jax/core/compile/backend_compile_duration")
-
-    started = []
-    jax.monitoring.register_event_duration_secs_listener(on_event)
-    try:
-        train(lambda line: started.append(sum(counts)) if line.round == 0 else None)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(on_event)
-    return started[0], sum(counts) - started[0]
-
-
-@pytest.mark.parametrize("feed", ["resident", "streamed"])
-@pytest.mark.parametrize("local", LOCAL)
-def test_a_change_of_quotas_compiles_nothing(local, feed, tmp_path):
-    data = problems.classification(203, np.float32)
-    weights = problems.initial_weights(np.float32)
-    totals = problems.round_totals(203, epochs=2, microbatch_size=4, budget=8)
-    problems.write_trace(tmp_path / "trace", totals, num_workers=4)
-
-    def train(callback):
-        problems.fit(
-            data,
-            weights,
-            epochs=2,
-            local=local,
-            data={"feed": feed},
-            replay=str(tmp_path / "trace"),
-            callbacks=[callback],
-        )
-
-    before, after = count_compilations(train)
-    assert before > 0  # or the listener heard nothing
-    assert after == 0
-
-
-def test_no_collective_is_inside_the_fused_loop():
-    mesh = hetjax.make_worker_mesh(4)
-    step = fused.make_train_step(problems.softmax_loss, optax.sgd(0.1), mesh, nominal_examples=32)
-    weights = problems.initial_weights(np.float32)
-    state = hetjax.make_train_state(weights, optax.sgd(0.1), num_workers=4, mesh=mesh)
-    data = problems.classification(4 * 3 * 2, np.float32)
-    microbatches = hetjax.Microbatch(
-        np.arange(24, dtype=np.int32).reshape(4, 3, 2),
-        np.ones((4, 3, 2), np.float32),
-        {name: x.reshape(4, 3, 2, *x.shape[1:]) for name, x in data.items()},
-    )
-    jaxpr = jax.make_jaxpr(step)(state, microbatches, np.zeros(4, np.int32), jax.random.key(0))
-    collectives = {"psum", "psum_invariant", "all_gather", "ppermute", "all_to_all"}
-
-    def primitives(jaxpr, inside_loop=False):
-        for equation in jaxpr.eqns:
-            yield equation.primitive.name, inside_loop
-            inside = inside_loop or equation.primitive.name == "while"
-            for value in equation.params.values():
-                for inner in value if isinstance(value, tuple | list) else [value]:
-                    inner = getattr(inner, "jaxpr", inner)
-                    if hasattr(inner, "eqns"):
-                        yield from primitives(inner, inside)
-
-    found = list(primitives(jaxpr.jaxpr))
-    assert ("dot_general", True) in found  # the walk does reach the loop's body
-    assert any(name in collectives for name, _ in found)
-    assert not any(name in collectives for name, inside in found if inside)
-
-
-def test_make_train_step_trains_in_a_loop_of_ones_own():
-    mesh = hetjax.make_worker_mesh(4)
-    optimizer = optax.sgd(0.3)
-    weights = problems.initial_weights(np.float32)
-    step = jax.jit(
-        hetjax.make_train_step(problems.softmax_loss, optimizer, mesh, nominal_examples=24)
-    )
-    state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh)
-    data = problems.classification(24, np.float32)
-    microbatches = hetjax.Microbatch(
-        np.arange(24, dtype=np.int32).reshape(4, 3, 2),
-        np.ones((4, 3, 2), np.float32),
-        {name: x.reshape(4, 3, 2, *x.shape[1:]) for name, x in data.items()},
-    )
-    counts = np.array([3, 0, 1, 2], np.int32)
-    state, metrics, signs = step(state, microbatches, counts, jax.random.key(0))
-    used = np.concatenate([np.arange(24).reshape(4, 6)[w][: 2 * c] for w, c in enumerate(counts)])
-    batch = {name: x[used] for name, x in data.items()}
-    gradient = jax.grad(lambda w: problems.softmax_loss(w, batch, None).mean())(weights)
-    np.testing.assert_allclose(state.params[2], weights - 0.3 * gradient, rtol=1e-5, atol=1e-6)
-    assert metrics.microbatches_done.tolist() == [3, 0, 1, 2]
-    assert metrics.example_count.tolist() == [6, 0, 2, 4]
-    assert signs == ()
 
 
 @pytest.mark.parametrize(
