@@ -78,6 +78,8 @@ def train_and_evaluate(config: Any, workdir: str | None, *, progress: bool = Tru
 
 def summary_table(summary: dict[str, Any]) -> str:
     """The few lines that a person reads at the end of a run."""
+    if not summary["rounds"]:
+        return "  interrupted before the first round was done"
     rows: list[tuple[str, str]] = []
     if summary.get("test_accuracy") is not None:
         rows.append(("test accuracy", f"{summary['test_accuracy']:.2%}"))
@@ -102,7 +104,9 @@ def summary_table(summary: dict[str, Any]) -> str:
             f"{summary['examples_duplicated']} duplicated",
         )
     )
-    if summary["examples_never_processed"]:
+    if summary["interrupted"]:
+        rows.append(("note", f"the run ended early, after {summary['epochs']:.2f} epochs"))
+    elif summary["examples_never_processed"]:
         unseen = summary["examples_never_processed"]
         rows.append(("note", f"{unseen} examples were never processed: their worker did nothing"))
     if summary["overrun_fraction"] > 0.01:

@@ -138,9 +138,14 @@ class SharedRounds:
         """The epoch that the next round belongs to."""
         return self._pass.index
 
-    def limits(self, budget: int, caps: np.ndarray) -> tuple[int, np.ndarray]:
-        """`(microbatches, caps i64[W])` that the next round can hold."""
-        return min(budget, self._pass.microbatches_left), caps
+    def total(self, budget: int) -> int:
+        """Microbatches of the next round: the budget, or what is left of the epoch."""
+        return min(budget, self._pass.microbatches_left)
+
+    def fitted(self, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
+        """The quotas as this data can serve them: as they are."""
+        del present
+        return quotas
 
     def upcoming(self, quotas: np.ndarray) -> np.ndarray:
         """i32[k, B]: the microbatches of the next two rounds, for a feed that reads ahead."""
@@ -220,10 +225,21 @@ class PrivateRounds:
         """The epoch that the next round belongs to."""
         return self.examples_processed // self.num_examples
 
-    def limits(self, budget: int, caps: np.ndarray) -> tuple[int, np.ndarray]:
-        """`(microbatches, caps i64[W])` that the next round can hold."""
-        caps = np.minimum(caps, [p.microbatches_left for p in self._passes])
-        return min(budget, int(caps.sum())), caps
+    def total(self, budget: int) -> int:
+        """Microbatches of the next round: the budget, less what `fitted` cuts off."""
+        return budget
+
+    def fitted(self, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
+        """The quotas as the shards can serve them.
+
+        Every worker that is present does one microbatch at least, or its shard would have no
+        part in the objective; it is taken from the largest quota. A worker near the end of its
+        pass does what is left of it, and the round is smaller: others would take longer for it.
+        """
+        return np.minimum(with_every_worker(quotas, present), self._left())
+
+    def _left(self) -> np.ndarray:
+        return np.asarray([own.microbatches_left for own in self._passes])
 
     def upcoming(self, quotas: np.ndarray) -> np.ndarray:
         """i32[k, B]: the microbatches of the next two rounds, for a feed that reads ahead."""
@@ -248,6 +264,22 @@ class PrivateRounds:
             signs = None if pair_signs is None else np.asarray(pair_signs[worker])
             self.examples_processed += int(np.sum(rows[:count] != PADDING))
             own.commit(len(rows), rows[:count], rows[count:], signs, self.ledger)
+
+
+def with_every_worker(quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """The same sum, and no worker that is present without a microbatch, as far as they go round.
+
+    Example:
+        >>> with_every_worker(np.array([5, 3, 0, 0]), np.array([True, True, True, False])).tolist()
+        [4, 3, 1, 0]
+    """
+    quotas = np.array(quotas)
+    for worker in np.flatnonzero(present & (quotas == 0)):
+        largest = int(np.argmax(quotas))
+        if quotas[largest] > 1:
+            quotas[largest] -= 1
+            quotas[worker] = 1
+    return quotas
 
 
 Rounds = SharedRounds | PrivateRounds

@@ -73,6 +73,9 @@ def _quotas(history: Sequence[Record]) -> str:
         caption += "Bright is many, dark is few; rows of one colour have settled."
     else:
         caption += "Steps show where the quotas moved; flat lines have settled."
+    caption += (
+        " Single rounds of equal quotas are trials: adaptive quotas are compared with equal split."
+    )
     return _section(
         "Quotas",
         caption + _left_out(history),

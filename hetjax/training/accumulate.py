@@ -51,7 +51,12 @@ def check_loss(
     if not jax.tree.leaves(params):
         raise ValueError("params holds no arrays: there is nothing to train")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
-    losses, weights = _split_losses(jax.eval_shape(loss_fn, params, examples, rng))
+    try:
+        returned = jax.eval_shape(loss_fn, params, examples, rng)
+    except KeyError as error:
+        fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
+        raise ValueError(f"loss_fn asks for {error}, which is not there{fields}") from error
+    losses, weights = _split_losses(returned)
     for name, value in (("losses", losses), ("weights", weights)):
         if value is None and name == "weights":
             continue

@@ -7,6 +7,7 @@ the workers compute a round, the host reports the one before.
 
 import dataclasses
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -212,6 +213,12 @@ class _Loop:
                 index = 0
                 while stream.examples_processed < end:
                     trace_ends = trace is not None and index >= len(trace)
+                    if trace_ends:
+                        print(
+                            f"hetjax: the trace {self._config.replay!r} ends after {index} "
+                            "rounds; so does this run, before its last epoch.",
+                            file=sys.stderr,
+                        )
                     if interrupted() or self._ended_by_callback or trace_ends:
                         break
                     self._round(index)
@@ -261,17 +268,21 @@ class _Loop:
 
     def _assign(self, index: int, present: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`(quotas, limits, caps)` of a round: by the policy, or as the trace has them."""
-        cap = self._config.quota.max_microbatches or self._config.budget
-        total, caps = self._parts.stream.limits(self._config.budget, np.where(present, cap, 0))
+        stream, budget = self._parts.stream, self._config.budget
+        caps = np.where(present, self._config.quota.max_microbatches or budget, 0)
+        total = stream.total(budget)
         if self._parts.trace is None:
             quotas, self._policy_state = self._parts.policy.assign(self._policy_state, total, caps)
+            quotas = stream.fitted(quotas, present)
             return quotas, quotas, caps
         quotas, done = self._parts.trace[index]
-        if quotas.sum() > total or np.any(quotas > caps) or np.any(done > quotas):
+        served = stream.fitted(quotas, quotas > 0)
+        whole = self._config.data.sharing == "private" or quotas.sum() == total
+        if not whole or np.any((quotas > caps) | (quotas > served) | (done > quotas)):
             raise ValueError(
                 f"replay: round {index} of {self._config.replay!r} has quotas "
-                f"{quotas.tolist()}, but here {total} microbatches with caps {caps.tolist()} "
-                "are left; replay with the configuration that wrote it"
+                f"{quotas.tolist()}, but here it has {total} microbatches, caps {caps.tolist()}; "
+                "replay with the configuration that wrote it"
             )
         return quotas, done, caps
 

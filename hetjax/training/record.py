@@ -55,6 +55,9 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+_FILES = ("metrics.jsonl", "summary.json", "report.html")
+
+
 class Recorder:
     """Keeps the history, writes `metrics.jsonl` as it grows, and moves the progress bar.
 
@@ -90,6 +93,7 @@ class Recorder:
             mininterval=0.3,
             dynamic_ncols=True,
         )
+        self._bar.set_postfix_str("compiling")
 
     def add(self, line: RoundReport) -> None:
         """One round more."""
@@ -99,6 +103,8 @@ class Recorder:
             self._lines.write(text + "\n")
         if self._bar.disable:
             return
+        if line.round == 0:
+            self._bar.unpause()  # compiling says nothing of the pace
         quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
         self._bar.set_postfix_str(
             f"loss {line.loss:.3f} quotas {quotas} waiting {line.waiting_fraction:.0%}",
@@ -138,6 +144,12 @@ def claim_workdir(workdir: pathlib.Path, config: dict[str, Any]) -> TextIO:
     path = workdir / "config.json"
     try:
         workdir.mkdir(parents=True, exist_ok=True)
+        strangers = [name for name in _FILES if (workdir / name).exists()]
+        if strangers and not path.exists():
+            raise ValueError(
+                f"workdir {str(workdir)!r} holds a {strangers[0]} but no config.json, so it is "
+                "no directory of a run; give another directory"
+            )
         if path.exists():
             theirs = json.loads(path.read_text())
             different = _differences(theirs, config)
@@ -145,11 +157,10 @@ def claim_workdir(workdir: pathlib.Path, config: dict[str, Any]) -> TextIO:
                 more = f" and {len(different) - 3} more" if len(different) > 3 else ""
                 raise ValueError(
                     f"workdir {str(workdir)!r} belongs to another configuration "
-                    f"({'; '.join(different[:3])}{more}); give another directory, or delete "
-                    "this one"
+                    f"({'; '.join(different[:3])}{more}); give another directory"
                 )
         path.write_text(json.dumps(config, indent=2) + "\n")
-        for name in ("summary.json", "report.html"):
+        for name in _FILES:
             (workdir / name).unlink(missing_ok=True)
         return (workdir / "metrics.jsonl").open("w", buffering=1)
     except (OSError, json.JSONDecodeError) as error:
@@ -159,9 +170,14 @@ def claim_workdir(workdir: pathlib.Path, config: dict[str, Any]) -> TextIO:
         ) from error
 
 
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def _differences(theirs: Any, ours: Any, name: str = "") -> list[str]:
     if not isinstance(theirs, dict) or not isinstance(ours, dict):
-        return [f"{name}: {theirs!r} there, {ours!r} here"]
+        return [f"{name}: {_short(theirs)} there, {_short(ours)} here"]
     return [
         line
         for key in sorted(theirs.keys() | ours.keys())

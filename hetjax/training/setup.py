@@ -75,8 +75,8 @@ def config_of_fields(fields: dict[str, Any]) -> config_lib.ExperimentConfig:
     cluster = fields.setdefault("cluster", {})
     if isinstance(cluster, dict):
         speeds = cluster.get("secs_per_microbatch", ())
-        num_devices = np.size(speeds) or jax.device_count()
-        cluster.setdefault("num_workers", num_devices)
+        num_speeds = np.size(speeds) if np.ndim(speeds) else 0
+        cluster.setdefault("num_workers", num_speeds or jax.device_count())
     config = config_lib.validate(fields, choices=registries())
     num_workers = config.cluster.num_workers
     if "local" not in fields and num_workers > jax.device_count():

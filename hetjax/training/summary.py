@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from hetjax import quota, types
+from hetjax.data import rounds
 from hetjax.training import record
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class Summary:
             return None
         costs = cluster.costs_at(round_index)
         times = (costs.overhead_secs.tobytes(), costs.secs_per_microbatch.tobytes())
-        references = _references(*times, total, caps.tobytes())
+        private = self._parts.config.data.sharing == "private"
+        references = _references(*times, total, caps.tobytes(), private)
         if total == self._parts.config.budget:
             self._references.append(references)
         return references.optimal_secs
@@ -143,12 +145,17 @@ class References(NamedTuple):
 
 
 @functools.lru_cache(256)
-def _references(overhead: bytes, secs: bytes, total: int, caps: bytes) -> References:
+def _references(
+    overhead: bytes, secs: bytes, total: int, caps: bytes, every_worker: bool
+) -> References:
     costs = quota.WorkerCosts(np.frombuffer(overhead), np.frombuffer(secs))
     most = np.frombuffer(caps, np.int64)
     equal = quota.largest_remainder((most > 0).astype(np.float64), total, caps=most)
+    best = quota.solve_quotas(costs, total, caps=most)
+    if every_worker:  # private data: no shard may be left out
+        best = rounds.with_every_worker(best, most > 0)
     return References(
-        quota.optimal_round_secs(costs, total, caps=most),
+        float(costs.round_secs(best).max()),
         quota.continuous_bound_secs(costs, total, caps=most),
         float(costs.round_secs(equal).max()),
     )

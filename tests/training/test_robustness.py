@@ -265,9 +265,35 @@ def test_examples_that_nobody_reads_are_told():
     assert result.summary["examples_never_processed"] == 20
 
 
+def test_a_slow_worker_keeps_its_shard_in_private_training():
+    cluster = {"secs_per_microbatch": (0.001, 0.001, 0.001, 0.008), "clock": "virtual"}
+    result = fit(regression(400), data={"sharing": "private"}, cluster=cluster, epochs=8)
+    assert all(min(line["quotas"]) >= 1 for line in result.history)
+    assert result.summary["examples_never_processed"] == 0
+    # A pass that ends makes a round smaller; it gives nobody more than the policy did.
+    slow = [line["quotas"][3] for line in result.history[2:]]
+    assert max(slow[20:]) <= 2
+    assert min(sum(line["quotas"]) for line in result.history) < 8
+
+
+def test_a_trace_of_another_budget_is_refused(tmp_path):
+    fit(workdir=tmp_path)
+    with pytest.raises(ValueError, match=r"replay: round 0 .* here it has 6 microbatches"):
+        fit(budget=6, replay=str(tmp_path / "metrics.jsonl"))
+
+
+def test_a_directory_of_somebody_elses_is_left_alone(tmp_path):
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds a report\.html but no config\.json"):
+        fit(workdir=tmp_path)
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"loss_fn": lambda w, b, r: b["z"]}, r"asks for 'z'.*\['x', 'y'\]"),
+        ({"cluster": {"num_workers": 4, "secs_per_microbatch": 0.01}}, "one for each"),
         ({"optimizer": 0.1}, "optimizer is 0.1; it must be an optax optimiser"),
         ({"callbacks": print}, "callbacks must be a list of functions"),
         ({"weights": {"a": "x"}}, r"params\['a'\] is a str"),
