@@ -30,6 +30,7 @@ def main(argv: list[str]) -> None:
     groups = {
         "overhead": quota_training.overhead_rows,
         "emulated": quota_training.emulated_rows,
+        "emulated_short": lambda: quota_training.emulated_rows(0.05),
         "compilation": quota_training.compilation_rows,
         "pooled": quota_training.pooled_rows,
         "steady_state": quota_simulation.steady_state_rows,

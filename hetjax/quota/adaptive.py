@@ -129,7 +129,7 @@ def adaptive(
         costs = _inflated_costs(state, noise_weight)
         if newcomers.any():
             return _with_newcomers(state, costs, total, caps, probe_microbatches), state
-        lowered = (state.kept > caps) & (caps > 0)  # a shard's pass ends: for this round alone
+        lowered = (state.kept > caps) & (caps > 0)  # for this round alone
         if total != state.budget or lowered.any():
             return solver.solve_quotas(costs, total, caps=caps, current=state.kept), state
         kept = solver.solve_quotas(costs, total, caps=caps, current=state.kept)
