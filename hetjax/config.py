@@ -74,6 +74,8 @@ class OrderingConfig:
     """The order of the examples."""
 
     method: str = fields.text("random_reshuffling")
+    block_pairs: int = fields.integer(16, at_least=1)  # that get their signs at once
+    freeze_after: int = fields.integer(1)  # 'frozen': passes before the order is kept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

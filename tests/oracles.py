@@ -73,3 +73,13 @@ def shuffled_rounds(num_examples, round_sizes, seed):
         rounds.append(left[:size])
         left = left[size:]
     return rounds
+
+
+def pair_balance_signs(diffs, running_sum):
+    """The greedy signs of PairBalance: diffs f[K, d] in sequence, running_sum f[d]."""
+    running_sum, signs = np.array(running_sum), []
+    for diff in diffs:
+        sign = 1 if np.dot(running_sum, diff) <= 0 else -1
+        running_sum = running_sum + sign * diff
+        signs.append(sign)
+    return np.array(signs, np.int8), running_sum

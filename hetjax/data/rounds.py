@@ -77,7 +77,7 @@ class _Pass:
         taken: int,
         processed: np.ndarray,
         returned: np.ndarray,
-        pair_signs: np.ndarray | None,
+        unit_signs: np.ndarray | None,
         ledger: ledger_lib.Ledger,
     ) -> bool:
         """Takes `taken` microbatches off the head; True where that completed the pass."""
@@ -87,10 +87,10 @@ class _Pass:
             self.remaining = np.concatenate([units, self.remaining])
         units = _without_padding(processed)
         ledger.commit(units)
-        if pair_signs is not None:  # pairs that are all padding have no place
-            pair_signs = pair_signs.reshape(-1)[: -(-len(units) // 2)]
+        if unit_signs is not None:
+            unit_signs = unit_signs.reshape(-1)[processed.reshape(-1) != PADDING]
         positions = units if self._place_of is None else self._place_of[units]
-        self.state = self._method.place(self.state, positions, pair_signs)
+        self.state = self._method.place(self.state, positions, unit_signs)
         if len(self.remaining):
             return False
         ledger.close_pass(self._units)
@@ -158,19 +158,19 @@ class SharedRounds:
         return RoundPlan(self._pass.peek(int(starts[-1])), starts, passes)
 
     def commit(
-        self, plan: RoundPlan, done: np.ndarray, pair_signs: Sequence[Any] | None = None
+        self, plan: RoundPlan, done: np.ndarray, unit_signs: Sequence[Any] | None = None
     ) -> None:
         """Counts and places what was done, and puts the rest back at the head.
 
         Args:
             plan: of this round.
             done: i64[W]: each worker finished the first `done[w]` of its microbatches.
-            pair_signs: for each worker i8[done[w], B / 2]; None where the order takes none.
+            unit_signs: for each worker i8[done[w], B]; None where the order takes none.
         """
         position = np.arange(len(plan.example_ids)) - np.repeat(plan.starts[:-1], plan.quotas)
         finished = position < np.repeat(done, plan.quotas)
         processed = plan.example_ids[finished]
-        signs = None if pair_signs is None else np.concatenate([np.asarray(s) for s in pair_signs])
+        signs = None if unit_signs is None else np.concatenate([np.asarray(s) for s in unit_signs])
         self.examples_processed += int(np.sum(processed != PADDING))
         self._pass.commit(
             len(plan.example_ids), processed, plan.example_ids[~finished], signs, self.ledger
@@ -254,14 +254,14 @@ class PrivateRounds:
         return RoundPlan(np.concatenate(rows), starts, passes)
 
     def commit(
-        self, plan: RoundPlan, done: np.ndarray, pair_signs: Sequence[Any] | None = None
+        self, plan: RoundPlan, done: np.ndarray, unit_signs: Sequence[Any] | None = None
     ) -> None:
         """As `SharedRounds.commit`, shard by shard."""
         for worker, own in enumerate(self._passes):
             rows, count = plan.rows(worker), int(done[worker])
             if len(rows) == 0:
                 continue
-            signs = None if pair_signs is None else np.asarray(pair_signs[worker])
+            signs = None if unit_signs is None else np.asarray(unit_signs[worker])
             self.examples_processed += int(np.sum(rows[:count] != PADDING))
             own.commit(len(rows), rows[:count], rows[count:], signs, self.ledger)
 

@@ -1,6 +1,20 @@
 """Example orders."""
 
-from hetjax.ordering.methods import ORDERINGS, random_reshuffling
-from hetjax.ordering.ordering import Ordering, OrderState, Signs
+from hetjax.ordering.balance import balance_signs
+from hetjax.ordering.herding import parallel_herding_bound
+from hetjax.ordering.matrix_free import can_reuse_residuals
+from hetjax.ordering.methods import ORDERINGS, d_grab, random_reshuffling
+from hetjax.ordering.ordering import Options, Ordering, OrderState, Signs
 
-__all__ = ["ORDERINGS", "OrderState", "Ordering", "Signs", "random_reshuffling"]
+__all__ = [
+    "ORDERINGS",
+    "Options",
+    "OrderState",
+    "Ordering",
+    "Signs",
+    "balance_signs",
+    "can_reuse_residuals",
+    "d_grab",
+    "parallel_herding_bound",
+    "random_reshuffling",
+]

@@ -1,54 +1,57 @@
-"""The orderings by name."""
+"""The orderings by name: where an order comes from, and what of it runs on the devices."""
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
-import numpy as np
+from hetjax.ordering import matrix_free, orders, per_example
+from hetjax.ordering.ordering import Options, Ordering, Signs
 
-from hetjax.ordering import ordering
-
-
-class RandomReshufflingState(NamedTuple):
-    order: np.ndarray  # i32[num_units]
-    seed: tuple[int, ...]
-    pass_index: int
-    num_placed: int  # units of this pass that were committed
+_DEFAULTS = Options()
+_COORDINATED = ("all_reduce",)  # replicas must be equal for a common running sum
 
 
-def random_reshuffling() -> ordering.Ordering:
-    """A fresh permutation for each pass, drawn from (seed, pass) alone.
-
-    So the order of any pass can be had without those before it, and does not depend on quotas.
-
-    Example:
-        >>> method = random_reshuffling()
-        >>> state = method.init(4, (0,))
-        >>> sorted(state.order.tolist())
-        [0, 1, 2, 3]
-        >>> method.place(state, state.order, None).pass_index
-        1
-    """
-
-    def draw(num_units: int, seed: tuple[int, ...], pass_index: int) -> np.ndarray:
-        return np.random.default_rng((*seed, pass_index)).permutation(num_units).astype(np.int32)
-
-    def init(num_units: int, seed: tuple[int, ...]) -> RandomReshufflingState:
-        return RandomReshufflingState(draw(num_units, seed, 0), seed, 0, 0)
-
-    def place(
-        state: RandomReshufflingState, realised_units: np.ndarray, pair_signs: np.ndarray | None
-    ) -> RandomReshufflingState:
-        del pair_signs
-        num_placed = state.num_placed + len(realised_units)
-        if num_placed < len(state.order):
-            return state._replace(num_placed=num_placed)
-        pass_index = state.pass_index + 1
-        order = draw(len(state.order), state.seed, pass_index)
-        return RandomReshufflingState(order, state.seed, pass_index, 0)
-
-    return ordering.Ordering(init, place)
+def _unsigned(make_parts: Callable[[], orders.Parts], options: Options = _DEFAULTS) -> Ordering:
+    del options
+    return Ordering(*make_parts())
 
 
-ORDERINGS: dict[str, Callable[..., ordering.Ordering]] = {
+def _balanced(make_signs: Callable[[Options], Signs], options: Options = _DEFAULTS) -> Ordering:
+    signs = make_signs(options)
+    reducers = _COORDINATED if signs.coordinated else None
+    return Ordering(*orders.balanced(), signs=signs, reducers=reducers)
+
+
+def random_reshuffling(options: Options = _DEFAULTS) -> Ordering:
+    """A fresh permutation for each pass; private shards draw independently."""
+    return _unsigned(orders.random_reshuffling, options)
+
+
+def d_grab(options: Options = _DEFAULTS) -> Ordering:
+    """Two-level balancing without gradients of single examples: the default for training."""
+    return _balanced(matrix_free.two_level, options)
+
+
+def frozen(options: Options = _DEFAULTS) -> Ordering:
+    """`d_grab` for `freeze_after` passes; the order they lead to is kept for good."""
+    inner = d_grab(options)
+    parts = orders.Parts(inner.init, inner.place)
+    kept = orders.frozen(parts, freeze_after=options.freeze_after)
+    return Ordering(*kept, signs=inner.signs, reducers=inner.reducers)
+
+
+ORDERINGS: dict[str, Callable[..., Ordering]] = {
     "random_reshuffling": random_reshuffling,
+    "synchronised_reshuffling": functools.partial(_unsigned, orders.synchronised_reshuffling),
+    "shuffle_once": functools.partial(_unsigned, orders.shuffle_once),
+    "fixed_map": functools.partial(_unsigned, orders.fixed_map),
+    "frozen": frozen,
+    "grab": functools.partial(_balanced, per_example.grab),
+    "grab_random_sign": functools.partial(
+        _balanced, functools.partial(per_example.grab, random_scale=0.3)
+    ),
+    "pair_balance": functools.partial(_balanced, matrix_free.alone),
+    "pair_balance_exact": functools.partial(_balanced, per_example.pair_balance),
+    "d_grab": d_grab,
+    "d_grab_exact": functools.partial(_balanced, per_example.d_grab),
 }
+"""Factories `(options: Options = _DEFAULTS) -> Ordering`."""

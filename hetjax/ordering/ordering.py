@@ -1,7 +1,7 @@
 """What an ordering is: the permutation of the examples, and how signs change it.
 
 An ordering knows neither quotas nor data. Shared data has one state for the whole set,
-private data one state a shard. `place` runs on the host at the end of a round; `signs` runs on
+private data one state a shard. `place` runs on the host at the end of a round; `Signs` runs on
 the devices, inside the local and the sync phase.
 """
 
@@ -21,33 +21,64 @@ class OrderState(Protocol):
         """i32[num_units]: the order of the pass that is being worked through."""
 
 
+class Options(NamedTuple):
+    """What a method is made for; each takes of it what it needs."""
+
+    num_workers: int = 1
+    microbatch_size: int = 2
+    max_microbatches: int = 1
+    """The most that one worker does in a round: bounds what the exact forms store."""
+    block_pairs: int = 16
+    """Pairs that are given their signs at once, by the running sum before them."""
+    reuse_residuals: bool = False
+    """The loss allows the matrix-free form to use one forward pass for signs and gradients."""
+    freeze_after: int = 1
+    """Passes after which `frozen` keeps its order."""
+
+
 class Signs(NamedTuple):
     """The part of a balancing order that runs on the devices; all pure, traceable functions."""
 
     init: Callable[[PyTree], PyTree]
-    """`params -> running_sum` of zeros; also the shape of a worker's signed sum."""
+    """`params -> running_sum` of zeros, one worker's."""
+
+    begin_round: Callable[[PyTree], PyTree]
+    """`running_sum -> signed_sum`: what a worker adds to in a round, before its first
+    microbatch."""
 
     local: Callable[..., tuple[Any, PyTree, PyTree, Any]]
-    """`(weighted_losses, worker_state, signed_sum, microbatch) -> ((loss_sum, weight_sum),
-    grad_sum, signed_sum, pair_signs i8[microbatch_size / 2])`, for one microbatch:
-    `weighted_losses(params) -> (weight * loss f32[B], weights f32[B])`, masked already;
-    `signed_sum` is what this worker has added up in this round so far, and is returned with
-    the microbatch's part added."""
+    """`(losses, worker_state, signed_sum, microbatch, position, rng) -> ((loss_sum, weight_sum),
+    grad_sum, change, unit_signs i8[B])`, for one microbatch, the `position`-th of the
+    worker's round. `losses(params, units) -> (weight * loss f32[k], weights f32[k])` evaluates
+    the examples at positions `units i32[k]` of the microbatch (None: all), masked already.
+    `signed_sum` is what this worker has added up so far; `change` will be added to it. A unit's
+    sign is 1, -1, or 0 for one whose place is in the middle (the one left without a partner);
+    signs of padding are ignored."""
 
     sync: Callable[[PyTree, PyTree, str], tuple[PyTree, Any]]
-    """`(running_sum, signed_sum, axis_name) -> (running_sum, worker_sign i8[])`: the
-    coordination of the workers, by collectives over `axis_name`. A worker sign of -1 turns
-    round all pair signs of this worker's round."""
+    """`(running_sum, signed_sum, axis_name) -> (running_sum, turns)`: the coordination of the
+    workers, by collectives over `axis_name`. The unit signs of a worker's round are multiplied
+    by its `turns`, i8[] or i8[max_microbatches * B]."""
+
+    sync_array: Callable[[PyTree, PyTree], tuple[PyTree, Any]]
+    """The same on one device, on leaves `[num_workers, ...]`."""
+
+    new_pass: Callable[[PyTree], PyTree]
+    """`running_sum -> running_sum` of a worker that begins a new pass over its examples."""
+
+    coordinated: bool
+    """All workers share one running sum: they begin a new pass together, with the epoch."""
 
 
 class Ordering(NamedTuple):
     """A method of ordering examples: `state = init(num_units, seed)`, then `place` each round."""
 
     init: Callable[[int, tuple[int, ...]], Any]
-    """`(num_units, seed) -> state`; `seed` is a tuple of ints that names the stream."""
+    """`(num_units, seed) -> state`; `seed` names the stream of random numbers: the run's seed,
+    and for private data the worker."""
 
     place: Callable[[Any, np.ndarray, np.ndarray | None], Any]
-    """`(state, realised_units i32[k], pair_signs i8[k / 2] or None) -> state`: the units that
+    """`(state, realised_units i32[k], unit_signs i8[k] or None) -> state`: the units that
     were committed in this round, in (worker, position) order, without padding. The call that
     completes a pass returns a state whose `order` is the next pass's."""
 

@@ -77,6 +77,35 @@ def check_loss(
         )
 
 
+def losses_alone(loss_fn: LossFn) -> Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array]:
+    """The loss without its weights."""
+    return lambda params, examples, rng: _split_losses(loss_fn(params, examples, rng))[0]
+
+
+def check_examples_apart(
+    loss_fn: LossFn, params: types.PyTree, examples: types.PyTree, rng: jax.Array
+) -> None:
+    """Refuses a loss in which the examples of a microbatch see each other.
+
+    Computes the loss of the first example beside the others and beside copies of itself.
+
+    Raises:
+        ValueError: the two differ.
+    """
+    losses = jax.jit(losses_alone(loss_fn))
+    beside_others = losses(params, examples, rng)[0]
+    copies = jax.tree.map(lambda x: jnp.repeat(x[:1], len(x), axis=0), examples)
+    beside_copies = losses(params, copies, rng)[0]
+    if not jnp.allclose(beside_others, beside_copies, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise ValueError(
+            f"loss_fn gives the same example the loss {beside_others:.6g} beside others and "
+            f"{beside_copies:.6g} beside copies of itself: the examples of a microbatch see each "
+            "other (batch statistics?), so the gradient of one example means nothing, and "
+            "orders that balance gradients cannot be made. Take GroupNorm or LayerNorm, or "
+            "ordering.method='random_reshuffling'"
+        )
+
+
 def empty_accumulated(
     params: types.PyTree, signs: ordering.Signs | None = None
 ) -> types.Accumulated:
@@ -88,7 +117,7 @@ def empty_accumulated(
         weight_sum=jnp.zeros((), scalar),
         example_count=jnp.zeros((), jnp.int32),
         microbatches_done=jnp.zeros((), jnp.int32),
-        signed_sum=() if signs is None else signs.init(params),
+        signed_sum=() if signs is None else signs.begin_round(signs.init(params)),
         nonfinite_microbatch=jnp.full((), -1, jnp.int32),
     )
 
@@ -110,8 +139,9 @@ def make_accumulate(
             worker nor quota.
 
     Returns:
-        A pure function to `(accumulated, pair_signs)`; `pair_signs` is i8[B / 2], or () where
-        the order takes no signs. `rng` is the key of the run and the epoch.
+        A pure function to `(accumulated, unit_signs)`; `unit_signs` is i8[B], or () where
+        the order takes no signs. `rng` is the key of the run and the epoch. The leaves of
+        `accumulated` may all have a leading axis of 1.
     """
 
     def accumulate(
@@ -120,50 +150,69 @@ def make_accumulate(
         microbatch: types.Microbatch,
         rng: jax.Array,
     ) -> tuple[types.Accumulated, Any]:
-        mask = microbatch.example_mask > 0
-        if per_example_rng:
-            key = jax.vmap(jax.random.fold_in, (None, 0))(rng, microbatch.example_ids)
-        else:
-            key = jax.random.fold_in(rng, microbatch.example_ids[0])
-
-        def weighted_losses(params: types.PyTree) -> tuple[jax.Array, jax.Array]:
-            losses, weights = _split_losses(loss_fn(params, microbatch.examples, key))
+        def weighted_losses(
+            params: types.PyTree, units: jax.Array | None = None
+        ) -> tuple[jax.Array, jax.Array]:
+            ids, mask, examples = microbatch
+            if units is not None:
+                ids, mask, examples = jax.tree.map(
+                    lambda x: jnp.take(x, units, axis=0), (ids, mask, examples)
+                )
+            if per_example_rng:
+                key = jax.vmap(jax.random.fold_in, (None, 0))(rng, ids)
+            else:
+                key = jax.random.fold_in(rng, ids[0])
+            losses, weights = _split_losses(loss_fn(params, examples, key))
             wide = jnp.promote_types(losses.dtype, jnp.float32)  # sums are never in half
             losses = losses.astype(wide)
             weights = jnp.ones_like(losses) if weights is None else weights.astype(wide)
-            weights = jnp.where(mask, weights, 0)
-            return jnp.where(mask, losses, 0) * weights, weights
+            weights = jnp.where(mask > 0, weights, 0)
+            return jnp.where(mask > 0, losses, 0) * weights, weights
 
         def objective(params: types.PyTree) -> tuple[jax.Array, jax.Array]:
             losses, weights = weighted_losses(params)
             return jnp.sum(losses), jnp.sum(weights)
 
+        unit_signs: Any = ()
         with jax.named_scope("accumulate"):
             if signs is None:
                 value_and_grad = jax.value_and_grad(objective, has_aux=True)
                 (loss, weight), grads = value_and_grad(worker_state.params)
-                signed_sum, pair_signs = accumulated.signed_sum, ()
+                change = accumulated.signed_sum
             else:
-                (loss, weight), grads, signed_sum, pair_signs = signs.local(
-                    weighted_losses, worker_state, accumulated.signed_sum, microbatch
+                has_row_axis = accumulated.loss_sum.ndim == 1
+                so_far = trees.first_row(accumulated) if has_row_axis else accumulated
+                (loss, weight), grads, change, unit_signs = signs.local(
+                    weighted_losses,
+                    worker_state,
+                    so_far.signed_sum,
+                    microbatch,
+                    so_far.microbatches_done,
+                    rng,
                 )
             finite = jnp.isfinite(loss) & jnp.isfinite(weight) & trees.all_finite(grads)
+            if signs is not None:  # a microbatch that is left out has the signs of no evidence
+                first = jnp.arange(unit_signs.shape[0]) % 2 == 0
+                unit_signs = jnp.where(finite, unit_signs, jnp.where(first, 1, -1))
+                unit_signs = unit_signs.astype(jnp.int8)
 
+        # Terms take the shape of their sums, never the other way round: a reshaped sum would not
+        # be updated in place (21 MB of gradients: two passes over memory more).
         def add(total: jax.Array, term: jax.Array) -> jax.Array:
-            return jnp.where(finite, total + term.astype(total.dtype), total)
+            return jnp.where(finite, total + term.astype(total.dtype).reshape(total.shape), total)
 
         first_nonfinite = ~finite & (accumulated.nonfinite_microbatch < 0)
         accumulated = types.Accumulated(
             grad_sum=jax.tree.map(add, accumulated.grad_sum, grads),
             loss_sum=add(accumulated.loss_sum, loss),
             weight_sum=add(accumulated.weight_sum, weight),
-            example_count=add(accumulated.example_count, jnp.sum(mask)),
+            example_count=add(accumulated.example_count, jnp.sum(microbatch.example_mask > 0)),
             microbatches_done=accumulated.microbatches_done + 1,
-            signed_sum=trees.select(finite, signed_sum, accumulated.signed_sum),
+            signed_sum=jax.tree.map(add, accumulated.signed_sum, change),
             nonfinite_microbatch=jnp.where(
                 first_nonfinite, accumulated.microbatches_done, accumulated.nonfinite_microbatch
             ),
         )
-        return accumulated, pair_signs
+        return accumulated, unit_signs
 
     return accumulate

@@ -67,7 +67,7 @@ def make_fused_local(accumulate: accumulate_lib.AccumulateFn, mesh: Mesh) -> Cal
     """The local phase of all workers as one function without any collective.
 
     Returns:
-        `(worker_state, accumulated, microbatches, counts, rngs) -> (accumulated, pair_signs)`;
+        `(worker_state, accumulated, microbatches, counts, rngs) -> (accumulated, unit_signs)`;
         all leaves `[W, ...]`, those of `microbatches` `[W, M, B, ...]`, `counts` i32[W] ≤ M,
         `rngs` key[W].
     """
@@ -106,13 +106,14 @@ def make_train_step(
         reducer: default `all_reduce()`.
         shard_weighting: weigh workers by `shares` instead of by the examples they did.
         stop_on_nonfinite: a round with a microbatch that is not finite changes nothing.
-        signs: the ordering's device part.
+        signs: the ordering's device part; its new passes are yours to begin (`make_new_pass`).
         per_example_rng: a key for each example in place of one a microbatch.
 
     Returns:
-        `step(state, microbatches, counts, rng, shares=None) -> (state, metrics, pair_signs)`,
+        `step(state, microbatches, counts, rng, shares=None) -> (state, metrics, unit_signs)`,
         to be jitted by you: leaves of `microbatches` are `[W, M, B, ...]`, worker w does the
-        first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one key, `shares` f32[W].
+        first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one key, `shares` f32[W];
+        `unit_signs` are i8[W, M, B], as an order's `place` takes them, or ().
         M bounds the quotas and memory; a change of `counts` never compiles.
 
     Raises:
@@ -151,12 +152,17 @@ def make_train_step(
         accumulate_lib.check_loss(loss_fn, params, one, keys)
         empty = accumulate_lib.empty_accumulated(params, signs)
         zeros = jax.tree.map(lambda x: jnp.broadcast_to(x, (mesh.size, *x.shape)), empty)
+        if signs is not None:
+            zeros = zeros._replace(signed_sum=jax.vmap(signs.begin_round)(state.running_sum))
         worker_state = types.WorkerState(state.params, state.running_sum)
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
-        accumulated, pair_signs = run_local(worker_state, zeros, microbatches, counts, rngs)
-        state, _, metrics, _ = synchronise(state, accumulated, shares)
-        return state, metrics, pair_signs
+        accumulated, unit_signs = run_local(worker_state, zeros, microbatches, counts, rngs)
+        state, _, metrics, turns = synchronise(state, accumulated, shares)
+        if signs is not None:
+            turns = turns.reshape(mesh.size, *((-1, batch_size) if turns.ndim == 2 else (1, 1)))
+            unit_signs = unit_signs * turns[:, : unit_signs.shape[1]]
+        return state, metrics, unit_signs
 
     return step
 
@@ -229,10 +235,10 @@ class Fused:
         wait = functools.partial(self._wait, round_index, start)
         times = list(self._threads.map(wait, range(self._mesh.size), parts, limits))
         compute_secs, overruns = zip(*times, strict=True)
-        pair_signs = None
+        unit_signs = None
         if jax.tree.leaves(signs):  # cut on the host: on the device each quota would compile
             on_host = np.asarray(jax.device_get(signs))
-            pair_signs = [on_host[w, :count] for w, count in enumerate(limits)]
+            unit_signs = [on_host[w, :count] for w, count in enumerate(limits)]
         return local.LocalResult(
             accumulated=accumulated,
             microbatches_done=np.asarray(limits),
@@ -240,7 +246,7 @@ class Fused:
             compute_secs=np.asarray(compute_secs),
             local_secs=max(compute_secs),
             overruns=sum(overruns),
-            pair_signs=pair_signs,
+            unit_signs=unit_signs,
         )
 
     def _wait(

@@ -35,7 +35,7 @@ class LocalResult(NamedTuple):
     compute_secs: np.ndarray  # f64[W]
     local_secs: float  # until the last worker finished
     overruns: int  # microbatches that took longer than the emulated worker would have
-    pair_signs: list[Any] | None  # for each worker i8[done, B / 2]
+    unit_signs: list[Any] | None  # for each worker i8[done, B]
 
 
 class LocalPhase(Protocol):
@@ -176,7 +176,7 @@ class Stepped:
             compute_secs=np.asarray(compute_secs),
             local_secs=max(compute_secs),
             overruns=sum(overruns),
-            pair_signs=stack_signs(signs),
+            unit_signs=stack_signs(signs),
         )
 
     def _work(
@@ -203,9 +203,9 @@ class Stepped:
             if self._stopping.is_set() or not self._gate.is_open():
                 break
             microbatch = self._feed.load(worker, example_ids)
-            sums, pair_signs = self._accumulate(state, sums, microbatch, rng)
+            sums, unit_signs = self._accumulate(state, sums, microbatch, rng)
             jax.block_until_ready(sums.loss_sum)
-            signs.append(pair_signs)
+            signs.append(unit_signs)
             if deadlines is not None:
                 wait = start + deadlines[position] - time.perf_counter()
                 if wait > 0:
@@ -278,10 +278,10 @@ class Virtual:
         for worker in np.flatnonzero(limits).tolist():
             for example_ids in plan.rows(worker, int(limits[worker])):
                 microbatch = self._feed.load(worker, example_ids)
-                sums[worker], pair_signs = self._accumulate(
+                sums[worker], unit_signs = self._accumulate(
                     states[worker], sums[worker], microbatch, rngs[worker]
                 )
-                signs[worker].append(pair_signs)
+                signs[worker].append(unit_signs)
             ends = self._cluster.microbatch_ends(round_index or 0, worker, int(limits[worker]))
             first_secs[worker], compute_secs[worker] = ends[0], ends[-1]
         return LocalResult(
@@ -291,7 +291,7 @@ class Virtual:
             compute_secs=compute_secs,
             local_secs=float(compute_secs.max()),
             overruns=0,
-            pair_signs=stack_signs(signs),
+            unit_signs=stack_signs(signs),
         )
 
     def close(self) -> None:
@@ -332,15 +332,13 @@ def jit_rows(accumulate: accumulate_lib.AccumulateFn, *, donate: bool) -> Any:
         microbatch: types.Microbatch,
         rng: jax.Array,
     ) -> tuple[types.Accumulated, Any]:
-        state, sums = trees.first_row((state, sums))
-        sums, pair_signs = accumulate(state, sums, microbatch, rng)
-        return trees.add_row_axis(sums), pair_signs
+        return accumulate(trees.first_row(state), sums, microbatch, rng)
 
     return jax.jit(on_rows, donate_argnums=(1,) if donate else ())
 
 
 def stack_signs(signs: Sequence[Sequence[Any]]) -> list[Any] | None:
-    """The pair signs of each worker, `[done, B / 2]` on the host; None where there are none."""
+    """The unit signs of each worker, `[done, B]` on the host; None where there are none."""
     if not jax.tree.leaves(signs):
         return None
     width = next(len(row) for rows in signs for row in rows)

@@ -197,6 +197,7 @@ class _Loop:
         self._state = parts.state
         self._policy_state = parts.policy.init(self._num_workers, self._config.budget)
         self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
+        self._passes = np.zeros(self._num_workers, int)
         self._pending: _Round | None = None
         self._ended_by_callback = False
         self._best_params: types.PyTree = None
@@ -298,6 +299,7 @@ class _Loop:
         epoch, before = parts.stream.epoch, parts.stream.examples_processed
         plan = parts.stream.plan(quotas)
         parts.feed.read_ahead(parts.stream.upcoming(quotas))
+        self._begin_passes(plan, epoch)
         result = parts.local.run(
             index,
             self._state,
@@ -307,12 +309,10 @@ class _Loop:
             limits=limits,
             meanwhile=self._report,
         )
-        self._state, self._accumulated, metrics, worker_signs = parts.sync(
+        self._state, self._accumulated, metrics, turns = parts.sync(
             self._state, result.accumulated, parts.shares
         )
-        parts.stream.commit(
-            plan, result.microbatches_done, _turned(result.pair_signs, worker_signs)
-        )
+        parts.stream.commit(plan, result.microbatches_done, _turned(result.unit_signs, turns))
         self._policy_state = parts.policy.observe(
             self._policy_state,
             quota.RoundTimes(result.microbatches_done, result.first_secs, result.compute_secs),
@@ -333,6 +333,17 @@ class _Loop:
         )
         if parts.stream.epoch > epoch:
             self._end_epoch(parts.stream.epoch)
+
+    def _begin_passes(self, plan: rounds_lib.RoundPlan, epoch: int) -> None:
+        """Tells the order's device part which workers begin a new pass: all where they are
+        coordinated, with the epoch; else each with its own pass."""
+        signs, new_pass = self._parts.method.signs, self._parts.new_pass
+        if signs is None or new_pass is None:
+            return
+        passes = np.full(self._num_workers, epoch) if signs.coordinated else plan.passes
+        begins, self._passes = passes != self._passes, passes
+        if begins.any():
+            self._state, self._accumulated = new_pass(self._state, self._accumulated, begins)
 
     def _end_epoch(self, epochs_done: int) -> None:
         """Evaluates where due; the run's clock stands still meanwhile."""
@@ -380,9 +391,12 @@ class _Loop:
             self._ended_by_callback |= bool(callback(line))
 
 
-def _turned(pair_signs: list[Any] | None, worker_signs: Any) -> list[np.ndarray] | None:
-    """The pair signs of each worker, turned round where the coordination says so."""
-    if pair_signs is None:
+def _turned(unit_signs: list[Any] | None, turns: Any) -> list[np.ndarray] | None:
+    """The unit signs of each worker, turned round where the coordination says so."""
+    if unit_signs is None:
         return None
-    turns = np.asarray(worker_signs)
-    return [signs * turn for signs, turn in zip(pair_signs, turns, strict=True)]
+    turns = np.asarray(turns)  # i8[W], or i8[W, max_microbatches * B]
+    return [
+        signs * (turn if turn.ndim == 0 else turn[: signs.size].reshape(signs.shape))
+        for signs, turn in zip(unit_signs, turns, strict=True)
+    ]

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax import config as config_lib
 from hetjax import mesh as mesh_lib
@@ -116,6 +117,8 @@ class RunParts:
     feed: feed_lib.Feed
     local: local.LocalPhase
     sync: sync.SyncFn
+    method: ordering.Ordering
+    new_pass: Callable | None
     state: types.TrainState
     shares: jax.Array  # f32[W]: each shard's share of the examples
 
@@ -145,11 +148,11 @@ def build(
     devices = [jax.devices()[0]] * num_workers if mesh is None else list(mesh.devices)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     rng = jax.random.key(config.seed)
-    first = sources.fetch(source, np.zeros(config.microbatch_size, np.int64))
+    first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
     keys = jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
     accumulate_lib.check_loss(loss_fn, params, first, keys)
 
-    method = ordering.ORDERINGS[config.ordering.method]()
+    method = _make_ordering(config, loss_fn, params, first, keys)
     if method.reducers is not None and config.reducer.name not in method.reducers:
         raise ValueError(
             f"ordering.method: {config.ordering.method!r} does not work with reducer.name="
@@ -195,6 +198,16 @@ def build(
             signs=method.signs,
         ),
         sync=jax.jit(synchronise, donate_argnums=(1,)),
+        method=method,
+        new_pass=None
+        if method.signs is None
+        else jax.jit(
+            sync.make_new_pass(method.signs),
+            donate_argnums=(0, 1),
+            out_shardings=None
+            if mesh is None
+            else NamedSharding(mesh, PartitionSpec(mesh_lib.WORKER_AXIS)),
+        ),
         state=state.make_train_state(
             params, optimizer, num_workers=num_workers, mesh=mesh, signs=method.signs
         ),
@@ -202,6 +215,30 @@ def build(
         if mesh is None
         else mesh_lib.place(stream.shares, mesh),
     )
+
+
+def _make_ordering(
+    config: config_lib.ExperimentConfig,
+    loss_fn: accumulate_lib.LossFn,
+    params: types.PyTree,
+    examples: types.PyTree,
+    keys: jax.Array,
+) -> ordering.Ordering:
+    options = ordering.Options(
+        num_workers=config.cluster.num_workers,
+        microbatch_size=config.microbatch_size,
+        max_microbatches=min(config.quota.max_microbatches or config.budget, config.budget),
+        block_pairs=config.ordering.block_pairs,
+        freeze_after=config.ordering.freeze_after,
+    )
+    factory = ordering.ORDERINGS[config.ordering.method]
+    if factory(options).signs is None:
+        return factory(options)
+    accumulate_lib.check_examples_apart(loss_fn, params, examples, keys)
+    reuse = ordering.can_reuse_residuals(
+        accumulate_lib.losses_alone(loss_fn), params, examples, keys
+    )
+    return factory(options._replace(reuse_residuals=reuse))
 
 
 def _make_stream(

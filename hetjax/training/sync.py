@@ -4,6 +4,7 @@ One program a round, apart from the local phase, so that each worker's own compu
 and a synchronisation that fails leaves the state as it was. Sums are reduced, and divided once.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,7 @@ def make_sync(
     shard_weighting: bool = False,
     stop_on_nonfinite: bool = True,
 ) -> SyncFn:
-    """Builds the sync phase `(state, accumulated, shares) -> (state, fresh, metrics, signs)`.
+    """Builds the sync phase `(state, accumulated, shares) -> (state, fresh, metrics, turns)`.
 
     With `gradient_j`, `weight_j` the sums of worker j and `share_j` its shard's share of all
     examples, the optimiser sees `sum_j gradient_j / sum_j weight_j`, or with shard weighting
@@ -83,7 +84,7 @@ def make_sync(
     Returns:
         A pure function. `accumulated` has leaves `[W, ...]`, or is a sequence of W trees of
         leaves `[1, ...]` in the array form; `shares` is f32[W]; `fresh` are sums of zero, for
-        the next round; `signs` is the sign of each worker i8[W], () without an order's signs.
+        the next round; `turns`, i8[W, ...], turn round the unit signs of each worker, () without.
     """
     axis = mesh_lib.WORKER_AXIS
     if isinstance(optimizer, optax.MultiSteps):  # takes extra arguments without saying so
@@ -125,12 +126,6 @@ def make_sync(
             optimizer=optimizer,
         )
 
-    def coordinate(running_sum: types.PyTree, signed_sum: types.PyTree) -> tuple:
-        if signs is None:
-            return running_sum, ()
-        with jax.named_scope("coordinate_order"):
-            return signs.sync(running_sum, signed_sum, axis)
-
     def collective_body(
         state: types.TrainState, accumulated: types.Accumulated, share: jax.Array
     ) -> tuple:
@@ -138,15 +133,18 @@ def make_sync(
         with jax.named_scope("reduce"):
             sums = reduced(accumulated, share, lambda s: reducer.collective(s, axis))
             metrics = _gathered_metrics(accumulated, num_workers)
-        running_sum, worker_sign = coordinate(state.running_sum, accumulated.signed_sum)
+        running_sum, turns = state.running_sum, ()
+        if signs is not None:
+            with jax.named_scope("coordinate_order"):
+                running_sum, turns = signs.sync(running_sum, accumulated.signed_sum, axis)
         with jax.named_scope("update"):
             state = update_worker(state, sums, running_sum, metrics)
-        fresh = _cleared(accumulated)
+        fresh = fresh_sums(accumulated, state.running_sum, signs)
         return (
             trees.add_row_axis(state),
             trees.add_row_axis(fresh),
             metrics,
-            trees.add_row_axis(worker_sign),
+            trees.add_row_axis(turns),
         )
 
     def array_body(
@@ -161,11 +159,17 @@ def make_sync(
             microbatches_done=accumulated.microbatches_done,
             nonfinite_microbatch=accumulated.nonfinite_microbatch,
         )
-        running_sum, worker_sign = jax.vmap(coordinate, axis_name=axis, axis_size=num_workers)(
-            state.running_sum, accumulated.signed_sum
-        )
+        running_sum, turns = state.running_sum, ()
+        if signs is not None:
+            running_sum, turns = signs.sync_array(running_sum, accumulated.signed_sum)
         state = jax.vmap(update_worker, in_axes=(0, 0, 0, None))(state, sums, running_sum, metrics)
-        return state, [_cleared(row) for row in rows], metrics, worker_sign
+        fresh = [
+            jax.vmap(functools.partial(fresh_sums, signs=signs))(
+                row, _row(state.running_sum, worker)
+            )
+            for worker, row in enumerate(rows)
+        ]
+        return state, fresh, metrics, turns
 
     if mesh is None:
         return array_body
@@ -177,6 +181,31 @@ def make_sync(
         out_specs=(rows, rows, replicated, rows),
         check_vma=False,  # an optimiser's own `cond` may mix constants with what varies by worker
     )
+
+
+def make_new_pass(signs: ordering.Signs) -> Callable:
+    """`(state, accumulated, begins) -> (state, accumulated)`: new passes of the order begin.
+
+    Between two rounds, for the workers where `begins` bool[W] is true. `accumulated` as
+    `make_sync` returns it.
+    """
+
+    def renewed(begins: jax.Array, running_sum: types.PyTree) -> types.PyTree:
+        return trees.select(begins, signs.new_pass(running_sum), running_sum)
+
+    def new_pass(state: types.TrainState, accumulated: Any, begins: jax.Array) -> tuple:
+        running_sum = jax.vmap(renewed)(begins, state.running_sum)
+        state = state._replace(running_sum=running_sum)
+        if isinstance(accumulated, types.Accumulated):
+            signed_sum = jax.vmap(signs.begin_round)(running_sum)
+            return state, accumulated._replace(signed_sum=signed_sum)
+        rows = [
+            row._replace(signed_sum=jax.vmap(signs.begin_round)(_row(running_sum, worker)))
+            for worker, row in enumerate(accumulated)
+        ]
+        return state, rows
+
+    return new_pass
 
 
 def _gathered_metrics(accumulated: types.Accumulated, num_workers: int) -> types.SyncMetrics:
@@ -201,6 +230,16 @@ def _gathered_metrics(accumulated: types.Accumulated, num_workers: int) -> types
     return types.SyncMetrics(total[0], total[1], *of_workers)
 
 
-def _cleared(accumulated: types.Accumulated) -> types.Accumulated:
-    zeros = jax.tree.map(jnp.zeros_like, accumulated)
-    return zeros._replace(nonfinite_microbatch=jnp.full_like(accumulated.nonfinite_microbatch, -1))
+def fresh_sums(
+    accumulated: types.Accumulated, running_sum: types.PyTree, signs: ordering.Signs | None
+) -> types.Accumulated:
+    """A worker's sums before the first microbatch of the next round; leaves without its axis."""
+    zeros = jax.tree.map(jnp.zeros_like, accumulated._replace(signed_sum=()))
+    return zeros._replace(
+        signed_sum=() if signs is None else signs.begin_round(running_sum),
+        nonfinite_microbatch=jnp.full_like(accumulated.nonfinite_microbatch, -1),
+    )
+
+
+def _row(tree: types.PyTree, worker: int) -> types.PyTree:
+    return jax.tree.map(lambda x: x[worker : worker + 1], tree)

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.ordering import methods, ordering
+from hetjax.ordering import methods, ordering, pairs
 from hetjax.training import accumulate, gate
 from tests.training import problems
 
@@ -31,7 +31,7 @@ EMULATED = {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "vir
 )
 def test_fields_that_fit_cannot_use_are_refused(fields, message, monkeypatch):
     method = methods.random_reshuffling()._replace(reducers=("gossip",))
-    monkeypatch.setitem(methods.ORDERINGS, "pairs", lambda: method)
+    monkeypatch.setitem(methods.ORDERINGS, "pairs", lambda options: method)
     data, weights = problems.classification(32, np.float32), problems.initial_weights(np.float32)
     with pytest.raises(ValueError, match=message):
         problems.fit(data, weights, **{"epochs": 1, **fields})
@@ -114,22 +114,34 @@ def test_a_replay_repeats_what_a_gate_did(monkeypatch, tmp_path):
 def _parity_signs():
     """A sign for each pair: + where its first example's id is even. Carries no mathematics."""
 
-    def local(weighted_losses, worker_state, signed_sum, microbatch):
+    def local(losses, worker_state, signed_sum, microbatch, position, rng):
         def objective(params):
-            losses, weights = weighted_losses(params)
-            return losses.sum(), weights.sum()
+            values, weights = losses(params)
+            return values.sum(), weights.sum()
 
         (loss, weight), grads = jax.value_and_grad(objective, has_aux=True)(worker_state.params)
         signs = jnp.where(microbatch.example_ids[::2] % 2 == 0, 1, -1).astype(jnp.int8)
-        signed_sum = signed_sum + signs.sum().astype(jnp.float32)
-        return (loss, weight), grads, signed_sum, signs
+        change = signs.sum().astype(jnp.float32)
+        return (loss, weight), grads, change, pairs.join(signs, -signs)
 
     def sync(running_sum, signed_sum, axis):
         rank = jax.lax.axis_index(axis)
-        worker_sign = jnp.where(rank % 2 == 0, 1, -1).astype(jnp.int8)
-        return running_sum + jax.lax.psum(signed_sum, axis), worker_sign
+        turn = jnp.where(rank % 2 == 0, 1, -1).astype(jnp.int8)
+        return running_sum + jax.lax.psum(signed_sum, axis), turn
 
-    return ordering.Signs(lambda params: jnp.zeros((), jnp.float32), local, sync)
+    def sync_array(running_sum, signed_sum):
+        turns = 1 - 2 * (jnp.arange(len(running_sum)) % 2)
+        return running_sum + signed_sum.sum(), turns.astype(jnp.int8)
+
+    return ordering.Signs(
+        init=lambda params: jnp.zeros((), jnp.float32),
+        begin_round=jnp.zeros_like,
+        local=local,
+        sync=sync,
+        sync_array=sync_array,
+        new_pass=jnp.zeros_like,
+        coordinated=True,
+    )
 
 
 @pytest.mark.parametrize("local", LOCAL)
@@ -142,7 +154,7 @@ def test_an_ordering_gets_the_signs_of_realised_pairs(local, monkeypatch):
         return shuffled.place(state, units, signs)
 
     parity = ordering.Ordering(shuffled.init, place, signs=_parity_signs())
-    monkeypatch.setitem(methods.ORDERINGS, "parity", lambda: parity)
+    monkeypatch.setitem(methods.ORDERINGS, "parity", lambda options: parity)
     result = problems.fit(
         problems.classification(61, np.float32),
         problems.initial_weights(np.float32),
@@ -153,9 +165,12 @@ def test_an_ordering_gets_the_signs_of_realised_pairs(local, monkeypatch):
     )
     total = 0
     for (units, signs), line in zip(calls, result.history, strict=True):
-        worker = np.repeat(np.arange(4), 2 * np.array(line["microbatches_done"]))[: len(signs)]
+        assert len(signs) == len(units)
+        worker = np.repeat(np.arange(4), 4 * np.array(line["microbatches_done"]))[: len(signs)]
         parity = np.where(units[::2] % 2 == 0, 1, -1)
-        np.testing.assert_array_equal(signs, parity * np.where(worker % 2 == 0, 1, -1))
+        expected = np.repeat(parity, 2)[: len(units)] * np.where(worker % 2 == 0, 1, -1)
+        expected[1::2] *= -1
+        np.testing.assert_array_equal(signs, expected)
         total += parity.sum()
     # The last microbatch has one example and a pair of padding, whose id -1 is odd.
     assert result.state.running_sum.shape == (4,)

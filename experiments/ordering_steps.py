@@ -1,0 +1,163 @@
+"""What does balancing cost a training step? Figures with JAX, on the default backend.
+
+A step is a round of one worker with one microbatch of 32, as the training loop runs it: the
+local phase, then the sync phase with momentum SGD. Forms are timed in turn, so that what the
+machine does beside hits all of them; ratios are medians of ratios within a turn.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+import hetjax
+from experiments.quota_simulation import Row
+from hetjax import config as config_lib
+from hetjax import models
+from hetjax.data import sources
+from hetjax.training import local, setup
+
+_MICROBATCH = 32
+_MODELS: dict[str, dict[str, Any]] = {
+    "lenet": {},
+    "mlp": {"hidden": (1024, 1024, 1024)},
+}
+
+
+def _loss_and_params(name: str) -> tuple:
+    model = models.make(name, (32, 32, 3), 10, rngs=nnx.Rngs(0), input_max=255.0, **_MODELS[name])
+
+    def loss(model: nnx.Module, batch: Any) -> jax.Array:
+        logits = model(batch["image"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+
+    return hetjax.nnx_loss(model, loss)
+
+
+def _images(num_examples: int) -> dict[str, np.ndarray]:
+    """Random images: what a step takes does not depend on what is on them."""
+    rng = np.random.default_rng(0)
+    return {
+        "image": rng.integers(256, size=(num_examples, 32, 32, 3)).astype(np.uint8),
+        "label": rng.integers(10, size=num_examples).astype(np.int32),
+    }
+
+
+class Step:
+    """One worker's round, called again and again on the same microbatches.
+
+    Args:
+        model: a name of `_MODELS`.
+        quota: microbatches.
+        ordering: fields of the configuration.
+    """
+
+    def __init__(self, model: str, *, quota: int = 1, **ordering: Any) -> None:
+        loss_fn, params = _loss_and_params(model)
+        fields = {
+            "microbatch_size": _MICROBATCH,
+            "budget": quota,
+            "cluster": {"num_workers": 1},
+            "quota": {"policy": "equal"},
+            "ordering": ordering,
+        }
+        config = config_lib.validate(fields, choices=setup.registries())
+        self.parts = setup.build(
+            loss_fn,
+            params,
+            optax.sgd(1e-4, momentum=0.9),
+            sources.as_source(_images(_MICROBATCH * quota)),
+            config=config,
+            per_example_rng=False,
+        )
+        self._plan = self.parts.stream.plan(np.array([quota]))
+        self._state, self._accumulated = self.parts.state, self.parts.local.fresh()
+        self._keys = [self.parts.rng]
+        self()
+
+    def __call__(self) -> tuple[float, float]:
+        """Runs one round; seconds of the local and of the sync phase."""
+        began = time.perf_counter()
+        result: local.LocalResult = self.parts.local.run(
+            None,
+            self._state,
+            self._accumulated,
+            self._plan,
+            rngs=self._keys,
+            limits=self._plan.quotas,
+        )
+        jax.block_until_ready(result.accumulated)
+        between = time.perf_counter()
+        self._state, self._accumulated, *rest = self.parts.sync(
+            self._state, result.accumulated, self.parts.shares
+        )
+        jax.block_until_ready((self._state, self._accumulated, rest))
+        return between - began, time.perf_counter() - between
+
+
+@contextlib.contextmanager
+def _steps(makers: Sequence[Callable[[], Step]]) -> Iterator[list[Step]]:
+    steps = [make() for make in makers]
+    try:
+        yield steps
+    finally:
+        for step in steps:
+            step.parts.close()
+
+
+def _in_turn(steps: Sequence[Step], repeats: int) -> np.ndarray:
+    """f64[repeats, len(steps), 2]: seconds of the local and the sync phase."""
+    return np.array([[step() for step in steps] for _ in range(repeats)])
+
+
+def step_rows(repeats: int = 60) -> list[Row]:
+    """The step with balancing against the step without, by block size."""
+    rows = []
+    for model, target in (("lenet", "≤ 1.7x"), ("mlp", "≤ 1.4x")):
+        blocks = (16, 8, 4, 2)
+        makers: list[Callable[[], Step]] = [lambda model=model: Step(model)]
+        makers += [
+            lambda model=model, b=block: Step(model, method="d_grab", block_pairs=b)
+            for block in blocks
+        ]
+        with _steps(makers) as steps:
+            secs = _in_turn(steps, repeats)
+        whole = secs.sum(axis=2)
+        ratios = np.median(whole / whole[:, :1], axis=0)
+        phases = np.median(secs / secs[:, :1], axis=0)
+        for i, block in enumerate(blocks, start=1):
+            plain, balanced = np.median(whole[:, 0]) * 1e3, np.median(whole[:, i]) * 1e3
+            rows.append(
+                Row(
+                    f"training step, {model}, microbatch {_MICROBATCH}, blocks of {block} pairs, "
+                    "against without (local phase, sync phase alone)",
+                    target if block == max(blocks) else "-",
+                    f"{ratios[i]:.2f}x ({phases[i, 0]:.2f}x, {phases[i, 1]:.2f}x); "
+                    f"{balanced:.1f} ms against {plain:.1f} ms",
+                )
+            )
+    return rows
+
+
+def per_example_rows(repeats: int = 5) -> list[Row]:
+    """The local phase with the matrix-free form against gradients of every example by `vmap`."""
+    makers = [
+        lambda: Step("mlp", method="pair_balance"),
+        lambda: Step("mlp", method="pair_balance_exact"),
+    ]
+    with _steps(makers) as steps:
+        secs = _in_turn(steps, repeats)
+    ratio = np.median(secs[:, 1].sum(axis=1) / secs[:, 0].sum(axis=1))
+    return [
+        Row(
+            "training step, mlp: gradients of every example by vmap against the matrix-free form",
+            "≥ 20x",
+            f"{ratio:.1f}x ({np.median(secs[:, 1].sum(axis=1)) * 1e3:.0f} ms against "
+            f"{np.median(secs[:, 0].sum(axis=1)) * 1e3:.1f} ms)",
+        )
+    ]

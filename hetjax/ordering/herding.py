@@ -1,0 +1,165 @@
+"""How good is an order of the examples? The herding bound.
+
+With z = g − mean over all units, H is the largest norm that a prefix sum of the z reaches in
+an epoch, all workers together. A balancing order makes it small; the measure that carries over
+between tasks is its ratio to that of random reshuffling. `parallel_herding_bound` is for vectors
+that are all at hand, `RunningBound` for a training run, where only a sum a round is known and
+rounds are unequal. Both run on the host, in float64.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+_CHUNK_NUMBERS = 1 << 19  # gathered at once; 4 MiB of float64
+
+
+def parallel_herding_bound(vectors: ArrayLike, orders: ArrayLike) -> tuple[float, float]:
+    """Returns H(π) = max_l ‖Σ_{t≤l} Σ_j z_{j,π_j(t)}‖ in the ∞-norm and in the 2-norm.
+
+    Args:
+      vectors: f[n, m, d], for each of n workers the vectors of its m units, one a unit.
+      orders: i[n, m], for each worker a permutation of 0 .. m−1: the units by timestep.
+
+    Returns:
+      (inf_norm, two_norm), in the unit of the vectors. Each is the largest over l of its own norm.
+
+    Raises:
+      ValueError: a shape does not fit, or a row of `orders` is not a permutation.
+
+    Example:
+      >>> vectors = np.array([[[1.0], [2.0], [-1.0], [-2.0]]])
+      >>> parallel_herding_bound(vectors, [[0, 1, 2, 3]])
+      (3.0, 3.0)
+      >>> parallel_herding_bound(vectors, [[0, 2, 1, 3]])
+      (2.0, 2.0)
+
+    References:
+      Guo, Cooper, Li, De Sa et al., "CD-GraB: Coordinating Distributed Example Orders for
+      Provably Accelerated Training", 2023, arXiv 2302.00845, which bounds the ∞-norm; the
+      2-norm is not from there.
+    """
+    vectors, orders = np.asarray(vectors), np.asarray(orders)
+    _check(vectors, orders)
+    num_workers, _, dim = vectors.shape
+    mean = np.zeros(dim)
+    for part in _chunks(vectors, orders):
+        mean += part.sum(axis=0)
+    mean /= orders.size
+    prefix = np.zeros(dim)
+    inf_norm = two_norm = 0.0
+    for part in _chunks(vectors, orders):
+        part -= num_workers * mean
+        part[0] += prefix
+        sums = np.cumsum(part, axis=0, out=part)
+        prefix = sums[-1].copy()
+        # np.maximum keeps a NaN, which max() would drop.
+        inf_norm = float(np.maximum(inf_norm, np.abs(sums).max()))
+        two_norm = float(np.maximum(two_norm, np.sqrt(np.einsum("td,td->t", sums, sums).max())))
+    return inf_norm, two_norm
+
+
+class RunningBound:
+    """The herding bound of the rounds as they are realised, in O(d) memory.
+
+    After every round it holds max over the rounds so far of ‖Σ_rounds (sum − count · mean)‖. Only
+    ends of rounds are seen, so it is at most the bound by unit, and equal to it where a round is
+    one timestep. The mean must be known before: take that of the pass before, or of a run over
+    the data; if it is off by δ, the prefix after k units is off by k · δ. Make a new one for
+    each pass.
+
+    Args:
+      mean: f[d], the mean vector of all units. Flatten a pytree before.
+
+    Raises:
+      ValueError: the mean is not a vector.
+
+    Example:
+      >>> bound = RunningBound([1.0, 0.0])
+      >>> bound.add([5.0, 0.0], 2)  # the sum of two units: 3 above twice the mean
+      >>> bound.add([1.0, -4.0], 3)  # 3 + 1 − 3 = 1, and −4
+      >>> bound.inf_norm, bound.two_norm == 17**0.5, bound.num_units
+      (4.0, True, 5)
+    """
+
+    def __init__(self, mean: ArrayLike):
+        self._mean = np.array(mean, np.float64)
+        if self._mean.ndim != 1 or not self._mean.size:
+            raise ValueError(
+                f"mean has shape {self._mean.shape}; it must be f[d], one vector with d ≥ 1. "
+                "Flatten a pytree first, e.g. with jax.flatten_util.ravel_pytree."
+            )
+        self._prefix = np.zeros_like(self._mean)
+        self._inf_norm = self._two_norm = 0.0
+        self._num_units: float = 0
+
+    def add(self, vector_sum: ArrayLike, count: float) -> None:
+        """Takes one round in.
+
+        Args:
+          vector_sum: f[d], the sum (not the mean) of the vectors of the round's units.
+          count: how many units these were, or their total weight; 0 leaves the mean out.
+
+        Raises:
+          ValueError: the sum has another shape than the mean, or the count is negative.
+        """
+        vector_sum = np.asarray(vector_sum, np.float64)
+        if vector_sum.shape != self._mean.shape:
+            raise ValueError(
+                f"vector_sum has shape {vector_sum.shape}; it must be that of the mean, "
+                f"{self._mean.shape}."
+            )
+        if not 0 <= count < np.inf:
+            raise ValueError(f"count is {count}; it must be the round's number of units, ≥ 0.")
+        self._prefix += vector_sum - count * self._mean
+        self._inf_norm = float(np.maximum(self._inf_norm, np.abs(self._prefix).max()))
+        self._two_norm = float(np.maximum(self._two_norm, np.sqrt(self._prefix @ self._prefix)))
+        self._num_units += count
+
+    @property
+    def inf_norm(self) -> float:
+        """The largest ∞-norm so far; 0 before the first round."""
+        return self._inf_norm
+
+    @property
+    def two_norm(self) -> float:
+        """The largest 2-norm so far; 0 before the first round."""
+        return self._two_norm
+
+    @property
+    def num_units(self) -> float:
+        """The units added so far."""
+        return self._num_units
+
+
+def _check(vectors: np.ndarray, orders: np.ndarray) -> None:
+    if vectors.ndim != 3 or not vectors.size:
+        raise ValueError(
+            f"vectors has shape {vectors.shape}; it must be f[n, m, d] for n workers with m units "
+            "of d numbers each, all ≥ 1. Reshape the vectors of one worker to [1, m, d]."
+        )
+    if orders.shape != vectors.shape[:2] or not np.issubdtype(orders.dtype, np.integer):
+        raise ValueError(
+            f"orders is {orders.dtype}{list(orders.shape)}; for vectors of shape {vectors.shape} "
+            f"it must be whole numbers of shape {vectors.shape[:2]}, one order a worker."
+        )
+    num_units = vectors.shape[1]
+    seen = np.zeros(orders.shape, bool)
+    if orders.min() >= 0 and orders.max() < num_units:
+        np.put_along_axis(seen, orders, True, axis=1)
+    if not seen.all():
+        worker = int(np.flatnonzero(~(np.sort(orders, axis=1) == np.arange(num_units)).all(1))[0])
+        raise ValueError(
+            f"the order of worker {worker} is not a permutation: every unit 0 .. {num_units - 1} "
+            "must be there once."
+        )
+
+
+def _chunks(vectors: np.ndarray, orders: np.ndarray) -> Iterator[np.ndarray]:
+    """Σ_j g_{j,π_j(t)} as f64[c, d], for c consecutive timesteps t at a time."""
+    num_workers, num_units, dim = vectors.shape
+    size = max(1, _CHUNK_NUMBERS // (num_workers * dim))
+    workers = np.arange(num_workers)[:, None]
+    for start in range(0, num_units, size):
+        yield vectors[workers, orders[:, start : start + size]].sum(axis=0, dtype=np.float64)

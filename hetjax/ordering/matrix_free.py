@@ -1,0 +1,271 @@
+"""Balancing without any gradient of a single example.
+
+The inner products of all gradients of a block of pairs with the running sum are one `jax.jvp`
+of the vector of losses along it. They give the signs; the examples of sign + and those of sign
+- are two half blocks, and the gradient sums of the halves, one backward pass in all, give both
+the update, G₊ + G₋, and the change of the running sum, G₊ - G₋. Within a block all signs use
+the running sum from before it.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hetjax import trees, types
+from hetjax.ordering import balance, pairs
+from hetjax.ordering.ordering import Options, Signs
+
+
+class _NoExampleAxisError(ValueError):
+    """What a backward pass keeps of the forward pass cannot be cut by examples."""
+
+
+Losses = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+def two_level(options: Options) -> Signs:
+    """Each worker balances its own pairs in blocks, then the workers' signed sums are balanced.
+
+    Within a round each worker goes on from the common running sum r by itself; its signed sum
+    of the round is u_j. Then s_j = 1 where <r, u_j> ≤ 0, else -1, and r += s_j u_j, in the
+    order of ranks; s_j = -1 turns round all signs of worker j's round. So one vector a worker
+    and round is coordinated, whatever its quota is. With one worker this is `alone`.
+
+    Memory: 2 copies of the parameters a worker (float32), r and r + u_j, and the gradient sum
+    of a half block beside the ordinary one.
+
+    References:
+        Cooper, Guo, et al., "Coordinating distributed example orders for provably accelerated
+        training", 2023, arXiv 2302.00845, for D-GraB; blocks, the matrix-free form and the
+        second level are hetjax's own.
+    """
+    if options.num_workers == 1:
+        return alone(options)._replace(coordinated=True)
+
+    def sync(
+        running_sum: types.PyTree, private_sum: types.PyTree, axis_name: str
+    ) -> tuple[types.PyTree, jax.Array]:
+        signed_sum = jax.tree.map(jnp.subtract, private_sum, running_sum)
+        return balance.coordinate(running_sum, signed_sum, axis_name)
+
+    def sync_array(
+        running_sum: types.PyTree, private_sum: types.PyTree
+    ) -> tuple[types.PyTree, jax.Array]:
+        signed_sum = jax.tree.map(jnp.subtract, private_sum, running_sum)
+        one, turns = balance.coordinate_array(trees.first_row(running_sum), signed_sum)
+        rows = jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), one, running_sum)
+        return rows, turns
+
+    return alone(options)._replace(sync=sync, sync_array=sync_array, coordinated=True)
+
+
+def alone(options: Options) -> Signs:
+    """PairBalance in blocks by each worker alone, with a running sum of its own.
+
+    With blocks of one pair the signs are those of PairBalance.
+    """
+    local = make_local(options.block_pairs, reuse_residuals=options.reuse_residuals)
+
+    def sync(
+        running_sum: types.PyTree, private_sum: types.PyTree, axis_name: str
+    ) -> tuple[types.PyTree, jax.Array]:
+        del running_sum, axis_name
+        return private_sum, jnp.ones((), jnp.int8)
+
+    def sync_array(
+        running_sum: types.PyTree, private_sum: types.PyTree
+    ) -> tuple[types.PyTree, jax.Array]:
+        num_workers = jax.tree.leaves(running_sum)[0].shape[0]
+        return private_sum, jnp.ones(num_workers, jnp.int8)
+
+    return Signs(
+        init=trees.accumulator_zeros,
+        begin_round=lambda running_sum: running_sum,
+        local=local,
+        sync=sync,
+        sync_array=sync_array,
+        new_pass=lambda running_sum: jax.tree.map(jnp.zeros_like, running_sum),
+        coordinated=False,
+    )
+
+
+def make_local(block_pairs: int, *, reuse_residuals: bool) -> Callable:
+    """`Signs.local`, its `signed_sum` the running sum that this worker goes on from.
+
+    The block of the odd unit at a pass's end, which has no partner, adds nothing to the sum.
+
+    Args:
+        block_pairs: pairs of a block; a microbatch has blocks of this size and maybe a smaller
+            one.
+        reuse_residuals: the backward pass takes the forward pass of the inner products, with
+            its examples brought into the order of the halves, where `can_reuse_residuals`;
+            else the halves have a forward pass of their own.
+    """
+
+    def local(
+        losses: Losses,
+        worker_state: types.WorkerState,
+        private_sum: types.PyTree,
+        microbatch: types.Microbatch,
+        position: jax.Array,
+        rng: jax.Array,
+    ) -> tuple[tuple[jax.Array, jax.Array], types.PyTree, types.PyTree, jax.Array]:
+        del position, rng
+        size = microbatch.example_ids.shape[0]
+        params = worker_state.params
+        losses_and_weights, grad_sums, changes, signs = [], [], [], []
+        for start in range(0, size, 2 * block_pairs):
+            stop = min(start + 2 * block_pairs, size)
+            units = None if stop - start == size else jnp.arange(start, stop)
+            block_losses = functools.partial(losses, units=units)
+            tangent = jax.tree.map(lambda r, p: r.astype(p.dtype), private_sum, params)
+            values, dots, weights = jax.jvp(block_losses, (params,), (tangent,), has_aux=True)
+            first, second = pairs.split(dots)
+            sign = jnp.where(first - second <= 0, 1, -1).astype(jnp.int8)
+            evens = 2 * jnp.arange((stop - start) // 2)
+            halves = evens + (sign < 0), evens + (sign > 0)  # positions within the block
+            plus, minus = _gradient_sums(losses, params, units, halves, size, reuse_residuals)
+            mask = microbatch.example_mask[start:stop]
+            counted = (jnp.sum(mask > 0) % 2 == 0).astype(jnp.float32)
+            change = jax.tree.map(lambda a, b, c=counted: (a - b) * c, plus, minus)
+            if stop < size:
+                private_sum = jax.tree.map(jnp.add, private_sum, change)
+            losses_and_weights.append((jnp.sum(values), jnp.sum(weights)))
+            grad_sums.append(jax.tree.map(jnp.add, plus, minus))
+            changes.append(change)
+            signs.append(pairs.unit_signs(sign, mask))
+        totals = [_sum(t) for t in (losses_and_weights, grad_sums, changes)]
+        return *totals, jnp.concatenate(signs)
+
+    return local
+
+
+def _sum(terms: list[types.PyTree]) -> types.PyTree:
+    return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), terms)
+
+
+def _gradient_sums(
+    losses: Losses,
+    params: types.PyTree,
+    units: jax.Array | None,
+    halves: tuple[jax.Array, jax.Array],
+    size: int,
+    reuse_residuals: bool,
+) -> list[types.PyTree]:
+    """The gradient sums of the two halves of a block."""
+    if reuse_residuals:
+        with contextlib.suppress(_NoExampleAxisError):  # a block of one pair is built otherwise
+            return residual_gradient_sums(
+                lambda p, u: losses(p, u)[0], params, units, halves, size=size
+            )
+    chosen = halves if units is None else tuple(units[half] for half in halves)
+    return [jax.grad(lambda p, u=u: jnp.sum(losses(p, u)[0]))(params) for u in chosen]
+
+
+def residual_gradient_sums(
+    losses: Callable[[types.PyTree, jax.Array | None], jax.Array],
+    params: types.PyTree,
+    units: jax.Array | None,
+    halves: tuple[jax.Array, jax.Array],
+    *,
+    size: int,
+) -> list[types.PyTree]:
+    """Gradient sums of the two halves of a block, from the one forward pass of the block.
+
+    What the backward pass keeps of the forward pass is a list of arrays; those that grow with
+    the block have an axis of examples, along which the half is taken. The structure of the
+    backward pass of a half is had by tracing one.
+
+    Args:
+        losses: `(params, units) -> f[k]`, one number an example.
+        params: the parameters.
+        units: i32[k] the block's positions in the microbatch; None = all of it.
+        halves: two of i32[k / 2], positions in the block.
+        size: examples of the microbatch.
+
+    Raises:
+        _NoExampleAxisError: the arrays kept have no such axis.
+    """
+    count = size if units is None else len(units)
+    positions = jnp.arange(size) if units is None else units
+    _, whole = jax.vjp(lambda p: losses(p, units), params)
+    traced, part = jax.vjp(lambda p: losses(p, positions[: count // 2]), params)
+    kept, _ = jax.tree.flatten(whole)
+    shapes, structure = jax.tree.flatten(part)
+    if len(kept) != len(shapes):
+        raise _NoExampleAxisError
+
+    def half(chosen: jax.Array) -> types.PyTree:
+        taken = [_take(x, like.shape, chosen, count) for x, like in zip(kept, shapes, strict=True)]
+        return jax.tree.unflatten(structure, taken)(jnp.ones_like(traced))[0]
+
+    return [half(chosen) for chosen in halves]
+
+
+def _take(kept: Any, shape: tuple[int, ...], chosen: jax.Array, count: int) -> Any:
+    """`chosen` of the `count` examples of an array, whose shape then is `shape`."""
+    if kept.shape == shape:
+        return kept
+    if kept.ndim != len(shape):
+        raise _NoExampleAxisError
+    axes = [i for i in range(kept.ndim) if kept.shape[i] != shape[i]]
+    if len(axes) != 1 or kept.shape[axes[0]] % count or kept.shape[axes[0]] != 2 * shape[axes[0]]:
+        raise _NoExampleAxisError
+    (axis,) = axes
+    split = (*kept.shape[:axis], count, kept.shape[axis] // count, *kept.shape[axis + 1 :])
+    return jnp.take(kept.reshape(split), chosen, axis=axis).reshape(shape)
+
+
+def can_reuse_residuals(
+    losses: Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array],
+    params: types.PyTree,
+    examples: types.PyTree,
+    keys: jax.Array,
+) -> bool:
+    """Whether the halves' gradients can be had from the forward pass of the whole microbatch.
+
+    A loss whose forward pass keeps absolute positions in the batch (`x[arange(B), y]`) gives
+    wrong ones, so they are compared with the right ones, on real examples.
+
+    Args:
+        losses: `(params, examples, keys) -> f[B]`.
+        params: the parameters.
+        examples: B of them, B even.
+        keys: one key, or one an example.
+    """
+    size = jax.tree.leaves(examples)[0].shape[0]
+    sign = np.where(np.random.default_rng(0).random(size // 2) < 0.5, 1, -1)
+    evens = 2 * np.arange(size // 2)
+    halves = jnp.asarray(evens + (sign < 0)), jnp.asarray(evens + (sign > 0))
+    unit_signs = np.stack([sign, -sign], axis=1).reshape(-1)
+
+    def some(params: types.PyTree, units: jax.Array | None) -> jax.Array:
+        if units is None:
+            return losses(params, examples, keys)
+        taken = jax.tree.map(lambda x: jnp.take(x, units, axis=0), examples)
+        return losses(params, taken, keys[units] if keys.ndim else keys)
+
+    def both(params: types.PyTree) -> tuple[jax.Array, jax.Array]:
+        plus, minus = residual_gradient_sums(some, params, None, halves, size=size)
+        values, pullback = jax.vjp(lambda p: some(p, None), params)
+        (total,) = pullback(jnp.ones_like(values))
+        (change,) = pullback(jnp.asarray(unit_signs, values.dtype))
+        right = (
+            jax.tree.map(lambda g, u: (g + u) / 2, total, change),
+            jax.tree.map(lambda g, u: (g - u) / 2, total, change),
+        )
+        gap = jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), (plus, minus), right)
+        size_of = jax.tree.map(lambda a: jnp.sum(jnp.square(a)), right)
+        return optax.tree.sum(gap), optax.tree.sum(size_of)
+
+    try:
+        gap, whole = jax.jit(both)(params)
+    except _NoExampleAxisError:
+        return False
+    return bool(gap <= 1e-6 * whole)

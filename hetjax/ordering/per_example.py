@@ -1,0 +1,223 @@
+"""Balancing by the gradient of every example, as the papers have it: exact, and dear.
+
+Gradients and running sums are flat vectors of all d parameters here. A worker computes the
+gradients of a microbatch by `vmap`, B·d numbers at once.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hetjax import types
+from hetjax.ordering import balance, pairs
+from hetjax.ordering.ordering import Options, Signs
+
+
+def _num_params(params: types.PyTree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def _dtype(params: types.PyTree) -> jnp.dtype:
+    return jnp.result_type(jnp.float32, *jax.tree.leaves(params))
+
+
+def _gradients(
+    losses: Callable, params: types.PyTree, size: int
+) -> tuple[tuple[jax.Array, jax.Array], types.PyTree, jax.Array]:
+    """`((loss_sum, weight_sum), grad_sum, gradients f[B, d])` of a microbatch."""
+
+    def of_one(params: types.PyTree, unit: jax.Array) -> tuple[jax.Array, jax.Array]:
+        values, weights = losses(params, unit[None])
+        return values[0], weights[0]
+
+    (values, weights), grads = jax.vmap(jax.value_and_grad(of_one, has_aux=True), (None, 0))(
+        params, jnp.arange(size)
+    )
+    dtype = _dtype(params)
+    flat = [leaf.reshape(size, -1).astype(dtype) for leaf in jax.tree.leaves(grads)]
+    grad_sum = jax.tree.map(lambda g: jnp.sum(g, axis=0), grads)
+    return (jnp.sum(values), jnp.sum(weights)), grad_sum, jnp.concatenate(flat, axis=1)
+
+
+def _differences(gradients: jax.Array, mask: pairs.Array) -> jax.Array:
+    """f[B / 2, d]: the first less the second of each pair, zero where it is not whole."""
+    first, second = pairs.split(gradients)
+    return jnp.where(pairs.whole(mask)[:, None], first - second, 0)
+
+
+def d_grab(options: Options) -> Signs:
+    """D-GraB: one running sum for all pairs of all workers, in the order (timestep, rank).
+
+    The differences of a round are kept until its end; then each worker gets its d/W
+    coordinates of all of them and holds that part of the running sum.
+
+    Memory: the differences of `max_microbatches` microbatches, B/2 · d numbers each, a worker.
+
+    References:
+        Cooper, Guo, et al., "Coordinating distributed example orders for provably accelerated
+        training", 2023, arXiv 2302.00845.
+    """
+    num_workers, num_pairs = options.num_workers, options.microbatch_size // 2
+    max_pairs = options.max_microbatches * num_pairs
+
+    def init(params: types.PyTree) -> jax.Array:
+        return jnp.zeros(balance.shard_size(_num_params(params), num_workers), _dtype(params))
+
+    def begin_round(running_sum: jax.Array) -> jax.Array:
+        return jnp.zeros((max_pairs, num_workers * running_sum.shape[0]), running_sum.dtype)
+
+    def local(
+        losses: Callable,
+        worker_state: types.WorkerState,
+        kept: jax.Array,
+        microbatch: types.Microbatch,
+        position: jax.Array,
+        rng: jax.Array,
+    ) -> tuple:
+        del rng
+        sums, grad_sum, gradients = _gradients(losses, worker_state.params, 2 * num_pairs)
+        differences = _differences(gradients, microbatch.example_mask)
+        start = position * num_pairs
+        change = jax.lax.dynamic_update_slice(
+            jnp.zeros_like(kept), differences, (start, jnp.zeros_like(start))
+        )
+        undecided = jnp.ones(num_pairs, jnp.int8)  # until `sync` turns them
+        signs = pairs.unit_signs(undecided, microbatch.example_mask)
+        return sums, grad_sum, change, signs
+
+    def sync(
+        running_sum: jax.Array, kept: jax.Array, axis_name: str
+    ) -> tuple[jax.Array, jax.Array]:
+        signs, running_sum = balance.balance_sharded(kept, running_sum, axis_name)
+        return running_sum, jnp.repeat(signs, 2)
+
+    def sync_array(running_sum: jax.Array, kept: jax.Array) -> tuple[jax.Array, jax.Array]:
+        in_sequence = jnp.swapaxes(kept, 0, 1).reshape(-1, kept.shape[-1])
+        signs, whole = balance.balance_signs(in_sequence, running_sum.reshape(-1))
+        turns = jnp.repeat(signs.reshape(max_pairs, num_workers).T, 2, axis=1)
+        return whole.reshape(running_sum.shape), turns
+
+    return Signs(init, begin_round, local, sync, sync_array, jnp.zeros_like, coordinated=True)
+
+
+def pair_balance(options: Options) -> Signs:
+    """PairBalance by each worker alone: the signs of its pairs one after the other."""
+    del options
+
+    def init(params: types.PyTree) -> jax.Array:
+        return jnp.zeros(_num_params(params), _dtype(params))
+
+    def local(
+        losses: Callable,
+        worker_state: types.WorkerState,
+        running_sum: jax.Array,
+        microbatch: types.Microbatch,
+        position: jax.Array,
+        rng: jax.Array,
+    ) -> tuple:
+        del position, rng
+        size = microbatch.example_ids.shape[0]
+        sums, grad_sum, gradients = _gradients(losses, worker_state.params, size)
+        differences = _differences(gradients, microbatch.example_mask)
+        signs, after = balance.balance_signs(differences, running_sum)
+        signs = pairs.unit_signs(signs, microbatch.example_mask)
+        return sums, grad_sum, after - running_sum, signs
+
+    return _independent(init, local, jnp.zeros_like)
+
+
+class GrabSums(NamedTuple):
+    """What GraB keeps: three vectors, and how many gradients the sum has."""
+
+    running_sum: jax.Array  # f[d]: of signed, centred gradients
+    stale_mean: jax.Array  # f[d]: of the pass before; 0 in the first
+    gradient_sum: jax.Array  # f[d]: of this pass
+    num_summed: jax.Array  # f[]
+    max_norm: jax.Array  # f[]: of a centred gradient so far
+
+
+def grab(options: Options, *, random_scale: float | None = None) -> Signs:
+    """GraB by each worker alone: gradients less the mean of the pass before, one by one.
+
+    Args:
+        options: not used.
+        random_scale: c of the random signs, P(1) = 1/2 - <r, v> / 2c on gradients divided by
+            the largest norm so far; None = the sign of the inner product.
+
+    References:
+        Lu, Guo, De Sa, "GraB: finding provably better data permutations than random
+        reshuffling", 2022, arXiv 2205.10733. Alweiss, Liu, Sawhney, "Discrepancy minimization
+        via a self-balancing walk", 2020, arXiv 2006.14009, for the random signs.
+    """
+    del options
+
+    def init(params: types.PyTree) -> GrabSums:
+        zeros = jnp.zeros(_num_params(params), _dtype(params))
+        return GrabSums(zeros, zeros, zeros, zeros[0], zeros[0])
+
+    def local(
+        losses: Callable,
+        worker_state: types.WorkerState,
+        sums: GrabSums,
+        microbatch: types.Microbatch,
+        position: jax.Array,
+        rng: jax.Array,
+    ) -> tuple:
+        del position
+        size = microbatch.example_ids.shape[0]
+        totals, grad_sum, gradients = _gradients(losses, worker_state.params, size)
+        key = jax.random.fold_in(rng, microbatch.example_ids[0])
+        uniform = jax.random.uniform(key, (size,))
+
+        def step(
+            carry: tuple[jax.Array, jax.Array], unit: tuple
+        ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+            running_sum, max_norm = carry
+            gradient, is_example, uniform = unit
+            centred = jnp.where(is_example, gradient - sums.stale_mean, 0)
+            dot = jnp.dot(running_sum, centred, precision=jax.lax.Precision.HIGHEST)
+            if random_scale is None:
+                sign = jnp.where(dot <= 0, 1, -1)
+            else:
+                max_norm = jnp.maximum(max_norm, jnp.linalg.norm(centred))
+                scaled = dot / jnp.where(max_norm > 0, max_norm, 1) ** 2
+                sign = jnp.where(uniform < 0.5 - scaled / (2 * random_scale), 1, -1)
+            return (running_sum + sign * centred, max_norm), sign.astype(jnp.int8)
+
+        is_example = microbatch.example_mask > 0
+        (running_sum, max_norm), signs = jax.lax.scan(
+            step, (sums.running_sum, sums.max_norm), (gradients, is_example, uniform)
+        )
+        change = GrabSums(
+            running_sum - sums.running_sum,
+            jnp.zeros_like(sums.stale_mean),
+            jnp.sum(gradients, axis=0),
+            jnp.sum(is_example),
+            max_norm - sums.max_norm,
+        )
+        return totals, grad_sum, change, signs
+
+    def new_pass(sums: GrabSums) -> GrabSums:
+        mean = sums.gradient_sum / jnp.maximum(sums.num_summed, 1)
+        zeros = jnp.zeros_like(mean)
+        return GrabSums(zeros, mean, zeros, jnp.zeros_like(sums.num_summed), sums.max_norm)
+
+    return _independent(init, local, new_pass)
+
+
+def _independent(init: Callable, local: Callable, new_pass: Callable) -> Signs:
+    """Each worker has sums of its own, which it goes on with in the next round."""
+
+    def sync(
+        before: types.PyTree, after: types.PyTree, axis_name: str
+    ) -> tuple[types.PyTree, jax.Array]:
+        del before, axis_name
+        return after, jnp.ones((), jnp.int8)
+
+    def sync_array(before: types.PyTree, after: types.PyTree) -> tuple[types.PyTree, jax.Array]:
+        del before
+        return after, jnp.ones(jax.tree.leaves(after)[0].shape[0], jnp.int8)
+
+    return Signs(init, lambda sums: sums, local, sync, sync_array, new_pass, coordinated=False)

@@ -1,0 +1,180 @@
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax.ordering import herding
+
+
+def slow_bound(vectors, orders):
+    """One addition at a time, with the mean of all units taken off each vector."""
+    num_workers, num_units, dim = vectors.shape
+    mean = sum(vectors[j, t] for j in range(num_workers) for t in range(num_units))
+    mean = mean / (num_workers * num_units)
+    prefix, inf_norm, two_norm = np.zeros(dim), 0.0, 0.0
+    for t in range(num_units):
+        for j in range(num_workers):
+            prefix = prefix + vectors[j, orders[j, t]] - mean
+        inf_norm = max(inf_norm, max(abs(prefix)))
+        two_norm = max(two_norm, sum(prefix**2) ** 0.5)
+    return inf_norm, two_norm
+
+
+@st.composite
+def problems(draw):
+    """Gaussian vectors with a mean of their own, and an order for each worker."""
+    num_workers, num_units, dim = (draw(st.integers(1, most)) for most in (5, 12, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    vectors = rng.normal(draw(st.integers(-3, 3)), 1, (num_workers, num_units, dim))
+    orders = rng.permuted(np.tile(np.arange(num_units), (num_workers, 1)), axis=1)
+    return vectors, orders
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.sampled_from([1, 7, 40, 1 << 19]))
+def test_the_bound_is_that_of_the_plain_loop_whatever_the_chunks(problem, chunk_numbers):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(herding, "_CHUNK_NUMBERS", chunk_numbers)
+        bounds = herding.parallel_herding_bound(*problem)
+    np.testing.assert_allclose(bounds, slow_bound(*problem), rtol=1e-10, atol=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.floats(-1e3, 1e3))
+def test_a_vector_added_to_all_changes_nothing(problem, constant):
+    vectors, orders = problem
+    shift = constant * np.arange(1.0, vectors.shape[2] + 1)
+    np.testing.assert_allclose(
+        herding.parallel_herding_bound(vectors + shift, orders),
+        herding.parallel_herding_bound(vectors, orders),
+        atol=1e-9,
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems())
+def test_the_reversed_orders_have_the_same_bound(problem):
+    # The centred sum of all units is 0, so a suffix is minus a prefix.
+    vectors, orders = problem
+    np.testing.assert_allclose(
+        herding.parallel_herding_bound(vectors, orders[:, ::-1]),
+        herding.parallel_herding_bound(vectors, orders),
+        atol=1e-12,
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems())
+def test_rounds_of_one_timestep_stream_to_the_same_bound(problem):
+    vectors, orders = problem
+    bound = herding.RunningBound(vectors.mean(axis=(0, 1)))
+    for step in orders.T:
+        bound.add(vectors[np.arange(len(vectors)), step].sum(axis=0), len(vectors))
+    np.testing.assert_allclose(
+        (bound.inf_norm, bound.two_norm),
+        herding.parallel_herding_bound(vectors, orders),
+        atol=1e-12,
+    )
+    assert bound.num_units == orders.size
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.data())
+def test_unequal_rounds_stream_to_the_largest_prefix_at_their_ends(problem, data):
+    vectors, _ = problem
+    units = vectors.reshape(-1, vectors.shape[2])
+    mean = units.mean(axis=0)
+    ends = sorted(data.draw(st.sets(st.integers(0, len(units)), min_size=1)))
+    bound, start = herding.RunningBound(mean), 0
+    for end in ends:
+        bound.add(units[start:end].sum(axis=0), end - start)
+        start = end
+    prefixes = [(units[:end] - mean).sum(axis=0) for end in ends]
+    np.testing.assert_allclose(bound.inf_norm, np.abs(prefixes).max(), atol=1e-12)
+    np.testing.assert_allclose(bound.two_norm, np.linalg.norm(prefixes, axis=1).max(), atol=1e-12)
+
+
+def test_two_workers_of_three_units_by_hand():
+    vectors = [[[1.0, 0.0], [0.0, 3.0], [-1.0, -3.0]], [[2.0, 0.0], [0.0, -4.0], [-2.0, 4.0]]]
+    # The mean is 0. Prefixes: (1, 0) + (2, 0), then + (0, 3) + (0, −4), then (0, 0).
+    assert herding.parallel_herding_bound(vectors, [[0, 1, 2], [0, 1, 2]]) == (3.0, 10**0.5)
+    # (1, 0) + (−2, 4), then + (0, 3) + (0, −4).
+    assert herding.parallel_herding_bound(vectors, [[0, 1, 2], [2, 1, 0]]) == (4.0, 17**0.5)
+
+
+def test_the_largest_norms_may_be_at_different_timesteps():
+    # Prefixes (5, 0), (4, 4), (0, 0): 5 is the larger ∞-norm, √32 the larger 2-norm.
+    vectors = [[[5.0, 0.0], [-1.0, 4.0], [-4.0, -4.0]]]
+    assert herding.parallel_herding_bound(vectors, [[0, 1, 2]]) == (5.0, 32**0.5)
+
+
+def test_float32_vectors_are_added_in_float64():
+    # In float32, 2^24 + 1 = 2^24: 99 additions of 1 would be lost.
+    units = np.ones((1, 201, 1), np.float32)
+    units[0, 0], units[0, 100], units[0, 101:] = 2**24, -(2**24), -1
+    units[0, 200] = -1 + 1  # 99 of each sign
+    inf_norm, _ = herding.parallel_herding_bound(units, np.arange(201)[None])
+    assert inf_norm == 2**24 + 99
+
+
+def test_a_nan_is_not_hidden():
+    vectors = np.zeros((1, 3, 2))
+    vectors[0, 1, 1] = np.nan
+    assert np.isnan(herding.parallel_herding_bound(vectors, [[0, 1, 2]])).all()
+    bound = herding.RunningBound([0.0, 0.0])
+    bound.add([np.nan, 0.0], 1)
+    bound.add([1.0, 0.0], 1)
+    assert np.isnan(bound.inf_norm)
+    assert np.isnan(bound.two_norm)
+
+
+def test_no_second_copy_of_the_vectors_is_made():
+    vectors = np.random.default_rng(0).normal(size=(4, 50_000, 16)).astype(np.float32)
+    orders = np.tile(np.arange(50_000), (4, 1))
+    herding.parallel_herding_bound(vectors[:, :2], orders[:, :2])
+    tracemalloc.start()
+    herding.parallel_herding_bound(vectors, orders)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < vectors.nbytes
+
+
+@pytest.mark.parametrize(
+    ("vectors_shape", "orders", "message"),
+    [
+        ((3, 2), [[0, 1, 2]], r"vectors has shape \(3, 2\); it must be f\[n, m, d\]"),
+        ((1, 0, 2), [[]], r"all ≥ 1"),
+        (
+            (2, 3, 1),
+            [[0, 1, 2]],
+            r"orders is int64\[1, 3\].*must be whole numbers of shape \(2, 3\)",
+        ),
+        ((1, 2, 1), [[0.0, 1.0]], r"orders is float64\[1, 2\].*whole numbers"),
+        ((2, 3, 1), [[0, 1, 2], [0, 1, 1]], r"worker 1 is not a permutation.*0 \.\. 2"),
+        ((2, 3, 1), [[0, 1, 3], [0, 1, 2]], r"worker 0 is not a permutation"),
+        ((1, 3, 1), [[0, 1, -1]], r"worker 0 is not a permutation"),
+    ],
+)
+def test_wrong_arguments_are_named(vectors_shape, orders, message):
+    with pytest.raises(ValueError, match=message):
+        herding.parallel_herding_bound(np.zeros(vectors_shape), orders)
+
+
+def test_wrong_rounds_are_named():
+    with pytest.raises(ValueError, match=r"mean has shape \(1, 2\); it must be f\[d\]"):
+        herding.RunningBound([[0.0, 0.0]])
+    bound = herding.RunningBound([0.0, 0.0])
+    with pytest.raises(ValueError, match=r"vector_sum has shape \(3,\).*\(2,\)"):
+        bound.add(np.zeros(3), 1)
+    with pytest.raises(ValueError, match=r"count is -1; it must be"):
+        bound.add(np.zeros(2), -1)
+
+
+def test_the_callers_mean_is_not_kept():
+    mean = np.zeros(2)
+    bound = herding.RunningBound(mean)
+    mean += 1
+    bound.add([2.0, 0.0], 1)
+    assert bound.inf_norm == 2.0

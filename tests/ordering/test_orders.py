@@ -1,0 +1,284 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax.ordering import orders
+
+METHODS = {
+    "random_reshuffling": orders.random_reshuffling,
+    "synchronised_reshuffling": orders.synchronised_reshuffling,
+    "shuffle_once": orders.shuffle_once,
+    "fixed_map": orders.fixed_map,
+    "balanced": orders.balanced,
+    "frozen": lambda: orders.frozen(orders.balanced(), freeze_after=2),
+}
+NUM_PASSES = 4
+
+all_methods = pytest.mark.parametrize("name", METHODS)
+sizes = st.integers(1, 23)
+seeds = st.tuples(st.integers(0, 9), st.integers(0, 9))
+
+
+@st.composite
+def passes(draw, any_signs=True):
+    """(num_units, for each pass (signs, the rounds' sizes))."""
+    num_units = draw(sizes)
+    each = []
+    for _ in range(NUM_PASSES):
+        if any_signs:
+            signs = draw(
+                st.lists(st.sampled_from([1, -1, 0]), min_size=num_units, max_size=num_units)
+            )
+        else:
+            signs = draw(pair_signs(num_units))
+        cuts = draw(st.lists(st.integers(0, num_units), max_size=6))
+        bounds = [0, *sorted(cuts), num_units]
+        rounds = [stop - start for start, stop in itertools.pairwise(bounds)]  # some are empty
+        each.append((np.array(signs, np.int8), rounds))
+    return num_units, each
+
+
+@st.composite
+def pair_signs(draw, num_units):
+    """Signs of pairs in a row, and 0 for the one without a partner."""
+    firsts = draw(st.lists(st.sampled_from([1, -1]), min_size=num_units // 2, max_size=num_units))
+    signs = [sign for first in firsts[: num_units // 2] for sign in (first, -first)]
+    return np.array(signs + [0] * (num_units % 2), np.int8)
+
+
+def place_slowly(units, signs):
+    """Fills the next order's places one unit at a time, as the papers say it."""
+    places = [None] * len(units)
+    left, right, middle = 0, len(units) - 1, []
+    for unit, sign in zip(units, signs, strict=True):
+        if sign == 1:
+            places[left] = int(unit)
+            left += 1
+        elif sign == -1:
+            places[right] = int(unit)
+            right -= 1
+        else:
+            middle.append(int(unit))
+    for position, place in enumerate(places):
+        if place is None:
+            places[position] = middle.pop(0)
+    return places
+
+
+def order_slowly(name, num_units, seed, order, pass_index, signs):
+    """The next pass's order, from this one's and the number of passes done with it."""
+    if name == "random_reshuffling":
+        return np.random.default_rng((*seed, pass_index)).permutation(num_units).tolist()
+    if name == "synchronised_reshuffling":
+        keys = np.random.default_rng((seed[0], pass_index)).random(num_units).tolist()
+        return sorted(range(num_units), key=lambda unit: keys[unit])
+    if name == "fixed_map":
+        return order[::2] + order[1::2][::-1]
+    if name == "balanced" or (name == "frozen" and pass_index <= 2):
+        return place_slowly(order, signs)
+    return order
+
+
+def read_only(state):
+    for field in state:
+        if isinstance(field, np.ndarray):
+            field.flags.writeable = False
+    return state
+
+
+def work_through(place, state, signs, rounds):
+    """One pass, in rounds of the given sizes; nothing may write to a state's arrays."""
+    order, start = state.order, 0
+    for size in rounds:
+        part = slice(start, start + size)
+        state = place(read_only(state), order[part], signs[part])
+        start += size
+    return state
+
+
+@all_methods
+@settings(max_examples=60, deadline=None)
+@given(problem=passes(), seed=seeds)
+def test_every_pass_has_the_oracle_s_order_however_it_is_cut_into_rounds(name, problem, seed):
+    num_units, each = problem
+    init, place = METHODS[name]()
+    state = whole = init(num_units, seed)
+    for pass_index, (signs, rounds) in enumerate(each):
+        assert sorted(state.order.tolist()) == list(range(num_units))
+        assert state.order.dtype == np.int32
+        assert (state.pass_index, state.num_placed) == (pass_index, 0)
+        expected = order_slowly(
+            name, num_units, seed, state.order.tolist(), pass_index + 1, signs.tolist()
+        )
+        state = work_through(place, state, signs, rounds)
+        assert state.order.tolist() == expected
+        whole = place(read_only(whole), whole.order, signs)
+        for field, other in zip(state, whole, strict=True):
+            np.testing.assert_array_equal(field, other)
+
+
+@given(problem=passes())
+def test_place_signed_equals_filling_from_both_ends(problem):
+    num_units, each = problem
+    units = np.random.default_rng(num_units).permutation(num_units)
+    for signs, _ in each:
+        assert orders.place_signed(units, signs).tolist() == place_slowly(units, signs)
+
+
+def test_four_units_by_hand():
+    """D-GraB: s = +1 puts a left and b right, s = -1 the other way round."""
+    init, place = orders.balanced()
+    state = place(init(4, (0,)), np.array([2, 0]), np.array([1, -1]))  # s = +1
+    assert state.num_placed == 2
+    state = place(state, np.array([3, 1]), np.array([-1, 1]))  # s = -1
+    assert state.order.tolist() == [2, 1, 3, 0]
+
+
+@all_methods
+def test_all_methods_but_the_synchronised_begin_with_the_same_order(name):
+    first = METHODS[name]().init(50, (3, 1)).order
+    reshuffled = orders.random_reshuffling().init(50, (3, 1)).order
+    assert (name != "synchronised_reshuffling") == np.array_equal(first, reshuffled)
+
+
+@given(num_units=sizes, seed=seeds)
+def test_the_fixed_map_is_balanced_placement_by_alternating_signs(num_units, seed):
+    fixed, balanced = orders.fixed_map(), orders.balanced()
+    signs = np.array([1, -1] * num_units)[:num_units]
+    if num_units % 2:
+        signs[-1] = 0  # the last one alone takes the middle place either way
+    state, other = fixed.init(num_units, seed), balanced.init(num_units, seed)
+    for _ in range(NUM_PASSES):
+        state = fixed.place(state, state.order, None)
+        other = balanced.place(other, other.order, signs)
+        np.testing.assert_array_equal(state.order, other.order)
+
+
+@given(one=sizes, other=sizes, seed=seeds, pass_index=st.integers(0, 3))
+def test_synchronised_shards_agree_on_the_positions_that_both_have(one, other, seed, pass_index):
+    init, place = orders.synchronised_reshuffling()
+    states = [init(one, seed), init(other, (seed[0], seed[1] + 1))]
+    for _ in range(pass_index):
+        states = [place(state, state.order, None) for state in states]
+    common = [state.order[state.order < min(one, other)].tolist() for state in states]
+    assert common[0] == common[1]
+
+
+def test_synchronised_passes_differ():
+    init, place = orders.synchronised_reshuffling()
+    state = init(50, (0, 1))
+    assert not np.array_equal(state.order, place(state, state.order, None).order)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_units=sizes.map(lambda half: 2 * half + 1),
+    seed=seeds,
+    microbatch_size=st.sampled_from([2, 4, 8]),
+    data=st.data(),
+)
+def test_the_unit_without_a_partner_is_another_one_in_each_pass(
+    num_units, seed, microbatch_size, data
+):
+    """Whole microbatches may be committed in any order, as gates make them."""
+    init, place = orders.balanced()
+    state, before = init(num_units, seed), None
+    for _ in range(NUM_PASSES):
+        alone = state.order[-1]
+        assert alone != before
+        signs = data.draw(pair_signs(num_units))
+        cuts = np.arange(microbatch_size, num_units, microbatch_size)
+        parts = list(zip(np.split(state.order, cuts), np.split(signs, cuts), strict=True))
+        for part, part_signs in data.draw(st.permutations(parts)):
+            state = place(state, part, part_signs)
+        assert state.order[num_units // 2] == alone
+        before = alone
+
+
+@pytest.mark.parametrize("freeze_after", [0, 1, 3])
+def test_a_frozen_order_follows_its_inner_one_and_then_stays(freeze_after):
+    inner = orders.random_reshuffling()
+    frozen = orders.frozen(inner, freeze_after=freeze_after)
+    state, other = frozen.init(30, (0,)), inner.init(30, (0,))
+    for pass_index in range(6):
+        assert state.pass_index == pass_index
+        np.testing.assert_array_equal(state.order, other.order)
+        state = frozen.place(state, state.order[:7], None)
+        state = frozen.place(state, state.order[7:], None)
+        if pass_index < freeze_after:
+            other = inner.place(other, other.order, None)
+
+
+def test_a_frozen_balanced_order_needs_no_signs_once_frozen():
+    init, place = orders.frozen(orders.balanced(), freeze_after=1)
+    state = init(4, (0,))
+    with pytest.raises(ValueError, match="without signs"):
+        place(state, state.order, None)
+    state = place(state, state.order, np.array([1, -1, -1, 1]))
+    np.testing.assert_array_equal(place(state, state.order, None).order, state.order)
+
+
+@all_methods
+@settings(max_examples=30, deadline=None)
+@given(problem=passes(any_signs=False), seed=seeds, stop=st.integers(0, 40))
+def test_a_state_that_was_saved_in_mid_pass_goes_on_to_the_same_orders(name, problem, seed, stop):
+    def saved_and_restored(state):
+        plain = {}
+        for field, value in state._asdict().items():
+            assert type(value) in (np.ndarray, int, tuple), field
+            plain[field] = value.tolist() if isinstance(value, np.ndarray) else value
+        fields = {
+            field: np.array(plain[field], value.dtype) if isinstance(value, np.ndarray) else value
+            for field, value in state._asdict().items()
+        }
+        return type(state)(**fields)
+
+    num_units, each = problem
+    init, place = METHODS[name]()
+    state = restored = init(num_units, seed)
+    _, placed_again = METHODS[name]()
+    num_rounds = 0
+    for signs, rounds in each:
+        order, start = state.order, 0
+        for size in rounds:
+            if num_rounds == stop:
+                restored = saved_and_restored(state)
+            part = slice(start, start + size)
+            units, unit_signs = order[part], signs[part]
+            state = place(state, units, unit_signs)
+            restored = placed_again(restored, units, unit_signs)
+            start, num_rounds = start + size, num_rounds + 1
+        np.testing.assert_array_equal(restored.order, state.order)
+        assert restored.num_placed == state.num_placed == 0
+
+
+def test_states_share_nothing_that_a_branch_could_spoil():
+    init, place = orders.balanced()
+    middle = place(init(4, (0,)), np.array([0, 1]), np.array([1, -1]))
+    one = place(middle, np.array([2, 3]), np.array([1, -1]))
+    other = place(middle, np.array([3, 2]), np.array([1, -1]))
+    assert one.order.tolist() == [0, 2, 3, 1]
+    assert other.order.tolist() == [0, 3, 2, 1]
+
+
+@all_methods
+def test_more_units_than_the_pass_has_left_are_refused(name):
+    init, place = METHODS[name]()
+    state = init(6, (0,))
+    state = place(state, state.order[:4], np.array([1, -1, 1, -1]))
+    with pytest.raises(ValueError, match="3 units were committed to a pass that has 2 of its 6"):
+        place(state, np.arange(3), np.array([1, -1, 1]))
+
+
+def test_signs_of_another_number_are_refused():
+    init, place = orders.balanced()
+    with pytest.raises(ValueError, match="2 signs for 4 units"):
+        place(init(4, (0,)), np.arange(4), np.array([1, -1]))
+
+
+def test_a_negative_freeze_after_is_refused():
+    with pytest.raises(ValueError, match="freeze_after is -1"):
+        orders.frozen(orders.balanced(), freeze_after=-1)
