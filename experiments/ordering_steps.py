@@ -18,7 +18,7 @@ from flax import nnx
 import hetjax
 from experiments.quota_simulation import Row
 from hetjax import config as config_lib
-from hetjax import models
+from hetjax import models, types
 from hetjax.data import sources
 from hetjax.training import local, setup
 
@@ -54,13 +54,21 @@ class Step:
     Args:
         model: a name of `_MODELS`.
         quota: microbatches.
+        microbatch_size: examples.
         ordering: fields of the configuration.
     """
 
-    def __init__(self, model: str, *, quota: int = 1, **ordering: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        quota: int = 1,
+        microbatch_size: int = _MICROBATCH,
+        **ordering: Any,
+    ) -> None:
         loss_fn, params = _loss_and_params(model)
         fields = {
-            "microbatch_size": _MICROBATCH,
+            "microbatch_size": microbatch_size,
             "budget": quota,
             "cluster": {"num_workers": 1},
             "quota": {"policy": "equal"},
@@ -71,7 +79,7 @@ class Step:
             loss_fn,
             params,
             optax.sgd(1e-4, momentum=0.9),
-            sources.as_source(_images(_MICROBATCH * quota)),
+            sources.as_source(_images(microbatch_size * quota)),
             config=config,
             per_example_rng=False,
         )
@@ -79,6 +87,21 @@ class Step:
         self._state, self._accumulated = self.parts.state, self.parts.local.fresh()
         self._keys = [self.parts.rng]
         self()
+
+    def held_bytes(self) -> tuple[int, int, int]:
+        """Bytes of the parameters; of the order's sums; of the local phase's temporaries."""
+        params, kept = (
+            sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+            for tree in (
+                self._state.params,
+                (self._state.running_sum, self._accumulated.signed_sum),
+            )
+        )
+        microbatch = self.parts.feed.load(0, self._plan.rows(0)[0])
+        state = types.WorkerState(self._state.params, self._state.running_sum)
+        accumulate = getattr(self.parts.local, "_accumulate")  # noqa: B009
+        compiled = accumulate.lower(state, self._accumulated, microbatch, self._keys[0]).compile()
+        return params, kept, compiled.memory_analysis().temp_size_in_bytes
 
     def __call__(self) -> tuple[float, float]:
         """Runs one round; seconds of the local and of the sync phase."""
@@ -161,3 +184,33 @@ def per_example_rows(repeats: int = 5) -> list[Row]:
             f"{np.median(secs[:, 0].sum(axis=1)) * 1e3:.1f} ms)",
         )
     ]
+
+
+def memory_rows() -> list[Row]:
+    """What the compiled local phase and the state hold more than without an order's signs.
+
+    In copies of the parameters, from the compiler's own account: kept between calls, and
+    temporary within one.
+    """
+    rows = []
+    for model in ("lenet", "mlp"):
+        kept, temporary, sizes = [], [], []
+        for batch in (_MICROBATCH, 4 * _MICROBATCH):
+            for ordering in ({}, {"method": "d_grab", "block_pairs": batch // 2}):
+                step = Step(model, microbatch_size=batch, **ordering)
+                params, *state = step.held_bytes()
+                kept.append(state[0] / params)
+                temporary.append(state[1] / params)
+                sizes.append(params)
+                step.parts.close()
+        rows.append(
+            Row(
+                f"memory of the matrix-free form, {model}, copies of the parameters a worker, "
+                f"microbatch {_MICROBATCH} and {4 * _MICROBATCH}: kept; temporary, without → with",
+                "≤ 3 more",
+                f"{kept[1] - kept[0]:.2f} and {kept[3] - kept[2]:.2f} more; "
+                f"{temporary[0]:.2f} → {temporary[1]:.2f} and "
+                f"{temporary[2]:.2f} → {temporary[3]:.2f}",
+            )
+        )
+    return rows

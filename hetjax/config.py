@@ -76,6 +76,9 @@ class OrderingConfig:
     method: str = fields.text("random_reshuffling")
     block_pairs: int = fields.integer(16, at_least=1)  # that get their signs at once
     freeze_after: int = fields.integer(1)  # 'frozen': passes before the order is kept
+    # Epochs between two measurements of the herding bound, three passes over the data each;
+    # 0: none; -1: after the first and the last epoch, where the order takes signs.
+    herding_every: int = fields.integer(-1, at_least=-1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,15 @@
 """Counts how often each example was processed, so that "exactly once" is measured, not hoped."""
 
+from typing import NamedTuple
+
 import numpy as np
+
+
+class SavedLedger(NamedTuple):
+    counts: np.ndarray  # i32[num_units]
+    ever: np.ndarray  # bool[num_units]
+    missing: int
+    duplicated: int
 
 
 class Ledger:
@@ -27,6 +36,15 @@ class Ledger:
         self._missing += int(np.sum(counts == 0))
         self._duplicated += int(np.sum(np.maximum(counts - 1, 0)))
         self.counts[slice(None) if units is None else units] = 0
+
+    def save(self) -> SavedLedger:
+        """A copy of all counts."""
+        return SavedLedger(self.counts.copy(), self._ever.copy(), self._missing, self._duplicated)
+
+    def restore(self, saved: SavedLedger) -> None:
+        """Takes the counts of `save`."""
+        self.counts, self._ever = saved.counts.copy(), saved.ever.copy()
+        self._missing, self._duplicated = saved.missing, saved.duplicated
 
     @property
     def missing(self) -> int:

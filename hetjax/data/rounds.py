@@ -9,6 +9,7 @@ order as whole microbatches, in (worker, position) order. Units are committed in
 too: the realised order, not the planned one, is what the ledger counts and what signs place.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -59,6 +60,11 @@ class _Pass:
         self.remaining = self._units[self.state.order]
 
     @property
+    def next_units(self) -> np.ndarray:
+        """i32[m]: all units of the pass, in order."""
+        return self._units[self.state.order]
+
+    @property
     def microbatches_left(self) -> int:
         return -(-len(self.remaining) // self._microbatch_size)
 
@@ -99,12 +105,54 @@ class _Pass:
         return True
 
 
+class SavedPass(NamedTuple):
+    """Where a pass stands: arrays and whole numbers alone."""
+
+    state: Any  # the ordering's
+    pass_index: int
+    remaining: np.ndarray  # i32[k]: example ids still to come
+
+
+class SavedRounds(NamedTuple):
+    """Where a stream stands between two rounds."""
+
+    passes: tuple[SavedPass, ...]
+    ledger: ledger_lib.SavedLedger
+    examples_processed: int
+
+
+class _Saving:
+    """What both kinds of rounds share: to be saved between two rounds, and to go on from there."""
+
+    ledger: ledger_lib.Ledger
+    examples_processed: int
+
+    def _all_passes(self) -> list[_Pass]:
+        raise NotImplementedError
+
+    def save(self) -> SavedRounds:
+        """Everything that the rounds to come depend on."""
+        passes = tuple(SavedPass(p.state, p.index, p.remaining) for p in self._all_passes())
+        return SavedRounds(passes, self.ledger.save(), self.examples_processed)
+
+    def restore(self, saved: SavedRounds) -> None:
+        """Goes on from `saved`, which a stream made by the same arguments gave."""
+        for own, kept in zip(self._all_passes(), saved.passes, strict=True):
+            own.state, own.index, own.remaining = kept
+        self.ledger.restore(saved.ledger)
+        self.examples_processed = saved.examples_processed
+
+
+def _cut(units: np.ndarray, size: int) -> list[np.ndarray]:
+    return [units[start : start + size] for start in range(0, len(units), size)]
+
+
 def _without_padding(rows: np.ndarray) -> np.ndarray:
     units = rows.reshape(-1)
     return units[units != PADDING]
 
 
-class SharedRounds:
+class SharedRounds(_Saving):
     """Shared data: one order over all examples, whoever processes them.
 
     Args:
@@ -131,12 +179,16 @@ class SharedRounds:
         self.examples_processed = 0
         self.shares = np.full(num_workers, 1 / num_workers, np.float32)
         units = np.arange(num_examples, dtype=np.int32)
+        self.shards = [units]
         self._pass = _Pass(method, units, microbatch_size, (seed,))
 
     @property
     def epoch(self) -> int:
         """The epoch that the next round belongs to."""
         return self._pass.index
+
+    def _all_passes(self) -> list[_Pass]:
+        return [self._pass]
 
     def total(self, budget: int) -> int:
         """Microbatches of the next round: the budget, or what is left of the epoch."""
@@ -150,6 +202,11 @@ class SharedRounds:
     def upcoming(self, quotas: np.ndarray) -> np.ndarray:
         """i32[k, B]: the microbatches of the next two rounds, for a feed that reads ahead."""
         return self._pass.peek(2 * int(quotas.sum()))
+
+    def whole_pass(self, quotas: np.ndarray) -> list[np.ndarray]:
+        """The ids i32[k] of each round of a whole pass by the present order and these quotas."""
+        size = int(quotas.sum()) * self.microbatch_size
+        return _cut(self._pass.next_units, size)
 
     def plan(self, quotas: np.ndarray) -> RoundPlan:
         """Cuts the next `sum(quotas)` microbatches of the order; changes nothing."""
@@ -177,7 +234,7 @@ class SharedRounds:
         )
 
 
-class PrivateRounds:
+class PrivateRounds(_Saving):
     """Private data: worker w processes shard w alone, pass after pass at its own pace.
 
     An epoch is examples processed / N. Arguments as `SharedRounds`, and
@@ -225,6 +282,9 @@ class PrivateRounds:
         """The epoch that the next round belongs to."""
         return self.examples_processed // self.num_examples
 
+    def _all_passes(self) -> list[_Pass]:
+        return self._passes
+
     def total(self, budget: int) -> int:
         """Microbatches of the next round: the budget, less what `fitted` cuts off."""
         return budget
@@ -245,6 +305,18 @@ class PrivateRounds:
         """i32[k, B]: the microbatches of the next two rounds, for a feed that reads ahead."""
         each = zip(self._passes, quotas, strict=True)
         return np.concatenate([own.peek(2 * int(quota)) for own, quota in each])
+
+    def whole_pass(self, quotas: np.ndarray) -> list[np.ndarray]:
+        """The ids i32[k] of each round until each worker with a quota has done its whole pass."""
+        parts = [
+            _cut(own.next_units, int(quota) * self.microbatch_size)
+            for own, quota in zip(self._passes, quotas, strict=True)
+            if quota
+        ]
+        return [
+            np.concatenate([ids for ids in of_round if ids is not None])
+            for of_round in itertools.zip_longest(*parts)
+        ]
 
     def plan(self, quotas: np.ndarray) -> RoundPlan:
         """Takes the next `quotas[w]` microbatches of each shard; changes nothing."""

@@ -115,11 +115,11 @@ def make_local(block_pairs: int, *, reuse_residuals: bool) -> Callable:
         microbatch: types.Microbatch,
         position: jax.Array,
         rng: jax.Array,
-    ) -> tuple[tuple[jax.Array, jax.Array], types.PyTree, types.PyTree, jax.Array]:
+    ) -> tuple[tuple[jax.Array, jax.Array], tuple, types.PyTree, jax.Array]:
         del position, rng
         size = microbatch.example_ids.shape[0]
         params = worker_state.params
-        losses_and_weights, grad_sums, changes, signs = [], [], [], []
+        losses_and_weights, grad_parts, changes, signs = [], [], [], []
         for start in range(0, size, 2 * block_pairs):
             stop = min(start + 2 * block_pairs, size)
             units = None if stop - start == size else jnp.arange(start, stop)
@@ -137,10 +137,10 @@ def make_local(block_pairs: int, *, reuse_residuals: bool) -> Callable:
             if stop < size:
                 private_sum = jax.tree.map(jnp.add, private_sum, change)
             losses_and_weights.append((jnp.sum(values), jnp.sum(weights)))
-            grad_sums.append(jax.tree.map(jnp.add, plus, minus))
+            grad_parts.append((plus, minus))
             changes.append(change)
             signs.append(pairs.unit_signs(sign, mask))
-        totals = [_sum(t) for t in (losses_and_weights, grad_sums, changes)]
+        totals = [_sum(t) for t in (losses_and_weights, grad_parts, changes)]
         return *totals, jnp.concatenate(signs)
 
     return local
@@ -157,7 +157,7 @@ def _gradient_sums(
     halves: tuple[jax.Array, jax.Array],
     size: int,
     reuse_residuals: bool,
-) -> list[types.PyTree]:
+) -> tuple[types.PyTree, types.PyTree]:
     """The gradient sums of the two halves of a block."""
     if reuse_residuals:
         with contextlib.suppress(_NoExampleAxisError):  # a block of one pair is built otherwise
@@ -165,7 +165,8 @@ def _gradient_sums(
                 lambda p, u: losses(p, u)[0], params, units, halves, size=size
             )
     chosen = halves if units is None else tuple(units[half] for half in halves)
-    return [jax.grad(lambda p, u=u: jnp.sum(losses(p, u)[0]))(params) for u in chosen]
+    gradient = jax.grad(lambda p, u: jnp.sum(losses(p, u)[0]))
+    return gradient(params, chosen[0]), gradient(params, chosen[1])
 
 
 def residual_gradient_sums(
@@ -175,7 +176,7 @@ def residual_gradient_sums(
     halves: tuple[jax.Array, jax.Array],
     *,
     size: int,
-) -> list[types.PyTree]:
+) -> tuple[types.PyTree, types.PyTree]:
     """Gradient sums of the two halves of a block, from the one forward pass of the block.
 
     What the backward pass keeps of the forward pass is a list of arrays; those that grow with
@@ -205,7 +206,7 @@ def residual_gradient_sums(
         taken = [_take(x, like.shape, chosen, count) for x, like in zip(kept, shapes, strict=True)]
         return jax.tree.unflatten(structure, taken)(jnp.ones_like(traced))[0]
 
-    return [half(chosen) for chosen in halves]
+    return half(halves[0]), half(halves[1])
 
 
 def _take(kept: Any, shape: tuple[int, ...], chosen: jax.Array, count: int) -> Any:

@@ -48,10 +48,11 @@ class Signs(NamedTuple):
 
     local: Callable[..., tuple[Any, PyTree, PyTree, Any]]
     """`(losses, worker_state, signed_sum, microbatch, position, rng) -> ((loss_sum, weight_sum),
-    grad_sum, change, unit_signs i8[B])`, for one microbatch, the `position`-th of the
+    grad_parts, change, unit_signs i8[B])`, for one microbatch, the `position`-th of the
     worker's round. `losses(params, units) -> (weight * loss f32[k], weights f32[k])` evaluates
     the examples at positions `units i32[k]` of the microbatch (None: all), masked already.
-    `signed_sum` is what this worker has added up so far; `change` will be added to it. A unit's
+    `grad_parts` is a tuple of trees whose sum is the gradient's; `signed_sum` is what this worker
+    has added up so far, and `change` will be added to it. A unit's
     sign is 1, -1, or 0 for one whose place is in the middle (the one left without a partner);
     signs of padding are ignored."""
 

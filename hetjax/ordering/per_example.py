@@ -85,7 +85,7 @@ def d_grab(options: Options) -> Signs:
         )
         undecided = jnp.ones(num_pairs, jnp.int8)  # until `sync` turns them
         signs = pairs.unit_signs(undecided, microbatch.example_mask)
-        return sums, grad_sum, change, signs
+        return sums, (grad_sum,), change, signs
 
     def sync(
         running_sum: jax.Array, kept: jax.Array, axis_name: str
@@ -123,7 +123,7 @@ def pair_balance(options: Options) -> Signs:
         differences = _differences(gradients, microbatch.example_mask)
         signs, after = balance.balance_signs(differences, running_sum)
         signs = pairs.unit_signs(signs, microbatch.example_mask)
-        return sums, grad_sum, after - running_sum, signs
+        return sums, (grad_sum,), after - running_sum, signs
 
     return _independent(init, local, jnp.zeros_like)
 
@@ -197,7 +197,7 @@ def grab(options: Options, *, random_scale: float | None = None) -> Signs:
             jnp.sum(is_example),
             max_norm - sums.max_norm,
         )
-        return totals, grad_sum, change, signs
+        return totals, (grad_sum,), change, signs
 
     def new_pass(sums: GrabSums) -> GrabSums:
         mean = sums.gradient_sum / jnp.maximum(sums.num_summed, 1)

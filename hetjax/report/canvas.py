@@ -103,15 +103,29 @@ def pixel(axes: Axes) -> float:
     return float(np.diff(axes.get_xlim())[0] / axes.get_window_extent().width)
 
 
-def round_axis(axes: Axes, first: float, last: float) -> None:
-    """A horizontal axis of rounds, with ticks at whole numbers."""
+def plain_ticks(axes: Axes, *, logarithmic: bool) -> None:
+    """Numbers without powers of ten, and finer ones on short logarithmic axes."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICK_STEPS))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    if logarithmic:
+        low, high = axes.get_ylim()
+        fine = (1.0, 2.0, 5.0) if high < 1e3 * low else (1.0,)
+        axes.yaxis.set_major_locator(LogLocator(10, subs=fine, numticks=12))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def round_axis(axes: Axes, first: float, last: float, *, label: str = "round") -> None:
+    """A horizontal axis of rounds, or of what `label` says, with ticks at whole numbers."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     axes.set_xlim(first, max(last, first + 1))
     most = max(2, int(axes.get_window_extent().width / 60))
     axes.xaxis.set_major_locator(MaxNLocator(most, integer=True, steps=TICK_STEPS))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.set_xlabel("round", **AXIS_LABEL)
+    axes.set_xlabel(label, **AXIS_LABEL)
 
 
 def end_labels(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
@@ -121,9 +135,9 @@ def end_labels(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
         axes: those of the lines, with their vertical limits set.
         labels: `(height of the line's end, text, colour)`.
     """
-    low, high = axes.get_ylim()
-    height = axes.get_window_extent().height
-    wanted = np.array([(place - low) / (high - low) * height for place, _, _ in labels])
+    places = [*axes.get_ylim(), *(place for place, _, _ in labels)]
+    low, high, *heights = axes.yaxis.get_transform().transform(places)
+    wanted = (np.array(heights) - low) / (high - low) * axes.get_window_extent().height
     order, step = np.argsort(wanted, kind="stable"), 15.0
     spots = wanted[order].copy()
     for _ in range(200):

@@ -44,7 +44,7 @@ def draw_losses(history: Sequence[Record], summary: Record, *, width: int) -> st
         if not len(known):
             _say_empty(axes, "no finite loss")
         axes.set_xlabel(label, **canvas.AXIS_LABEL)
-        _plain_ticks(axes, logarithmic=logarithmic)
+        canvas.plain_ticks(axes, logarithmic=logarithmic)
         scale = ", log scale" if logarithmic else ""
         canvas.title(axes, f"loss against {against}{scale}")
     return canvas.to_svg(figure, f"losses-{width}", "Loss against time and against epochs")
@@ -64,7 +64,7 @@ def draw_accuracies(history: Sequence[Record], summary: Record, *, width: int) -
     ends = x[np.isfinite(x)]
     axes.set_xlim(0, max(ends.max(initial=0.0) * 1.02, 1e-9))
     axes.set_xlabel("epochs", **canvas.AXIS_LABEL)
-    _plain_ticks(axes, logarithmic=False)
+    canvas.plain_ticks(axes, logarithmic=False)
     canvas.title(axes, "accuracy, %")
     return canvas.to_svg(figure, f"accuracies-{width}", "Accuracy against epochs")
 
@@ -96,17 +96,3 @@ def _say_empty(axes: Axes, text: str) -> None:
     centred: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
     axes.set_ylim(0, 1)
     axes.text(0.5, 0.5, text, fontsize=12, color=canvas.MUTED, **centred)
-
-
-def _plain_ticks(axes: Axes, *, logarithmic: bool) -> None:
-    """Numbers without powers of ten, and finer ones on short logarithmic axes."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=canvas.TICK_STEPS))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
-    if logarithmic:
-        low, high = axes.get_ylim()
-        fine = (1.0, 2.0, 5.0) if high < 1e3 * low else (1.0,)
-        axes.yaxis.set_major_locator(LogLocator(10, subs=fine, numticks=12))
-        axes.yaxis.set_minor_formatter(NullFormatter())

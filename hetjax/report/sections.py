@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hetjax.report import canvas, losses, quotas, round_times, series, timeline, words
+from hetjax.report import canvas, losses, order, quotas, round_times, series, timeline, words
 from hetjax.report.series import Record
 
 SCREENS = {"wide": 900, "narrow": 340}  # pixels; the reader sees the one that fits
@@ -21,14 +21,22 @@ def sections(summary: Record, history: Sequence[Record]) -> list[str]:
         parts = [_timeline(history), _quotas(history), *parts]
     if series.evaluations(history, "accuracy"):
         parts.append(_accuracies(summary, history))
-    return parts
+    return [part for part in (*parts, _order(summary, history)) if part]
 
 
-def _section(heading: str, caption: str, draw: Callable[[int], str], *, key: str = "") -> str:
-    """A heading, a caption, a key and a picture, which is drawn for each of `SCREENS`."""
-    pictures = (f'<div class="{name}">{draw(width)}</div>' for name, width in SCREENS.items())
+def _section(
+    heading: str, caption: str, draw: Callable[[int], str] | None, *, key: str = ""
+) -> str:
+    """A heading, a caption, a key and a picture, if any, drawn for each of `SCREENS`.
+
+    Each line of the caption is a paragraph.
+    """
+    paragraphs = "".join(f"<p>{words.escaped(line)}</p>" for line in caption.splitlines())
+    pictures = []
+    if draw is not None:
+        pictures = [f'<div class="{name}">{draw(width)}</div>' for name, width in SCREENS.items()]
     return (
-        f"<section><h2>{words.escaped(heading)}</h2><p>{words.escaped(caption)}</p>"
+        f"<section><h2>{words.escaped(heading)}</h2>{paragraphs}"
         + (f'<div class="key">{key}</div>' if key else "")
         + f"{''.join(pictures)}</section>"
     )
@@ -123,6 +131,27 @@ def _accuracies(summary: Record, history: Sequence[Record]) -> str:
         "The share of examples classified correctly, at each evaluation.",
         lambda width: losses.draw_accuracies(history, summary, width=width),
         key=_evaluated_key("accuracy", history),
+    )
+
+
+def _order(summary: Record, history: Sequence[Record]) -> str:
+    """Empty for an order that costs nothing and was not measured."""
+    part, measured = order.ordering(summary), order.measurements(history)
+    if not measured and not series.number(part.get("running_sum_bytes")) > 0:
+        return ""
+    caption = (
+        "The herding bound is the largest sum of gradients less their mean on the way through "
+        "the rounds of an epoch (\N{INFINITY}-norm): small is good."
+    )
+    drawn = order.can_draw(measured)
+    if not measured:
+        caption += " It was not measured; ordering.herding_every switches that on."
+    elif not drawn:
+        caption += " None that was measured is finite and above zero."
+    return _section(
+        "Example order",
+        f"{caption} {order.compared(measured)}\n{order.cost(part, measured)}".strip(),
+        (lambda width: order.draw_bounds(measured, width=width)) if drawn else None,
     )
 
 

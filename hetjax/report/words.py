@@ -50,6 +50,23 @@ def time(value: Any) -> str:
     return f"{secs * factor:,.{min(digits, 2)}f} {unit}"
 
 
+def size(value: Any) -> str:
+    """Bytes in the unit that reads best.
+
+    Example:
+        >>> size(496_048), size(12e9), size(None)
+        ('496 kB', '12.0 GB', '')
+    """
+    amount = number(value)
+    if np.isnan(amount):
+        return ""
+    for limit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if amount >= limit:
+            digits = max(0, 2 - int(np.floor(np.log10(amount / limit))))
+            return f"{amount / limit:,.{digits}f} {name}"
+    return f"{amount:.0f} bytes"
+
+
 def percent(value: Any) -> str:
     """A fraction in percent, to one decimal."""
     part = number(value)

@@ -178,11 +178,12 @@ def make_accumulate(
             if signs is None:
                 value_and_grad = jax.value_and_grad(objective, has_aux=True)
                 (loss, weight), grads = value_and_grad(worker_state.params)
+                grad_parts: tuple = (grads,)
                 change = accumulated.signed_sum
             else:
                 has_row_axis = accumulated.loss_sum.ndim == 1
                 so_far = trees.first_row(accumulated) if has_row_axis else accumulated
-                (loss, weight), grads, change, unit_signs = signs.local(
+                (loss, weight), grad_parts, change, unit_signs = signs.local(
                     weighted_losses,
                     worker_state,
                     so_far.signed_sum,
@@ -190,7 +191,7 @@ def make_accumulate(
                     so_far.microbatches_done,
                     rng,
                 )
-            finite = jnp.isfinite(loss) & jnp.isfinite(weight) & trees.all_finite(grads)
+            finite = jnp.isfinite(loss) & jnp.isfinite(weight) & trees.all_finite(grad_parts)
             if signs is not None:  # a microbatch that is left out has the signs of no evidence
                 first = jnp.arange(unit_signs.shape[0]) % 2 == 0
                 unit_signs = jnp.where(finite, unit_signs, jnp.where(first, 1, -1))
@@ -198,12 +199,13 @@ def make_accumulate(
 
         # Terms take the shape of their sums, never the other way round: a reshaped sum would not
         # be updated in place (21 MB of gradients: two passes over memory more).
-        def add(total: jax.Array, term: jax.Array) -> jax.Array:
-            return jnp.where(finite, total + term.astype(total.dtype).reshape(total.shape), total)
+        def add(total: jax.Array, *parts: jax.Array) -> jax.Array:
+            term = sum(part.astype(total.dtype) for part in parts)
+            return jnp.where(finite, total + jnp.reshape(term, total.shape), total)
 
         first_nonfinite = ~finite & (accumulated.nonfinite_microbatch < 0)
         accumulated = types.Accumulated(
-            grad_sum=jax.tree.map(add, accumulated.grad_sum, grads),
+            grad_sum=jax.tree.map(add, accumulated.grad_sum, *grad_parts),
             loss_sum=add(accumulated.loss_sum, loss),
             weight_sum=add(accumulated.weight_sum, weight),
             example_count=add(accumulated.example_count, jnp.sum(microbatch.example_mask > 0)),

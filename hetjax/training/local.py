@@ -2,18 +2,18 @@
 
 `Stepped` calls it from a host thread for each worker, on the worker's own device, as often as
 the quota says: a quota never compiles anything, and each worker's compute is timed alone.
-`Virtual` calls the same function for all workers on one device, one after the other, and takes
-their times from the emulated cluster. `fused.py` holds the third way.
+`Virtual` calls the same function for all workers together on one device, and takes their times
+from the emulated cluster. `fused.py` holds the third way.
 """
 
 import concurrent.futures
-import operator
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -225,10 +225,19 @@ class Stepped:
 
 
 class Virtual:
-    """All workers on one device: the oracle of the collective form, and 64 workers on a laptop.
+    """All workers on one device, their k-th microbatches together: 64 workers on a laptop.
 
-    Arguments as `Stepped`, with the number of workers in place of the mesh. Times are the
-    emulated cluster's; without one, a microbatch takes 1 second on every worker.
+    It is also the oracle of the collective form. Times are the emulated cluster's; without one,
+    a microbatch takes 1 second on every worker.
+
+    Args:
+        accumulate: the pure function; jitted here, over an array axis of workers.
+        feed: brings the examples.
+        num_workers: W.
+        params: a pytree of the parameters' shapes, for the sums.
+        pace: the emulated clocks.
+        signs: the ordering's device part.
+        replicas_equal: all workers have the same parameters, which then are not multiplied.
     """
 
     def __init__(
@@ -240,58 +249,90 @@ class Virtual:
         params: types.PyTree,
         pace: Pace,
         signs: Any = None,
+        replicas_equal: bool,
     ) -> None:
         self._feed, self._num_workers = feed, num_workers
         self._cluster = pace.cluster or emulate.EmulatedCluster((1.0,) * num_workers)
-        self._accumulate = jit_rows(accumulate, donate=True)
         self._empty = accumulate_lib.empty_accumulated(params, signs)
+        self._keys: tuple[Any, jax.Array] | None = None
 
-        def rows(tree: types.PyTree) -> list[types.PyTree]:
-            workers = range(num_workers)
-            return [jax.tree.map(operator.itemgetter(slice(w, w + 1)), tree) for w in workers]
+        def step(
+            state: types.WorkerState,
+            sums: types.Accumulated,
+            microbatches: types.Microbatch,
+            active: jax.Array,
+            rngs: jax.Array,
+            *,
+            is_first: bool,
+        ) -> tuple[types.Accumulated, Any]:
+            state_axes, sum_axes = types.WorkerState(0, 0), jax.tree.map(lambda _: 0, sums)
+            if replicas_equal:
+                state = state._replace(params=trees.first_row(state.params))
+                state_axes = state_axes._replace(params=None)
+            given = sums
+            if is_first and signs is not None and signs.coordinated:  # the same for all as yet
+                given = sums._replace(signed_sum=trees.first_row(sums.signed_sum))
+                sum_axes = sum_axes._replace(signed_sum=None)
+            after, unit_signs = jax.vmap(accumulate, in_axes=(state_axes, sum_axes, 0, 0))(
+                state, given, microbatches, rngs
+            )
+            # Others were given padding, which adds nothing.
+            done = sums.microbatches_done + active
+            return after._replace(microbatches_done=done), unit_signs
 
-        self._rows = jax.jit(rows)
+        self._step = jax.jit(step, donate_argnums=(1,), static_argnames="is_first")
 
-    def fresh(self) -> list[types.Accumulated]:
-        return [
-            jax.device_put(mesh_lib.add_worker_axis(self._empty, 1))
-            for _ in range(self._num_workers)
-        ]
+    def fresh(self) -> types.Accumulated:
+        return jax.device_put(mesh_lib.add_worker_axis(self._empty, self._num_workers))
 
     def run(
         self,
         round_index: int | None,
         state: types.TrainState,
-        accumulated: list[types.Accumulated],
+        accumulated: types.Accumulated,
         plan: rounds.RoundPlan,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> LocalResult:
-        states = self._rows(types.WorkerState(state.params, state.running_sum))
-        sums = list(accumulated)
-        signs: list[list[Any]] = [[] for _ in sums]
+        worker_state = types.WorkerState(state.params, state.running_sum)
+        if self._keys is None or self._keys[0] is not rngs:
+            self._keys = rngs, jnp.stack(rngs)
+        signs: list[Any] = []
+        meanwhile()
+        warm_up = round_index is None  # a second position too, so that it is compiled
+        for position in range(int(limits.max()) + warm_up):
+            active = position < limits
+            shape = (self._num_workers, plan.example_ids.shape[1])
+            ids = np.full(shape, rounds.PADDING, np.int32)
+            ids[active] = plan.example_ids[plan.starts[:-1][active] + position]
+            accumulated, unit_signs = self._step(
+                worker_state,
+                accumulated,
+                self._feed.load(0, ids),
+                active,
+                self._keys[1],
+                is_first=position == 0,
+            )
+            signs.append(unit_signs)
         first_secs = np.full(self._num_workers, np.nan)
         compute_secs = np.zeros(self._num_workers)
-        meanwhile()
         for worker in np.flatnonzero(limits).tolist():
-            for example_ids in plan.rows(worker, int(limits[worker])):
-                microbatch = self._feed.load(worker, example_ids)
-                sums[worker], unit_signs = self._accumulate(
-                    states[worker], sums[worker], microbatch, rngs[worker]
-                )
-                signs[worker].append(unit_signs)
             ends = self._cluster.microbatch_ends(round_index or 0, worker, int(limits[worker]))
             first_secs[worker], compute_secs[worker] = ends[0], ends[-1]
+        unit_signs = None
+        if jax.tree.leaves(signs):
+            on_host = np.stack(jax.device_get(signs), axis=1)  # [W, position, B]
+            unit_signs = [on_host[w, :count] for w, count in enumerate(limits)]
         return LocalResult(
-            accumulated=sums,
+            accumulated=accumulated,
             microbatches_done=np.asarray(limits),
             first_secs=first_secs,
             compute_secs=compute_secs,
             local_secs=float(compute_secs.max()),
             overruns=0,
-            unit_signs=stack_signs(signs),
+            unit_signs=unit_signs,
         )
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ class RoundReport:
     overruns: int  # microbatches slower than the emulated worker
     optimal_round_secs: float | None = None  # exact optimum for the true speeds, if known
     eval: dict[str, float] | None = None
+    herding: dict[str, float] | None = None  # bounds of the order to come and of a random one
 
     def to_json(self) -> str:
         """One line; not-finite numbers become null."""

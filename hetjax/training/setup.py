@@ -119,6 +119,8 @@ class RunParts:
     sync: sync.SyncFn
     method: ordering.Ordering
     new_pass: Callable | None
+    loss_fn: accumulate_lib.LossFn
+    per_example_rng: bool
     state: types.TrainState
     shares: jax.Array  # f32[W]: each shard's share of the examples
 
@@ -167,9 +169,10 @@ def build(
     accumulate = accumulate_lib.make_accumulate(
         loss_fn, signs=method.signs, per_example_rng=per_example_rng
     )
+    reducer = topology.REDUCERS[config.reducer.name]()
     synchronise = sync.make_sync(
         optimizer,
-        reducer=topology.REDUCERS[config.reducer.name](),
+        reducer=reducer,
         num_workers=num_workers,
         nominal_examples=nominal_examples,
         mesh=mesh,
@@ -193,12 +196,15 @@ def build(
             accumulate,
             feed,
             mesh,
+            replicas_equal=reducer.keeps_replicas_equal,
             params=params,
             pace=local.Pace(cluster if emulated else None, virtual=virtual_clock),
             signs=method.signs,
         ),
         sync=jax.jit(synchronise, donate_argnums=(1,)),
         method=method,
+        loss_fn=loss_fn,
+        per_example_rng=per_example_rng,
         new_pass=None
         if method.signs is None
         else jax.jit(
@@ -262,10 +268,13 @@ def _make_local(
     accumulate: accumulate_lib.AccumulateFn,
     feed: feed_lib.Feed,
     mesh: Mesh | None,
+    *,
+    replicas_equal: bool,
     **common: Any,
 ) -> local.LocalPhase:
     if mesh is None:
-        return local.Virtual(accumulate, feed, config.cluster.num_workers, **common)
+        num_workers = config.cluster.num_workers
+        return local.Virtual(accumulate, feed, num_workers, replicas_equal=replicas_equal, **common)
     if config.local == "fused":
         cap = min(config.quota.max_microbatches or config.budget, config.budget)
         return fused.Fused(accumulate, feed, mesh, max_microbatches=cap, **common)

@@ -31,6 +31,8 @@ class Summary:
         self._eval: dict[str, float] = {}
         self._best: dict[str, float] = {}
         self._references: list[References] = []  # of full rounds, where speeds are known
+        self.order_cost: dict[str, float] = {}  # of an order that takes signs
+        self._herding_secs = 0.0
 
     def optimal_secs(self, round_index: int, total: int, caps: np.ndarray) -> float | None:
         """Exact integer optimum of a round for the true speeds; None where not known."""
@@ -85,8 +87,10 @@ class Summary:
             overruns=result.overruns,
             optimal_round_secs=done.optimal_secs,
             eval=done.eval,
+            herding=done.herding,
         )
         self._clock += line.round_secs
+        self._herding_secs += (done.herding or {}).get("secs", 0.0)
         self._lines.append(line)
         return line
 
@@ -125,6 +129,10 @@ class Summary:
             "device_kind": self._parts.devices[0].device_kind,
             "jax_version": jax.__version__,
         }
+        if self.order_cost:
+            method = self._parts.config.ordering.method
+            cost = {**self.order_cost, "herding_secs": self._herding_secs}
+            out["ordering"] = {"method": method, **cost}
         if self._references and timed[0].full:
             optimal, bound, equal = np.mean(self._references[: len(timed)], axis=0)
             out |= {

@@ -82,8 +82,8 @@ def make_sync(
         stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
 
     Returns:
-        A pure function. `accumulated` has leaves `[W, ...]`, or is a sequence of W trees of
-        leaves `[1, ...]` in the array form; `shares` is f32[W]; `fresh` are sums of zero, for
+        A pure function. `accumulated` has leaves `[W, ...]`; `shares` is f32[W]; `fresh` are the
+        sums before the first microbatch of
         the next round; `turns`, i8[W, ...], turn round the unit signs of each worker, () without.
     """
     axis = mesh_lib.WORKER_AXIS
@@ -148,9 +148,8 @@ def make_sync(
         )
 
     def array_body(
-        state: types.TrainState, rows: list[types.Accumulated], share: jax.Array
+        state: types.TrainState, accumulated: types.Accumulated, share: jax.Array
     ) -> tuple:
-        accumulated = jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
         sums = reduced(accumulated, share, reducer.array)
         metrics = types.SyncMetrics(
             loss_sum=jnp.sum(accumulated.loss_sum),
@@ -163,12 +162,7 @@ def make_sync(
         if signs is not None:
             running_sum, turns = signs.sync_array(running_sum, accumulated.signed_sum)
         state = jax.vmap(update_worker, in_axes=(0, 0, 0, None))(state, sums, running_sum, metrics)
-        fresh = [
-            jax.vmap(functools.partial(fresh_sums, signs=signs))(
-                row, _row(state.running_sum, worker)
-            )
-            for worker, row in enumerate(rows)
-        ]
+        fresh = jax.vmap(functools.partial(fresh_sums, signs=signs))(accumulated, state.running_sum)
         return state, fresh, metrics, turns
 
     if mesh is None:
@@ -186,24 +180,21 @@ def make_sync(
 def make_new_pass(signs: ordering.Signs) -> Callable:
     """`(state, accumulated, begins) -> (state, accumulated)`: new passes of the order begin.
 
-    Between two rounds, for the workers where `begins` bool[W] is true. `accumulated` as
-    `make_sync` returns it.
+    Between two rounds, for the workers where `begins` bool[W] is true; leaves `[W, ...]`.
     """
 
     def renewed(begins: jax.Array, running_sum: types.PyTree) -> types.PyTree:
         return trees.select(begins, signs.new_pass(running_sum), running_sum)
 
-    def new_pass(state: types.TrainState, accumulated: Any, begins: jax.Array) -> tuple:
+    def new_pass(
+        state: types.TrainState, accumulated: types.Accumulated, begins: jax.Array
+    ) -> tuple[types.TrainState, types.Accumulated]:
         running_sum = jax.vmap(renewed)(begins, state.running_sum)
-        state = state._replace(running_sum=running_sum)
-        if isinstance(accumulated, types.Accumulated):
-            signed_sum = jax.vmap(signs.begin_round)(running_sum)
-            return state, accumulated._replace(signed_sum=signed_sum)
-        rows = [
-            row._replace(signed_sum=jax.vmap(signs.begin_round)(_row(running_sum, worker)))
-            for worker, row in enumerate(accumulated)
-        ]
-        return state, rows
+        signed_sum = jax.vmap(signs.begin_round)(running_sum)
+        return (
+            state._replace(running_sum=running_sum),
+            accumulated._replace(signed_sum=signed_sum),
+        )
 
     return new_pass
 
@@ -239,7 +230,3 @@ def fresh_sums(
         signed_sum=() if signs is None else signs.begin_round(running_sum),
         nonfinite_microbatch=jnp.full_like(accumulated.nonfinite_microbatch, -1),
     )
-
-
-def _row(tree: types.PyTree, worker: int) -> types.PyTree:
-    return jax.tree.map(lambda x: x[worker : worker + 1], tree)

@@ -122,7 +122,7 @@ def _parity_signs():
         (loss, weight), grads = jax.value_and_grad(objective, has_aux=True)(worker_state.params)
         signs = jnp.where(microbatch.example_ids[::2] % 2 == 0, 1, -1).astype(jnp.int8)
         change = signs.sum().astype(jnp.float32)
-        return (loss, weight), grads, change, pairs.join(signs, -signs)
+        return (loss, weight), (grads,), change, pairs.join(signs, -signs)
 
     def sync(running_sum, signed_sum, axis):
         rank = jax.lax.axis_index(axis)

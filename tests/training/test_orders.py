@@ -2,13 +2,16 @@
 
 import itertools
 
+import jax
 import numpy as np
 import optax
 import pytest
 
+import hetjax.config
 from hetjax import ordering
-from hetjax.data import rounds
+from hetjax.data import rounds, sources
 from hetjax.ordering import methods
+from hetjax.training import gate, setup
 from tests.training import problems
 
 WORKERS, SIZE, BUDGET, EPOCHS = 4, 6, 7, 4
@@ -237,17 +240,20 @@ def private_trace(path, data, num_rounds):
     return [line["quotas"] for line in result.history]
 
 
-@pytest.mark.parametrize("sharing", ["shared", "private"])
-@pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
 @pytest.mark.parametrize(
-    ("method", "block_pairs"),
+    ("method", "block_pairs", "local", "sharing"),
     [
-        ("d_grab", 2),
-        ("d_grab", 16),
-        ("d_grab_exact", 1),
-        ("pair_balance", 1),
-        ("pair_balance_exact", 1),
-        ("grab", 1),
+        ("d_grab", 2, "stepped", "shared"),
+        ("d_grab", 2, "fused", "private"),
+        ("d_grab", 2, "virtual", "private"),
+        ("d_grab", 16, "virtual", "shared"),
+        ("d_grab_exact", 1, "stepped", "private"),
+        ("d_grab_exact", 1, "fused", "shared"),
+        ("d_grab_exact", 1, "virtual", "shared"),
+        ("pair_balance", 1, "virtual", "private"),
+        ("pair_balance_exact", 1, "stepped", "shared"),
+        ("grab", 1, "virtual", "private"),
+        ("grab", 1, "stepped", "shared"),
     ],
 )
 def test_orders_and_parameters_equal_the_reference(
@@ -274,7 +280,7 @@ def test_orders_and_parameters_equal_the_reference(
         budget=BUDGET,
         local=local,
         data={"sharing": sharing},
-        ordering={"method": method, "block_pairs": block_pairs},
+        ordering={"method": method, "block_pairs": block_pairs, "herding_every": 0},
         replay=str(tmp_path / "metrics.jsonl"),
     )
     if sharing == "private":  # commits are positions in the worker's shard there
@@ -289,3 +295,189 @@ def test_orders_and_parameters_equal_the_reference(
         np.testing.assert_array_equal(signs, right_signs)
     np.testing.assert_allclose(result.params, expected, rtol=1e-9)
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+
+
+def orders_of(calls, num_examples):
+    """The realised orders of whole passes, shared data."""
+    units = np.concatenate([units for units, _ in calls])
+    return units[: len(units) // num_examples * num_examples].reshape(-1, num_examples)
+
+
+class EveryThird:
+    """Closes a round after three microbatches, whoever did them."""
+
+    def begin(self, quotas):
+        self.done = 0
+
+    def is_open(self):
+        return self.done < 3
+
+    def finished(self, worker, microbatches_done):
+        self.done += 1
+
+
+def test_gates_absence_and_skipped_microbatches_leave_permutations(monkeypatch):
+    """Every order is a permutation at every epoch's end, and the sums stay finite."""
+    monkeypatch.setitem(gate.GATES, "third", EveryThird)
+    calls = []
+    recorded(monkeypatch, "d_grab", calls)
+    data = problems.classification(61, np.float32)
+    data["x"][17] = np.nan
+    result = problems.fit(
+        data,
+        problems.initial_weights(np.float32),
+        epochs=4,
+        nonfinite="skip",
+        gate={"trigger": "third"},
+        ordering={"method": "d_grab", "block_pairs": 1, "herding_every": 0},
+        cluster={
+            "num_workers": 4,
+            "changes": [
+                {"round": 2, "worker": 1, "present": False},
+                {"round": 9, "worker": 1, "present": True},
+            ],
+        },
+    )
+    orders = orders_of(calls, 61)
+    assert len(orders) == 4
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(61))
+    assert not np.array_equal(orders[0], orders[1])
+    assert np.isfinite(result.state.running_sum).all()
+    assert np.abs(result.state.running_sum).max() > 0
+    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+
+
+@pytest.mark.parametrize("method", ["d_grab", "d_grab_exact", "pair_balance"])
+def test_balancing_lowers_the_herding_bound(method, float64):
+    """At a learning rate of 0 the gradients stay, and the bound halves until its floor."""
+    result = problems.fit(
+        problems.classification(480),
+        problems.initial_weights(),
+        optimizer=optax.sgd(0.0),
+        local="virtual",
+        epochs=6,
+        ordering={"method": method, "block_pairs": 2, "herding_every": 1},
+        quota={"max_microbatches": 2},
+    )
+    herding = [line["herding"] for line in result.history if "herding" in line]
+    assert [line["epoch"] for line in herding] == [1, 2, 3, 4, 5, 6]
+    assert herding[-1]["inf_norm"] < herding[-1]["random_inf_norm"] / 2
+    assert herding[-1]["two_norm"] < herding[-1]["random_two_norm"] / 2
+    cost = result.summary["ordering"]
+    assert cost["method"] == method
+    assert cost["param_bytes"] == 15 * 8
+    assert cost["microbatch_secs"] > 0
+
+
+@pytest.mark.parametrize("sharing", ["shared", "private"])
+def test_the_herding_bound_equals_the_reference(sharing, monkeypatch, float64):
+    data, weights = problems.classification(104), problems.initial_weights()
+    states = []
+    factory = methods.ORDERINGS["d_grab"]
+
+    def make(options):
+        method = factory(options)
+
+        def keep(state, units, signs):
+            states.append(method.place(state, units, signs))
+            return states[-1]
+
+        return method._replace(place=keep)
+
+    monkeypatch.setitem(methods.ORDERINGS, "d_grab", make)
+    result = problems.fit(
+        data,
+        weights,
+        optimizer=optax.sgd(0.0),
+        local="virtual",
+        epochs=1,
+        ordering={"method": "d_grab"},
+        data={"sharing": sharing},
+        quota={"policy": "equal"},
+    )
+    gradients = example_gradients(data, weights, np.arange(104))
+    if sharing == "shared":  # 4 workers, 8 microbatches of 4
+        in_rounds = np.array_split(states[-1].order, [32, 64, 96])
+    else:
+        stream = rounds.PrivateRounds(
+            104, WORKERS, microbatch_size=4, method=ordering.random_reshuffling(), seed=0
+        )
+        last = states[-WORKERS:]  # the closing commits of the four shards, each of 26
+        orders_ = [shard[state.order] for shard, state in zip(stream.shards, last, strict=True)]
+        cut = [np.array_split(order, [8, 16, 24]) for order in orders_]
+        in_rounds = [np.concatenate(parts) for parts in zip(*cut, strict=True)]
+    mean = gradients.mean(axis=0)
+    prefixes = np.cumsum([(gradients[ids] - mean).sum(axis=0) for ids in in_rounds], axis=0)
+    (herding,) = [line["herding"] for line in result.history if "herding" in line]
+    np.testing.assert_allclose(herding["inf_norm"], np.abs(prefixes).max(), rtol=1e-8)
+    np.testing.assert_allclose(
+        herding["two_norm"], np.linalg.norm(prefixes, axis=1).max(), rtol=1e-8
+    )
+    assert herding["random_inf_norm"] > 0
+
+
+def test_a_loss_that_mixes_examples_is_refused():
+    def loss_fn(weights, batch, rng):
+        centred = {**batch, "x": batch["x"] - batch["x"].mean(axis=0, keepdims=True)}
+        return problems.softmax_loss(weights, centred, rng)
+
+    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
+    problems.fit(data, weights, loss_fn=loss_fn, epochs=1)
+    with pytest.raises(ValueError, match=r"beside others.*batch statistics.*GroupNorm"):
+        problems.fit(data, weights, loss_fn=loss_fn, epochs=1, ordering={"method": "d_grab"})
+
+
+def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
+    """All that an order needs lies in the training state and in the stream."""
+    data, weights = problems.classification(61), problems.initial_weights()
+    config = hetjax.config.validate(
+        {
+            "local": "virtual",
+            "microbatch_size": 4,
+            "budget": 4,
+            "cluster": {"num_workers": 4},
+            "ordering": {"method": "d_grab", "block_pairs": 1},
+        },
+        choices=setup.registries(),
+    )
+    source = sources.as_source(data)
+
+    def begin():
+        parts = setup.build(
+            problems.softmax_loss,
+            weights,
+            optax.sgd(0.1),
+            source,
+            config=config,
+            per_example_rng=False,
+        )
+        return parts, parts.state, parts.local.fresh()
+
+    def go_on(parts, state, accumulated, num_rounds):
+        epoch = parts.stream.epoch
+        for _ in range(num_rounds):
+            if parts.stream.epoch > epoch:
+                epoch = parts.stream.epoch
+                state, accumulated = parts.new_pass(state, accumulated, np.ones(4, bool))
+            quotas = np.array([2, 1, 1, 0])
+            quotas = quotas if parts.stream.total(4) == 4 else np.array([1, 0, 0, 0])
+            plan = parts.stream.plan(quotas)
+            result = parts.local.run(
+                0, state, accumulated, plan, rngs=[parts.rng] * 4, limits=plan.quotas
+            )
+            state, accumulated, _, turns = parts.sync(state, result.accumulated, parts.shares)
+            signs = [s * t for s, t in zip(result.unit_signs, np.asarray(turns), strict=True)]
+            parts.stream.commit(plan, result.microbatches_done, signs)
+        return state, accumulated
+
+    parts, state, accumulated = begin()
+    state, accumulated = go_on(parts, state, accumulated, 6)
+    saved = jax.device_get((state, accumulated)), parts.stream.save()
+    state, _ = go_on(parts, state, accumulated, 7)
+    again, _, _ = begin()
+    again.stream.restore(saved[1])
+    restored, _ = go_on(again, *jax.device_put(saved[0]), 7)
+    jax.tree.map(np.testing.assert_array_equal, again.stream.save(), parts.stream.save())
+    np.testing.assert_array_equal(restored.params, state.params)
+    assert parts.stream.epoch == again.stream.epoch == 3

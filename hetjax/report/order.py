@@ -1,0 +1,132 @@
+"""Is the order of the examples good, and what does it cost? A picture, and the words to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hetjax.report import canvas, losses, series, words
+from hetjax.report.series import FloatArray, Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LINES = [  # field, short name, name, colour, style
+    ("random_inf_norm", "random", "random order", canvas.MUTED, "^:"),
+    ("inf_norm", "this", "this order", canvas.ACCENT, "o-"),
+]
+
+
+def measurements(history: Sequence[Record]) -> list[Record]:
+    """What was measured of the order, in the rounds after which it was."""
+    found = (record.get("herding") for record in history)
+    return [record for record in found if isinstance(record, Mapping)]
+
+
+def ordering(summary: Record) -> Record:
+    """The summary's part on the order; empty in runs without one."""
+    part = summary.get("ordering")
+    return part if isinstance(part, Mapping) else {}
+
+
+def can_draw(measured: Sequence[Record]) -> bool:
+    """Whether there is a point to draw."""
+    return any(len(_points(measured, name)[0]) for name, *_ in LINES)
+
+
+@canvas.own_settings
+def draw_bounds(measured: Sequence[Record], *, width: int) -> str:
+    """The herding bound of the order and of a random one against epochs; see `can_draw`."""
+    narrow = width < canvas.NARROW
+    figure = canvas.make_figure(width, 248)
+    axes = canvas.add_axes(figure, 46, 32, width - 46 - (114 if narrow else 158), 170)
+    points = [_points(measured, name) for name, *_ in LINES]
+    heights = np.concatenate([y for _, y in points])
+    low, high = heights.min(), heights.max()
+    room = max(1.25, np.sqrt(5 * low / high))  # from end to end at least 5, for two ticks
+    axes.set_yscale("log")
+    axes.set_ylim(low / room, high * room)
+    ends = []
+    for (x, y), (_, short, name, colour, style) in zip(points, LINES, strict=True):
+        if len(x):
+            _line(axes, x, y, colour=colour, style=style)
+            ends.append((float(y[-1]), f"{short if narrow else name} {_short(y[-1])}", colour))
+    canvas.plain_ticks(axes, logarithmic=True)
+    canvas.round_axis(axes, 0, 1.02 * max(x.max(initial=1) for x, _ in points), label="epochs")
+    canvas.title(axes, "herding bound, log scale")
+    canvas.end_labels(axes, ends)
+    return canvas.to_svg(figure, f"order-{width}", "Herding bound against epochs")
+
+
+def compared(measured: Sequence[Record]) -> str:
+    """The last bound beside that of a random order, as a sentence."""
+    for record in reversed(measured):
+        ratio, other = (_below(record, norm) for norm in ("inf_norm", "two_norm"))
+        epochs = words.plural(record.get("epoch"), "epoch")
+        if ratio and epochs:
+            aside = f" (2-norm: {other.removesuffix(' to')})" if other else ""
+            return f"After {epochs} it is {ratio} that of a random order{aside}."
+    return ""
+
+
+def cost(part: Record, measured: Sequence[Record]) -> str:
+    """What the order costs in time and memory and what measuring took, as sentences."""
+    with_it, without, kept, params, measuring = (
+        series.number(part.get(name))
+        for name in (
+            "microbatch_secs",
+            "plain_microbatch_secs",
+            "running_sum_bytes",
+            "param_bytes",
+            "herding_secs",
+        )
+    )
+    sentences = []
+    if with_it > 0 and without > 0:
+        sentences.append(
+            f"A microbatch takes {with_it / without:.2f} times as long as with random "
+            f"reshuffling ({words.time(with_it)} against {words.time(without)})."
+        )
+    if kept > 0:
+        copies = f" ({kept / params:.1f} copies of the parameters)" if params > 0 else ""
+        sentences.append(f"The order keeps {words.size(kept)} a worker{copies}.")
+    if measured and measuring > 0:
+        sentences.append(
+            f"Measuring the bound took {words.time(measuring)} in all, three passes over the "
+            "data each time, during which the clock of the run stood still."
+        )
+    return " ".join(sentences)
+
+
+def _points(measured: Sequence[Record], name: str) -> tuple[FloatArray, FloatArray]:
+    """Epochs and heights of a line, without what the axes cannot show."""
+    x, y = series.column(measured, "epoch"), series.column(measured, name)
+    known = (x >= 0) & (x < 1e9) & (y > 1e-300) & (y < 1e300)
+    return x[known], y[known]
+
+
+def _line(axes: Axes, x: FloatArray, y: FloatArray, *, colour: str, style: str) -> None:
+    shape = style if len(x) <= losses.MOST_MARKERS else style[1:]
+    line: dict[str, Any] = {"color": colour, "linewidth": 1.6, "markersize": 4.5, "clip_on": False}
+    middle, mean, _, _ = series.thin(x, y)
+    axes.plot(middle, mean, shape, **line)
+
+
+def _below(record: Record, norm: str) -> str:
+    """How far a bound lies below or above that of a random order; empty if not known."""
+    own, random = (series.number(record.get(name)) for name in (norm, f"random_{norm}"))
+    if not (own > 0 and random > 0):
+        return ""
+    far = np.exp(abs(np.log(random) - np.log(own)))
+    if far < 1.05:
+        return "about equal to"
+    text = f"{far:.1f}" if far < 100 else _short(far)
+    return f"{text} times {'below' if own < random else 'above'}"
+
+
+def _short(value: float) -> str:
+    if value < 1000:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if value < 1e5 else f"{value:.1e}"

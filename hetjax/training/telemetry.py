@@ -1,0 +1,161 @@
+"""What is an order worth in a run, and what does it cost? Measured beside the training.
+
+The run's clock stands still meanwhile. Both use the parameters and the data as they are and
+change nothing.
+"""
+
+import functools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax import types
+from hetjax.data import feed as feed_lib
+from hetjax.data import rounds as rounds_lib
+from hetjax.ordering import herding
+from hetjax.ordering import ordering as ordering_lib
+from hetjax.training import accumulate as accumulate_lib
+
+_COST_REPEATS = 5
+
+
+class Herding:
+    """The herding bound of the order to come, and of a random one, at the same parameters.
+
+    Costs three passes over the data, forward and backward (the mean gradient, then both orders),
+    on one device; no gradient is kept but that of the round in hand, the mean and the sum so
+    far. A round counts as one timestep.
+
+    Args:
+        loss_fn: the user's loss, dropout and all.
+        feed: brings the examples.
+        microbatch_size: B; examples that are processed at a time.
+        per_example_rng: the loss takes a key for each example.
+        seed: of the random orders.
+    """
+
+    def __init__(
+        self,
+        loss_fn: accumulate_lib.LossFn,
+        feed: feed_lib.Feed,
+        *,
+        microbatch_size: int,
+        per_example_rng: bool,
+        seed: int,
+    ) -> None:
+        self._feed, self._size = feed, microbatch_size
+        self._accumulate = jax.jit(
+            accumulate_lib.make_accumulate(loss_fn, per_example_rng=per_example_rng),
+            donate_argnums=(1,),
+        )
+        self._random = np.random.default_rng((seed, 0x4E8D))
+
+    def measure(
+        self,
+        params: types.PyTree,
+        rounds: Sequence[np.ndarray],
+        shards: Sequence[np.ndarray],
+        rng: jax.Array,
+    ) -> dict[str, float]:
+        """Both bounds in both norms, and the seconds it took.
+
+        Args:
+            params: without worker axis, on the first worker's device.
+            rounds: for each round of the order the ids of its examples, i32[k].
+            shards: ids that are shuffled among themselves for the random order.
+            rng: the run's key.
+        """
+        began = time.perf_counter()
+        shuffled = np.arange(1 + max(int(ids.max()) for ids in shards if len(ids)))
+        for shard in shards:
+            shuffled[shard] = self._random.permutation(shard)
+        zeros = accumulate_lib.empty_accumulated(params)
+        sums = functools.partial(self._gradient_sums, params, zeros, rng)
+        mean: Any = 0.0
+        count = 0
+        for gradient_sum, num_units in sums(rounds):
+            mean, count = mean + gradient_sum, count + num_units
+        mean = mean / count
+        bounds = []
+        for order in (rounds, [shuffled[ids] for ids in rounds]):
+            bound = herding.RunningBound(mean)
+            for gradient_sum, num_units in sums(order):
+                bound.add(gradient_sum, num_units)
+            bounds.append(bound)
+        own, random = bounds
+        return {
+            "inf_norm": own.inf_norm,
+            "two_norm": own.two_norm,
+            "random_inf_norm": random.inf_norm,
+            "random_two_norm": random.two_norm,
+            "secs": time.perf_counter() - began,
+        }
+
+    def _gradient_sums(
+        self,
+        params: types.PyTree,
+        zeros: types.Accumulated,
+        rng: jax.Array,
+        rounds: Iterable[np.ndarray],
+    ) -> Iterable[tuple[np.ndarray, int]]:
+        """(f64[d], number of examples) of each round."""
+        state = types.WorkerState(params, ())
+        for ids in rounds:
+            sums = jax.tree.map(jnp.copy, zeros)
+            for start in range(0, len(ids), self._size):
+                row = np.full(self._size, rounds_lib.PADDING, np.int32)
+                part = ids[start : start + self._size]
+                row[: len(part)] = part
+                sums, _ = self._accumulate(state, sums, self._feed.load(0, row), rng)
+            leaves = jax.tree.leaves(jax.device_get(sums.grad_sum))
+            flat = np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in leaves])
+            yield flat, len(ids)
+
+
+def cost(
+    loss_fn: accumulate_lib.LossFn,
+    signs: ordering_lib.Signs,
+    params: types.PyTree,
+    microbatch: types.Microbatch,
+    rng: jax.Array,
+    *,
+    per_example_rng: bool,
+) -> dict[str, float]:
+    """Seconds of a microbatch with and without the order's signs, one device alone, and memory.
+
+    Medians of a few calls, in turn. Bytes are those of one worker, `running_sum` and
+    `signed_sum` together.
+    """
+    calls = []
+    for own in (signs, None):
+        running_sum = () if own is None else own.init(params)
+        state = types.WorkerState(params, running_sum)
+        accumulate = jax.jit(
+            accumulate_lib.make_accumulate(loss_fn, signs=own, per_example_rng=per_example_rng),
+            donate_argnums=(1,),
+        )
+        sums = jax.tree.map(jnp.copy, accumulate_lib.empty_accumulated(params, own))
+        calls.append((accumulate, state, sums))
+    secs = np.zeros((_COST_REPEATS + 1, 2))
+    for repeat in range(len(secs)):
+        for index, (accumulate, state, sums) in enumerate(calls):
+            began = time.perf_counter()
+            sums, _ = jax.block_until_ready(accumulate(state, sums, microbatch, rng))
+            secs[repeat, index] = time.perf_counter() - began
+            calls[index] = accumulate, state, sums
+    balanced, plain = np.median(secs[1:], axis=0)  # the first compiles
+    kept = jax.eval_shape(lambda p: (r := signs.init(p), signs.begin_round(r)), params)
+    return {
+        "param_bytes": _num_bytes(params),
+        "running_sum_bytes": _num_bytes(kept),
+        "microbatch_secs": float(balanced),
+        "plain_microbatch_secs": float(plain),
+    }
+
+
+def _num_bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
