@@ -52,7 +52,7 @@ class Signs(NamedTuple):
     worker's round. `losses(params, units) -> (weight * loss f32[k], weights f32[k])` evaluates
     the examples at positions `units i32[k]` of the microbatch (None: all), masked already.
     `grad_parts` is a tuple of trees whose sum is the gradient's; `signed_sum` is what this worker
-    has added up so far, and `change` will be added to it. A unit's
+    has added up so far, and `change`, 0 for padding, will be added to it. A unit's
     sign is 1, -1, or 0 for one whose place is in the middle (the one left without a partner);
     signs of padding are ignored."""
 
