@@ -5,10 +5,7 @@
 First the real runs, on a machine that does nothing else, then the virtual clock.
 """
 
-import os
-import platform
 import sys
-import time
 
 from absl import app, flags, logging
 
@@ -23,9 +20,7 @@ def main(argv: list[str]) -> None:
         sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
     logging.set_verbosity(logging.WARNING)  # not every data set that is opened
     hetjax.use_cpu_workers(8)
-    import jax
-
-    from experiments import quota_training
+    from experiments import quota_training, rows
 
     groups = {
         "overhead": quota_training.overhead_rows,
@@ -42,20 +37,7 @@ def main(argv: list[str]) -> None:
         "solver": quota_simulation.solver_rows,
         "comparison": quota_simulation.comparison_rows,
     }
-    if unknown := set(_ONLY.value) - set(groups):
-        sys.exit(f"--only: there is no {', '.join(unknown)}; allowed are {', '.join(groups)}")
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}, JAX {jax.__version__}\n"
-    )
-    print("| figure | target | reached |\n|---|---|---|")
-    for name, measure in groups.items():
-        if _ONLY.value and name not in _ONLY.value:
-            continue
-        began = time.perf_counter()
-        for row in measure():
-            print(f"| {row.figure} | {row.target} | {row.reached} |", flush=True)
-        print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    rows.print_tables(groups, _ONLY.value)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from experiments.quota_simulation import Row
+from experiments.rows import Row
 from hetjax import mesh as mesh_lib
 from hetjax.ordering import balance
 

@@ -16,7 +16,7 @@ import optax
 from flax import nnx
 
 import hetjax
-from experiments.quota_simulation import Row
+from experiments.rows import Row
 from hetjax import config as config_lib
 from hetjax import models, types
 from hetjax.data import sources

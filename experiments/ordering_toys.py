@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from experiments.quota_simulation import Row
+from experiments.rows import Row
 from hetjax.ordering import balance, herding, orders
 
 # (vectors f32[s, n, m, d] of s seeds as this epoch visits them, what the method has kept from the

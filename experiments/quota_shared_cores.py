@@ -9,7 +9,7 @@ import itertools
 
 import numpy as np
 
-from experiments.quota_simulation import Row
+from experiments.rows import Row
 from hetjax import quota
 
 

@@ -8,22 +8,16 @@ round lasts as long as its slowest worker computes, so the figures are about the
 """
 
 import time
-from typing import NamedTuple
 
 import numpy as np
 from absl import app
 
+from experiments.rows import Row
 from hetjax import quota
 from hetjax.cluster import emulate
 
 _NEVER = 10_000  # rounds, where something did not happen within the simulation
 _NOISE = 0.1
-
-
-class Row(NamedTuple):
-    figure: str
-    target: str
-    reached: str
 
 
 def steady_state_rows(num_rounds: int = 120, skipped: int = 20) -> list[Row]:

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 import hetjax
 import hetjax.types
-from experiments.quota_simulation import Row
+from experiments.rows import Row
 from hetjax import config as config_lib
 from hetjax import mesh as mesh_lib
 from hetjax import models

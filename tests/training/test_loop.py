@@ -74,22 +74,9 @@ def test_nothing_is_missing_or_doubled_whatever_divides(num_examples, sharing):
         assert max(line["quotas"]) <= 5
 
 
-class _EveryThird:
-    """Closes a round after three microbatches, whoever did them."""
-
-    def begin(self, quotas):
-        self.done = 0
-
-    def is_open(self):
-        return self.done < 3
-
-    def finished(self, worker, microbatches_done):
-        self.done += 1
-
-
 @pytest.mark.parametrize("sharing", ["shared", "private"])
 def test_what_a_gate_leaves_over_is_done_later_and_once(sharing, monkeypatch):
-    monkeypatch.setitem(gate.GATES, "third", _EveryThird)
+    monkeypatch.setitem(gate.GATES, "third", problems.EveryThird)
     result = problems.fit(
         problems.classification(61, np.float32),
         problems.initial_weights(np.float32),
@@ -103,7 +90,7 @@ def test_what_a_gate_leaves_over_is_done_later_and_once(sharing, monkeypatch):
 
 
 def test_a_replay_repeats_what_a_gate_did(monkeypatch, tmp_path):
-    monkeypatch.setitem(gate.GATES, "third", _EveryThird)
+    monkeypatch.setitem(gate.GATES, "third", problems.EveryThird)
     data = problems.classification(61, np.float32)
     weights = problems.initial_weights(np.float32)
     gated = problems.fit(data, weights, epochs=2, gate={"trigger": "third"}, workdir=tmp_path)

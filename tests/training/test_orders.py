@@ -303,22 +303,9 @@ def orders_of(calls, num_examples):
     return units[: len(units) // num_examples * num_examples].reshape(-1, num_examples)
 
 
-class EveryThird:
-    """Closes a round after three microbatches, whoever did them."""
-
-    def begin(self, quotas):
-        self.done = 0
-
-    def is_open(self):
-        return self.done < 3
-
-    def finished(self, worker, microbatches_done):
-        self.done += 1
-
-
 def test_gates_absence_and_skipped_microbatches_leave_permutations(monkeypatch):
     """Every order is a permutation at every epoch's end, and the sums stay finite."""
-    monkeypatch.setitem(gate.GATES, "third", EveryThird)
+    monkeypatch.setitem(gate.GATES, "third", problems.EveryThird)
     calls = []
     recorded(monkeypatch, "d_grab", calls)
     data = problems.classification(61, np.float32)

@@ -1,0 +1,38 @@
+"""The tables that the benchmark programs print."""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+
+
+class Row(NamedTuple):
+    figure: str
+    target: str
+    reached: str
+
+
+def print_tables(groups: Mapping[str, Callable[[], Sequence[Row]]], only: Sequence[str]) -> None:
+    """Measures the groups, or those in `only`, and prints their rows as one Markdown table.
+
+    Seconds of each group go to stderr. Exits with a message where `only` has an unknown name.
+    """
+    if unknown := set(only) - set(groups):
+        sys.exit(f"--only: there is no {', '.join(unknown)}; allowed are {', '.join(groups)}")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
+        f"{jax.devices()[0].device_kind}, Python {platform.python_version()}, "
+        f"JAX {jax.__version__}\n"
+    )
+    print("| figure | target | reached |\n|---|---|---|")
+    for name, measure in groups.items():
+        if only and name not in only:
+            continue
+        began = time.perf_counter()
+        for row in measure():
+            print(f"| {row.figure} | {row.target} | {row.reached} |", flush=True)
+        print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
