@@ -77,7 +77,8 @@ class OrderingConfig:
     block_pairs: int = fields.integer(16, at_least=1)  # that get their signs at once
     freeze_after: int = fields.integer(1)  # 'frozen': passes before the order is kept
     # Epochs between two measurements of the herding bound, three passes over the data each;
-    # 0: none; -1: after the first and the last epoch, where the order takes signs.
+    # -1: after the first and the last epoch, where the order takes signs; 0: none, and the cost
+    # of a microbatch is not measured either.
     herding_every: int = fields.integer(-1, at_least=-1)
 
 

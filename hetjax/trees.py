@@ -39,3 +39,16 @@ def accumulator_zeros(tree: types.PyTree) -> types.PyTree:
         lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(jnp.result_type(x), jnp.float32)),
         tree,
     )
+
+
+def perturbed(tree: types.PyTree, seed: int) -> types.PyTree:
+    """Each leaf moved at random, by about its own size, or 0.1 where it is smaller."""
+    leaves, treedef = jax.tree.flatten(tree)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+
+    def move(leaf: jax.Array, key: jax.Array) -> jax.Array:
+        wide = jnp.asarray(leaf, jnp.float32)
+        scale = jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(wide))), 0.1)
+        return (wide + scale * jax.random.normal(key, wide.shape)).astype(leaf.dtype)
+
+    return jax.tree.unflatten(treedef, map(move, leaves, keys))

@@ -43,6 +43,7 @@ def shard_size(num_params: int, num_workers: int) -> int:
     return -(-num_params // num_workers)
 
 
+@jax.jit
 def balance_signs(diffs: jax.Array, running_sum: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Signs of `K` differences in sequence, in the form that is fastest on this backend.
 
@@ -60,11 +61,19 @@ def balance_signs(diffs: jax.Array, running_sum: jax.Array) -> tuple[jax.Array, 
         >>> signs.tolist()
         [1, -1]
     """
+    if diffs.ndim != 2 or running_sum.shape != diffs.shape[1:]:
+        raise ValueError(
+            f"diffs {list(diffs.shape)} and running_sum {list(running_sum.shape)} do not fit; "
+            "they must be [K, d] and [d]"
+        )
+    if diffs.shape[0] == 0:
+        return jnp.zeros(0, jnp.int8), running_sum
     if jax.default_backend() != "cpu":  # K dependent passes are limited by latency there
         return balance_gram(diffs, running_sum)
     return _balance_chunked(diffs, running_sum)
 
 
+@jax.jit
 def balance_scan(diffs: jax.Array, running_sum: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`balance_signs`, one difference after the other."""
     dtype = _sum_dtype(diffs, running_sum)
@@ -109,6 +118,7 @@ def _balance_chunked(diffs: jax.Array, running_sum: jax.Array) -> tuple[jax.Arra
     return signs, r.astype(running_sum.dtype)
 
 
+@functools.partial(jax.jit, static_argnames="block")
 def balance_gram(
     diffs: jax.Array, running_sum: jax.Array, block: int | None = None
 ) -> tuple[jax.Array, jax.Array]:

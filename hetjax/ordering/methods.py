@@ -7,6 +7,9 @@ from hetjax.ordering import matrix_free, orders, per_example
 from hetjax.ordering.ordering import Options, Ordering, Signs
 
 _DEFAULTS = Options()
+# c of the random signs: about the largest that costs nothing on 10⁴ unit vectors, d = 16
+# (bound of one worker after 10 epochs: 1.67 with sure signs; c = 0.3 1.68, 1 2.07, 3 3.14).
+_RANDOM_SCALE = 0.3
 _COORDINATED = ("all_reduce",)  # replicas must be equal for a common running sum
 
 
@@ -27,7 +30,7 @@ def random_reshuffling(options: Options = _DEFAULTS) -> Ordering:
 
 
 def d_grab(options: Options = _DEFAULTS) -> Ordering:
-    """Two-level balancing without gradients of single examples: the default for training."""
+    """Two-level balancing without gradients of single examples: the one to take for training."""
     return _balanced(matrix_free.two_level, options)
 
 
@@ -47,7 +50,7 @@ ORDERINGS: dict[str, Callable[..., Ordering]] = {
     "frozen": frozen,
     "grab": functools.partial(_balanced, per_example.grab),
     "grab_random_sign": functools.partial(
-        _balanced, functools.partial(per_example.grab, random_scale=0.3)
+        _balanced, functools.partial(per_example.grab, random_scale=_RANDOM_SCALE)
     ),
     "pair_balance": functools.partial(_balanced, matrix_free.alone),
     "pair_balance_exact": functools.partial(_balanced, per_example.pair_balance),

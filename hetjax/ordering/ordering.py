@@ -70,6 +70,9 @@ class Signs(NamedTuple):
     coordinated: bool
     """All workers share one running sum: they begin a new pass together, with the epoch."""
 
+    made_for: Options | None = None
+    """What it may be used for alone; None: anything."""
+
 
 class Ordering(NamedTuple):
     """A method of ordering examples: `state = init(num_units, seed)`, then `place` each round."""

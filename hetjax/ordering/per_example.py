@@ -12,7 +12,10 @@ import jax.numpy as jnp
 
 from hetjax import types
 from hetjax.ordering import balance, pairs
+from hetjax.ordering.matrix_free import independent
 from hetjax.ordering.ordering import Options, Signs
+
+_SIGN_STREAM = 0x51674
 
 
 def _num_params(params: types.PyTree) -> int:
@@ -99,7 +102,16 @@ def d_grab(options: Options) -> Signs:
         turns = jnp.repeat(signs.reshape(max_pairs, num_workers).T, 2, axis=1)
         return whole.reshape(running_sum.shape), turns
 
-    return Signs(init, begin_round, local, sync, sync_array, jnp.zeros_like, coordinated=True)
+    return Signs(
+        init,
+        begin_round,
+        local,
+        sync,
+        sync_array,
+        new_pass=jnp.zeros_like,
+        coordinated=True,
+        made_for=options,
+    )
 
 
 def pair_balance(options: Options) -> Signs:
@@ -125,7 +137,7 @@ def pair_balance(options: Options) -> Signs:
         signs = pairs.unit_signs(signs, microbatch.example_mask)
         return sums, (grad_sum,), after - running_sum, signs
 
-    return _independent(init, local, jnp.zeros_like)
+    return independent(init, local, new_pass=jnp.zeros_like)
 
 
 class GrabSums(NamedTuple):
@@ -168,7 +180,8 @@ def grab(options: Options, *, random_scale: float | None = None) -> Signs:
         del position
         size = microbatch.example_ids.shape[0]
         totals, grad_sum, gradients = _gradients(losses, worker_state.params, size)
-        key = jax.random.fold_in(rng, microbatch.example_ids[0])
+        key = jax.random.fold_in(rng, _SIGN_STREAM)  # not the loss's own key
+        key = jax.random.fold_in(key, microbatch.example_ids[0])
         uniform = jax.random.uniform(key, (size,))
 
         def step(
@@ -201,23 +214,8 @@ def grab(options: Options, *, random_scale: float | None = None) -> Signs:
 
     def new_pass(sums: GrabSums) -> GrabSums:
         mean = sums.gradient_sum / jnp.maximum(sums.num_summed, 1)
+        mean = jnp.where(sums.num_summed > 0, mean, sums.stale_mean)  # it may have been away
         zeros = jnp.zeros_like(mean)
         return GrabSums(zeros, mean, zeros, jnp.zeros_like(sums.num_summed), sums.max_norm)
 
-    return _independent(init, local, new_pass)
-
-
-def _independent(init: Callable, local: Callable, new_pass: Callable) -> Signs:
-    """Each worker has sums of its own, which it goes on with in the next round."""
-
-    def sync(
-        before: types.PyTree, after: types.PyTree, axis_name: str
-    ) -> tuple[types.PyTree, jax.Array]:
-        del before, axis_name
-        return after, jnp.ones((), jnp.int8)
-
-    def sync_array(before: types.PyTree, after: types.PyTree) -> tuple[types.PyTree, jax.Array]:
-        del before
-        return after, jnp.ones(jax.tree.leaves(after)[0].shape[0], jnp.int8)
-
-    return Signs(init, lambda sums: sums, local, sync, sync_array, new_pass, coordinated=False)
+    return independent(init, local, new_pass=new_pass)

@@ -77,9 +77,14 @@ def check_loss(
         )
 
 
-def losses_alone(loss_fn: LossFn) -> Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array]:
-    """The loss without its weights."""
-    return lambda params, examples, rng: _split_losses(loss_fn(params, examples, rng))[0]
+def weighted(loss_fn: LossFn) -> Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array]:
+    """`(params, examples, rng) -> weight * loss f[B]`."""
+
+    def product(params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> jax.Array:
+        losses, weights = _split_losses(loss_fn(params, examples, rng))
+        return losses if weights is None else losses * weights
+
+    return product
 
 
 def check_examples_apart(
@@ -87,22 +92,38 @@ def check_examples_apart(
 ) -> None:
     """Refuses a loss in which the examples of a microbatch see each other.
 
-    Computes the loss of the first example beside the others and beside copies of itself.
+    Computes the losses of each half beside the other half and beside copies of one example, at
+    parameters that were moved at random: at zeros all losses may be alike.
 
     Raises:
-        ValueError: the two differ.
+        ValueError: they differ.
     """
-    losses = jax.jit(losses_alone(loss_fn))
-    beside_others = losses(params, examples, rng)[0]
-    copies = jax.tree.map(lambda x: jnp.repeat(x[:1], len(x), axis=0), examples)
-    beside_copies = losses(params, copies, rng)[0]
-    if not jnp.allclose(beside_others, beside_copies, rtol=1e-3, atol=1e-5, equal_nan=True):
+    losses = jax.jit(weighted(loss_fn))
+    params = trees.perturbed(params, 0)
+    size = jax.tree.leaves(examples)[0].shape[0]
+    as_given = losses(params, examples, rng)
+    for half in (slice(0, size // 2), slice(size // 2, size)):
+        inside = jnp.zeros(size, bool).at[half].set(True)
+        beside_copies = losses(
+            params,
+            jax.tree.map(
+                lambda x, inside=inside, half=half: jnp.where(
+                    inside.reshape(-1, *[1] * (x.ndim - 1)), x, x[half][:1]
+                ),
+                examples,
+            ),
+            rng,
+        )
+        one, other = as_given[half], beside_copies[half]
+        if jnp.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True):
+            continue
+        worst = int(jnp.argmax(jnp.abs(one - other)))
         raise ValueError(
-            f"loss_fn gives the same example the loss {beside_others:.6g} beside others and "
-            f"{beside_copies:.6g} beside copies of itself: the examples of a microbatch see each "
-            "other (batch statistics?), so the gradient of one example means nothing, and "
-            "orders that balance gradients cannot be made. Take GroupNorm or LayerNorm, or "
-            "ordering.method='random_reshuffling'"
+            f"loss_fn gives one example the loss {one[worst]:.6g} beside others and "
+            f"{other[worst]:.6g} beside copies of an example (at parameters moved at random): "
+            "the examples of a microbatch see each other (batch statistics?), so the gradient "
+            "of one example means nothing, and orders that balance gradients cannot be made. "
+            "Take GroupNorm or LayerNorm, or ordering.method='random_reshuffling'"
         )
 
 

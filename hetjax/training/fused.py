@@ -150,6 +150,14 @@ def make_train_step(
         batch_size = microbatches.example_ids.shape[-1]
         keys = jax.random.split(rng, batch_size) if per_example_rng else rng
         accumulate_lib.check_loss(loss_fn, params, one, keys)
+        made_for = None if signs is None else signs.made_for
+        sizes = microbatches.example_ids.shape[:0:-1]
+        if made_for is not None and sizes != (made_for.microbatch_size, made_for.max_microbatches):
+            raise ValueError(
+                f"the ordering's signs are made for {made_for}, and microbatches here are "
+                f"[W, M, B] = {list(microbatches.example_ids.shape)}: give its factory "
+                "Options(num_workers=W, max_microbatches=M, microbatch_size=B)"
+            )
         empty = accumulate_lib.empty_accumulated(params, signs)
         zeros = jax.tree.map(lambda x: jnp.broadcast_to(x, (mesh.size, *x.shape)), empty)
         if signs is not None:

@@ -121,6 +121,7 @@ class Stepped:
         self._num_workers = mesh.size
         self._accumulate = jit_rows(accumulate, donate=True)
         self._empty = accumulate_lib.empty_accumulated(params, signs)
+        self._signed = signs is not None
         self._threads = worker_threads(mesh.size)
         check_threads(self._threads)
         self._stopping = threading.Event()
@@ -176,7 +177,7 @@ class Stepped:
             compute_secs=np.asarray(compute_secs),
             local_secs=max(compute_secs),
             overruns=sum(overruns),
-            unit_signs=stack_signs(signs),
+            unit_signs=stack_signs(signs, plan.example_ids.shape[1]) if self._signed else None,
         )
 
     def _work(
@@ -254,6 +255,7 @@ class Virtual:
         self._feed, self._num_workers = feed, num_workers
         self._cluster = pace.cluster or emulate.EmulatedCluster((1.0,) * num_workers)
         self._empty = accumulate_lib.empty_accumulated(params, signs)
+        self._signed = signs is not None
         self._keys: tuple[Any, jax.Array] | None = None
 
         def step(
@@ -322,9 +324,10 @@ class Virtual:
             ends = self._cluster.microbatch_ends(round_index or 0, worker, int(limits[worker]))
             first_secs[worker], compute_secs[worker] = ends[0], ends[-1]
         unit_signs = None
-        if jax.tree.leaves(signs):
-            on_host = np.stack(jax.device_get(signs), axis=1)  # [W, position, B]
-            unit_signs = [on_host[w, :count] for w, count in enumerate(limits)]
+        if self._signed:
+            on_host = jax.device_get(signs)  # by position, each i8[W, B]
+            of_worker = [[s[w] for s in on_host[:count]] for w, count in enumerate(limits)]
+            unit_signs = stack_signs(of_worker, plan.example_ids.shape[1])
         return LocalResult(
             accumulated=accumulated,
             microbatches_done=np.asarray(limits),
@@ -378,9 +381,6 @@ def jit_rows(accumulate: accumulate_lib.AccumulateFn, *, donate: bool) -> Any:
     return jax.jit(on_rows, donate_argnums=(1,) if donate else ())
 
 
-def stack_signs(signs: Sequence[Sequence[Any]]) -> list[Any] | None:
-    """The unit signs of each worker, `[done, B]` on the host; None where there are none."""
-    if not jax.tree.leaves(signs):
-        return None
-    width = next(len(row) for rows in signs for row in rows)
-    return [np.asarray(jax.device_get(s), np.int8).reshape(-1, width) for s in signs]
+def stack_signs(signs: Sequence[Sequence[Any]], size: int) -> list[np.ndarray]:
+    """The unit signs of each worker, i8[done, size], on the host."""
+    return [np.asarray(jax.device_get(s), np.int8).reshape(-1, size) for s in signs]

@@ -261,7 +261,10 @@ class _Loop:
         params = state_lib.worker_params(self._state)
         jax.block_until_ready((self._state, params))
         parts = self._parts
-        if parts.method.signs is not None:
+        if parts.new_pass is not None:
+            nobody = np.zeros(self._num_workers, bool)
+            self._state, self._accumulated = parts.new_pass(self._state, self._accumulated, nobody)
+        if parts.method.signs is not None and self._config.ordering.herding_every:
             self._summary.order_cost = telemetry.cost(
                 parts.loss_fn,
                 parts.method.signs,

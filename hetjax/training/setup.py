@@ -241,10 +241,32 @@ def _make_ordering(
     if factory(options).signs is None:
         return factory(options)
     accumulate_lib.check_examples_apart(loss_fn, params, examples, keys)
-    reuse = ordering.can_reuse_residuals(
-        accumulate_lib.losses_alone(loss_fn), params, examples, keys
-    )
-    return factory(options._replace(reuse_residuals=reuse))
+    try:
+        reuse = ordering.can_reuse_residuals(
+            accumulate_lib.weighted(loss_fn), params, examples, keys
+        )
+        method = factory(options._replace(reuse_residuals=reuse))
+        signs = method.signs
+        assert signs is not None
+        accumulate = accumulate_lib.make_accumulate(
+            loss_fn, signs=signs, per_example_rng=keys.ndim > 0
+        )
+        ids = np.arange(config.microbatch_size, dtype=np.int32)
+        mask = np.ones(config.microbatch_size, np.float32)
+        jax.jit(accumulate).lower(
+            types.WorkerState(params, signs.init(params)),
+            accumulate_lib.empty_accumulated(params, signs),
+            types.Microbatch(ids, mask, examples),
+            jax.random.key(0),
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"ordering.method: {config.ordering.method!r} cannot work with this loss. It calls "
+            "loss_fn with fewer examples than a microbatch, and (but for 'grab' and those that "
+            "end in '_exact') takes its forward derivative, which a custom_vjp has not: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return method
 
 
 def _make_stream(

@@ -87,6 +87,12 @@ def make_sync(
         the next round; `turns`, i8[W, ...], turn round the unit signs of each worker, () without.
     """
     axis = mesh_lib.WORKER_AXIS
+    made_for = None if signs is None else signs.made_for
+    if made_for is not None and made_for.num_workers != num_workers:
+        raise ValueError(
+            f"the ordering's signs are made for {made_for.num_workers} worker(s), and here are "
+            f"{num_workers}: give its factory Options(num_workers={num_workers}, …)"
+        )
     if isinstance(optimizer, optax.MultiSteps):  # takes extra arguments without saying so
         update = optimizer.update
     else:

@@ -79,7 +79,7 @@ class Herding:
         count = 0
         for gradient_sum, num_units in sums(rounds):
             mean, count = mean + gradient_sum, count + num_units
-        mean = mean / count
+        mean = mean / max(count, 1)
         bounds = []
         for order in (rounds, [shuffled[ids] for ids in rounds]):
             bound = herding.RunningBound(mean)
@@ -102,7 +102,7 @@ class Herding:
         rng: jax.Array,
         rounds: Iterable[np.ndarray],
     ) -> Iterable[tuple[np.ndarray, int]]:
-        """(f64[d], number of examples) of each round."""
+        """(f64[d], number of examples in it) of each round."""
         state = types.WorkerState(params, ())
         for ids in rounds:
             sums = jax.tree.map(jnp.copy, zeros)
@@ -113,7 +113,7 @@ class Herding:
                 sums, _ = self._accumulate(state, sums, self._feed.load(0, row), rng)
             leaves = jax.tree.leaves(jax.device_get(sums.grad_sum))
             flat = np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in leaves])
-            yield flat, len(ids)
+            yield flat, int(sums.example_count)
 
 
 def cost(

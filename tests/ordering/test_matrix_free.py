@@ -3,20 +3,20 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from hetjax.ordering import matrix_free
 from tests.training import problems
 
 
-def by_position(weights, batch, rng):
-    """The label's log probability by absolute position: kept by the backward pass."""
-    log_probabilities = jax.nn.log_softmax(batch["x"] @ weights)
-    return -log_probabilities[jnp.arange(len(batch["y"])), batch["y"]]
-
-
 def with_dropout(weights, batch, rng):
     kept = jax.random.bernoulli(rng, 0.5, batch["x"].shape)
+    return problems.softmax_loss(weights, {**batch, "x": batch["x"] * kept}, rng)
+
+
+def with_dropout_by_example(weights, batch, rng):
+    kept = jnp.cos(100 * batch["x"]) > 0  # a mask that belongs to the example
     return problems.softmax_loss(weights, {**batch, "x": batch["x"] * kept}, rng)
 
 
@@ -38,13 +38,80 @@ def test_residuals_are_reused(loss_fn):
     assert matrix_free.can_reuse_residuals(loss_fn, weights, first_examples(), jax.random.key(0))
 
 
-def test_a_loss_that_keeps_positions_is_not_trusted():
-    """Whatever the decision is, what is reused is right."""
+def last_token(params, batch, rng):
+    """Takes each example's row by its absolute position, below a head of zeros."""
+    hidden = jnp.tanh(batch["x"] @ params["hidden"])
+    taken = hidden[jnp.arange(len(batch["y"])), batch["y"]]
+    return (taken * params["head"] - 1) ** 2
+
+
+def test_what_is_reused_is_right():
     weights = problems.initial_weights(np.float32)
     examples, key = first_examples(), jax.random.key(0)
-    for loss_fn in (by_position, with_a_scan):
-        if matrix_free.can_reuse_residuals(loss_fn, weights, examples, key):
-            check_halves(loss_fn, weights, examples, key)
+    assert matrix_free.can_reuse_residuals(with_a_scan, weights, examples, key)
+    for loss_fn in (problems.softmax_loss, with_dropout_by_example, with_a_scan):
+        check_halves(loss_fn, weights, examples, key)
+
+
+def test_a_loss_that_keeps_positions_is_not_trusted():
+    """Nor where a head of zeros hides it, or the weights keep them."""
+    weights = problems.initial_weights(np.float32)
+    examples, key = first_examples(), jax.random.key(0)
+    params = {"hidden": weights, "head": np.zeros((), np.float32)}
+    assert not matrix_free.can_reuse_residuals(last_token, params, examples, key)
+
+    def by_weight(weights, batch, rng):
+        kept = jnp.exp(batch["x"] @ weights)[jnp.arange(len(batch["y"])), batch["y"]]
+        return problems.softmax_loss(weights, batch, rng) * kept
+
+    assert not matrix_free.can_reuse_residuals(by_weight, weights, examples, key)
+
+
+@pytest.mark.parametrize("method", ["random_reshuffling", "d_grab"])
+def test_such_a_loss_trains_as_it_should(method, float64):
+    """The whole of the data in a round: no order matters."""
+    data = problems.classification(64)
+    params = {"hidden": problems.initial_weights(), "head": np.zeros(())}
+    result = problems.fit(
+        data,
+        params,
+        loss_fn=last_token,
+        local="virtual",
+        epochs=20,
+        budget=16,
+        ordering={"method": method, "herding_every": 0},
+    )
+    expected = params
+    optimizer = optax.sgd(0.3, momentum=0.9)
+    state = optimizer.init(expected)
+    for _ in range(20):
+        grads = jax.grad(lambda p: last_token(p, data, None).mean())(expected)
+        updates, state = optimizer.update(grads, state)
+        expected = optax.apply_updates(expected, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), result.params, expected)
+
+
+def test_a_forward_derivative_that_is_missing_is_said():
+    @jax.custom_vjp
+    def halved(x):
+        return x / 2
+
+    halved.defvjp(lambda x: (x / 2, ()), lambda _, g: (g / 2,))
+
+    def loss_fn(weights, batch, rng):
+        return halved(problems.softmax_loss(weights, batch, rng))
+
+    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
+    with pytest.raises(ValueError, match=r"'d_grab' cannot work .*custom_vjp"):
+        problems.fit(data, weights, loss_fn=loss_fn, ordering={"method": "d_grab"}, epochs=1)
+    problems.fit(
+        data,
+        weights,
+        loss_fn=loss_fn,
+        ordering={"method": "d_grab_exact", "herding_every": 0},
+        local="virtual",
+        epochs=1,
+    )
 
 
 def test_wrong_halves_are_noticed():
@@ -64,6 +131,16 @@ def test_wrong_halves_are_noticed():
 
     def loss_fn(weights, batch, rng):
         return weigh(problems.softmax_loss(weights, batch, rng))
+
+    weights = problems.initial_weights(np.float32)
+    assert not matrix_free.can_reuse_residuals(
+        loss_fn, weights, first_examples(), jax.random.key(0)
+    )
+
+
+def test_gradients_of_zero_prove_nothing():
+    def loss_fn(weights, batch, rng):
+        return 0 * problems.softmax_loss(weights, batch, rng)
 
     weights = problems.initial_weights(np.float32)
     assert not matrix_free.can_reuse_residuals(

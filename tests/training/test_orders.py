@@ -1,6 +1,7 @@
 """Training with balanced orders against a slow reference: orders, signs and parameters."""
 
 import itertools
+import json
 
 import jax
 import numpy as np
@@ -46,7 +47,8 @@ class Balancer:
     def new_pass(self, worker):
         self.sums[worker] = np.zeros_like(self.sums[worker])
         total, count = self.totals[worker]
-        self.means[worker] = total / max(count, 1)
+        if count:  # who did nothing keeps the mean of before
+            self.means[worker] = total / count
         self.totals[worker] = (np.zeros_like(total), 0)
 
     def round(self, gradients):
@@ -411,8 +413,55 @@ def test_a_loss_that_mixes_examples_is_refused():
 
     data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
     problems.fit(data, weights, loss_fn=loss_fn, epochs=1)
-    with pytest.raises(ValueError, match=r"beside others.*batch statistics.*GroupNorm"):
-        problems.fit(data, weights, loss_fn=loss_fn, epochs=1, ordering={"method": "d_grab"})
+    for start in (weights, np.zeros_like(weights)):  # at zeros all losses are alike
+        with pytest.raises(ValueError, match=r"beside others.*batch statistics.*GroupNorm"):
+            problems.fit(data, start, loss_fn=loss_fn, epochs=1, ordering={"method": "d_grab"})
+
+
+@pytest.mark.parametrize("method", ["grab_random_sign", "frozen"])
+@pytest.mark.parametrize("feed", ["resident", "streamed"])
+def test_other_orders_run_with_weights_and_streamed_data(method, feed, monkeypatch):
+    def loss_fn(weights, batch, rng):
+        kept = jax.random.bernoulli(rng, 0.8, batch["x"].shape)
+        losses = problems.softmax_loss(weights, {**batch, "x": batch["x"] * kept}, rng)
+        return losses, 1.0 + batch["y"]
+
+    calls = []
+    recorded(monkeypatch, method, calls)
+    result = problems.fit(
+        problems.classification(61, np.float32),
+        problems.initial_weights(np.float32),
+        loss_fn=loss_fn,
+        local="virtual",
+        epochs=4,
+        data={"feed": feed},
+        ordering={"method": method, "freeze_after": 2},
+    )
+    orders = orders_of(calls, 61)
+    np.testing.assert_array_equal(np.sort(orders), np.tile(np.arange(61), (4, 1)))
+    assert np.array_equal(orders[2], orders[3]) == (method == "frozen")
+    assert not np.array_equal(orders[1], orders[2])
+    assert result.history[-1]["herding"]["random_inf_norm"] > 0
+
+
+@pytest.mark.parametrize("local", ["stepped", "virtual"])
+def test_a_round_in_which_nobody_finishes(local, tmp_path):
+    quotas = [[1, 1, 1, 1]] * 4
+    done = [[0, 0, 0, 0], *quotas[1:]]
+    lines = [
+        json.dumps({"quotas": q, "microbatches_done": d}) for q, d in zip(quotas, done, strict=True)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    result = problems.fit(
+        problems.classification(64, np.float32),
+        problems.initial_weights(np.float32),
+        local=local,
+        epochs=1,
+        budget=4,
+        replay=str(tmp_path / "metrics.jsonl"),
+        ordering={"method": "d_grab", "herding_every": 0},
+    )
+    assert result.summary["examples_processed"] == 48
 
 
 def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
