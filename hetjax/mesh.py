@@ -32,7 +32,7 @@ def use_cpu_workers(num_workers: int) -> None:
     Has to come before anything uses a JAX device. Harmless where an accelerator is the
     default backend: only the number of CPU devices is set. Memory that a program frees is kept
     by the process from then on (glibc), or each round of a large model would ask for its pages
-    anew: a model of 5 million parameters trains 1.2 to 1.5 times as fast.
+    anew: with balanced orders a step of 5 million parameters took 44 ms in place of 59.
 
     Raises:
         ValueError: if JAX is already up with fewer CPU devices.
@@ -57,10 +57,9 @@ def _keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        trim_threshold, mmap_threshold, arena_max = -1, -3, -8
+        trim_threshold, mmap_threshold = -1, -3
         mallopt(trim_threshold, 2**31 - 1)
         mallopt(mmap_threshold, 2**30)
-        mallopt(arena_max, 1)  # other arenas cannot hold large blocks
 
 
 def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
