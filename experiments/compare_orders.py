@@ -89,6 +89,7 @@ def fit(
     from flax import nnx
 
     import hetjax
+    from experiments import problems
     from hetjax import models
 
     task = run.task
@@ -101,10 +102,6 @@ def fit(
         input_max=task.input_max,
     )
 
-    def loss(model: nnx.Module, batch: Any) -> Any:
-        logits = model(batch["image"])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-
     def metrics(model: nnx.Module, batch: Any) -> Any:
         logits = model(batch["image"])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
@@ -114,7 +111,7 @@ def fit(
             "accuracy": (correct, batch["is_test"]),
         }
 
-    loss_fn, params = hetjax.nnx_loss(model, loss)
+    loss_fn, params = hetjax.nnx_loss(model, problems.cross_entropy)
     return hetjax.fit(
         loss_fn,
         params,

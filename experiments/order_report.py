@@ -15,6 +15,7 @@ from experiments.order_results import (
     Arms,
     Records,
     Stat,
+    average,
     below,
     best,
     final,
@@ -63,9 +64,10 @@ without an update. Each order's learning rate is the one of the grid with the lo
 loss with the first seed; everything else is equal. "Mean ± spread" is over the seeds, and the
 spread is half the distance from the least to the greatest. *By more than the spread*: the
 means differ by more than the larger of the two spreads; else *within the spread*. The lowest
-loss of a run is over its epochs. "Epochs to D-RR's lowest" is the number of epochs until the
-training loss is at most the lowest that random reshuffling (D-RR) reaches with the same seed,
-over the epochs that D-RR needs for it.
+loss of a run is over its epochs; the mean over the epochs of the training loss tells how fast
+it went down, and depends less on single epochs. "Epochs to D-RR's lowest" is the number of
+epochs until the training loss is at most the lowest that random reshuffling (D-RR) reaches with
+the same seed, over the epochs that D-RR needs for it.
 
 Runs go on two at a time and disturb each other's clocks. So time is epochs times the median
 seconds of an epoch, measured apart, all orders in turn in one process on one core, without
@@ -124,7 +126,8 @@ def _arms_table(arms: Arms) -> str:
         "learning rate",
         "lowest training loss",
         "last training loss",
-        "lowest against D-RR",
+        "mean over the epochs",
+        "lowest; mean, against D-RR",
         "epochs to D-RR's lowest",
         "time to it",
         "ms a round",
@@ -134,7 +137,9 @@ def _arms_table(arms: Arms) -> str:
     rows = []
     for method, rate in arms.rates.items():
         accuracy = Stat.of(run["test_accuracies"][-1] or 0.0 for run in arms.runs[method].values())
-        against = verdict(arms.stat(method, best), arms.stat(BASELINE, best))
+        against = "; ".join(
+            verdict(arms.stat(method, f), arms.stat(BASELINE, f)) for f in (best, average)
+        )
         millis = f"{1e3 * arms.secs[method] / rounds:.1f}" if method in arms.secs else ""
         rows.append(
             (
@@ -142,6 +147,7 @@ def _arms_table(arms: Arms) -> str:
                 f"{rate:g}",
                 f"{arms.stat(method, best):.4f}",
                 f"{arms.stat(method, final):.4f}",
+                f"{arms.stat(method, average):.4f}",
                 "" if method == BASELINE else against,
                 _ratio(arms.ratios(method)),
                 _ratio(arms.ratios(method, of_time=True)),
@@ -192,21 +198,31 @@ def _sentences(own: Arms, same: Arms) -> list[str]:
         for method in arms.rates:
             if method == BASELINE:
                 continue
-            lowest, last = (
-                verdict(arms.stat(method, f), arms.stat(BASELINE, f)) for f in (best, final)
+            lowest, last, mean = (
+                verdict(arms.stat(method, f), arms.stat(BASELINE, f))
+                for f in (best, final, average)
             )
             sentences.append(
                 f"{_capital(ARMS[method].label)} {where}, against D-RR: lowest training loss "
-                f"{lowest}, last training loss {last}."
+                f"{lowest}, last {last}, mean over the epochs {mean}."
             )
         if {"d_grab", "d_grab_exact"} <= set(arms.rates):
-            same_as = verdict(arms.stat("d_grab", best), arms.stat("d_grab_exact", best))
-            sentences.append(f"Two-level against exact D-GraB, {where}, lowest loss: {same_as}.")
-        if {"d_grab", "fixed_map"} <= set(arms.rates):
-            map_too = verdict(arms.stat("d_grab", best), arms.stat("fixed_map", best))
+            words = [
+                verdict(arms.stat("d_grab", f), arms.stat("d_grab_exact", f))
+                for f in (best, average)
+            ]
             sentences.append(
-                f"Two-level D-GraB against the fixed map, {where}, lowest loss: {map_too} (the "
-                "part of the gain that is not from keeping to one sequence)."
+                f"Two-level against exact D-GraB, {where}: lowest loss {words[0]}, mean over the "
+                f"epochs {words[1]}."
+            )
+        if {"d_grab", "fixed_map"} <= set(arms.rates):
+            words = [
+                verdict(arms.stat("d_grab", f), arms.stat("fixed_map", f)) for f in (best, average)
+            ]
+            sentences.append(
+                f"Two-level D-GraB against the fixed map, {where}: lowest loss {words[0]}, mean "
+                f"over the epochs {words[1]} (the part of the gain that is not from keeping to one "
+                "sequence)."
             )
     change = own.task.fields["cluster"].get("changes")
     if change and "d_grab" in own.rates:
@@ -279,10 +295,18 @@ def _group_section(directory: pathlib.Path, tasks: Sequence[Task]) -> str:
                     ARMS[method].label,
                     f"{arms.stat(method, best):.4f}",
                     f"{arms.stat(method, final):.4f}",
+                    f"{arms.stat(method, average):.4f}",
                     _ratio(arms.ratios(method)),
                 )
             )
-    header = ("variant", "order", "lowest loss", "last loss", "epochs to D-RR's lowest")
+    header = (
+        "variant",
+        "order",
+        "lowest loss",
+        "last loss",
+        "mean loss",
+        "epochs to D-RR's lowest",
+    )
     return "\n".join(
         [
             "## Where it holds\n",

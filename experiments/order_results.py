@@ -54,6 +54,11 @@ def final(record: Record) -> float:
     return losses_of(record)[-1]
 
 
+def average(record: Record) -> float:
+    """The mean over all epochs of the training loss: how fast it went down, in one figure."""
+    return statistics.fmean(losses_of(record))
+
+
 def tuned_rate(task: Task, records: Records, method: str) -> float | None:
     """The rate with the lowest training loss, first seed; None while runs are missing."""
     runs = {rate: records.get((method, rate, task.seeds[0])) for rate in task.learning_rates}

@@ -13,39 +13,19 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from flax import nnx
 
-import hetjax
+from experiments import problems
 from experiments.rows import Row
 from hetjax import config as config_lib
-from hetjax import models, types
+from hetjax import types
 from hetjax.data import sources
 from hetjax.training import local, setup
 
-_MICROBATCH = 32
+_MICROBATCH, _SHAPE = 32, (32, 32, 3)
 _MODELS: dict[str, dict[str, Any]] = {
     "lenet": {},
     "mlp": {"hidden": (1024, 1024, 1024)},
 }
-
-
-def _loss_and_params(name: str) -> tuple:
-    model = models.make(name, (32, 32, 3), 10, rngs=nnx.Rngs(0), input_max=255.0, **_MODELS[name])
-
-    def loss(model: nnx.Module, batch: Any) -> jax.Array:
-        logits = model(batch["image"])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-
-    return hetjax.nnx_loss(model, loss)
-
-
-def _images(num_examples: int) -> dict[str, np.ndarray]:
-    """Random images: what a step takes does not depend on what is on them."""
-    rng = np.random.default_rng(0)
-    return {
-        "image": rng.integers(256, size=(num_examples, 32, 32, 3)).astype(np.uint8),
-        "label": rng.integers(10, size=num_examples).astype(np.int32),
-    }
 
 
 class Step:
@@ -66,7 +46,7 @@ class Step:
         microbatch_size: int = _MICROBATCH,
         **ordering: Any,
     ) -> None:
-        loss_fn, params = _loss_and_params(model)
+        loss_fn, params = problems.classifier(model, _SHAPE, input_max=255.0, **_MODELS[model])
         fields = {
             "microbatch_size": microbatch_size,
             "budget": quota,
@@ -79,7 +59,7 @@ class Step:
             loss_fn,
             params,
             optax.sgd(1e-4, momentum=0.9),
-            sources.as_source(_images(microbatch_size * quota)),
+            sources.as_source(problems.images(microbatch_size * quota, _SHAPE)),
             config=config,
             per_example_rng=False,
         )

@@ -17,44 +17,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import hetjax
 import hetjax.types
+from experiments import problems
 from experiments.rows import Row
 from hetjax import config as config_lib
 from hetjax import mesh as mesh_lib
-from hetjax import models
 from hetjax.data import datasets, sources
 from hetjax.training import loop, record, setup
 
 _MICROBATCH = 32
 
 
-def _classifier(name: str, example_shape: tuple, *, input_max: float, **options: Any) -> tuple:
-    model = models.make(name, example_shape, 10, rngs=nnx.Rngs(0), input_max=input_max, **options)
-
-    def loss(model: nnx.Module, batch: Any) -> jax.Array:
-        logits = model(batch["image"])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-
-    return hetjax.nnx_loss(model, loss)
-
-
-def _images(num_examples: int, shape: tuple) -> dict[str, np.ndarray]:
-    """Random images: what a round takes does not depend on what is on them."""
-    rng = np.random.default_rng(0)
-    return {
-        "image": rng.integers(256, size=(num_examples, *shape)).astype(np.uint8),
-        "label": rng.integers(10, size=num_examples).astype(np.int32),
-    }
-
-
 def emulated_rows(round_secs: float = 0.2, num_rounds: int = 12, skipped: int = 3) -> list[Row]:
     """Mean round on the wall clock in steady state over the exact optimum for the true speeds."""
     rows = []
-    loss_fn, params = _classifier("logistic", (8, 8, 1), input_max=16.0)
+    loss_fn, params = problems.classifier("logistic", (8, 8, 1), input_max=16.0)
     for num_workers in (2, 4, 8):
         reached = []
         for ratio in (1, 2, 4, 8):
@@ -65,7 +45,7 @@ def emulated_rows(round_secs: float = 0.2, num_rounds: int = 12, skipped: int = 
                 loss_fn,
                 params,
                 optax.sgd(0.1),
-                _images(16 * budget * num_rounds, (8, 8, 1)),
+                problems.images(16 * budget * num_rounds, (8, 8, 1)),
                 epochs=1,
                 microbatch_size=16,
                 budget=budget,
@@ -152,10 +132,10 @@ def _bare_loop(parts: Any, optimizer: Any, rows: np.ndarray) -> Callable[[], Non
 
 def overhead_rows(pairs: int = 150, quota: int = 4) -> list[Row]:
     """A round of the loop against the bare loop, and the bare loop against itself."""
-    loss_fn, params = _classifier("lenet", (32, 32, 3), input_max=255.0)
+    loss_fn, params = problems.classifier("lenet", (32, 32, 3), input_max=255.0)
     optimizer = optax.sgd(0.01, momentum=0.9)
     num_workers, budget = 4, 4 * quota
-    data = _images(_MICROBATCH * budget * 20, (32, 32, 3))
+    data = problems.images(_MICROBATCH * budget * 20, (32, 32, 3))
     fields = {
         "epochs": 1_000_000,
         "microbatch_size": _MICROBATCH,
@@ -214,7 +194,7 @@ def _ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]
 
 def compilation_rows() -> list[Row]:
     """Programs compiled after the first round while quotas, workers and speeds change."""
-    loss_fn, params = _classifier("logistic", (8, 8, 1), input_max=16.0)
+    loss_fn, params = problems.classifier("logistic", (8, 8, 1), input_max=16.0)
     counts: list[str] = []
 
     def on_event(name: str, duration: float, **kwargs: Any) -> None:
@@ -236,7 +216,7 @@ def compilation_rows() -> list[Row]:
                 loss_fn,
                 params,
                 optax.sgd(0.1),
-                _images(1000, (8, 8, 1)),
+                problems.images(1000, (8, 8, 1)),
                 epochs=4,
                 microbatch_size=8,
                 budget=16,
@@ -327,7 +307,9 @@ def pooled_rows(num_epochs: int = 12, seeds: int = 3) -> list[Row]:
     def both(
         dtype: Any, *, seed: int, epochs: int, num_rounds: int | None = None
     ) -> tuple[float, float, float]:
-        loss_fn, params = _classifier("small_cnn", (8, 8, 1), input_max=16.0, param_dtype=dtype)
+        loss_fn, params = problems.classifier(
+            "small_cnn", (8, 8, 1), input_max=16.0, param_dtype=dtype
+        )
         script = totals * epochs
         examples, plan = source, rounds(seed, epochs)
         if num_rounds is not None:
@@ -363,7 +345,7 @@ def pooled_rows(num_epochs: int = 12, seeds: int = 3) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         trace = pathlib.Path(folder) / "trace.jsonl"
         trace.write_text(json.dumps({"quotas": [9, 0, 7, 4], "microbatches_done": [9, 0, 7, 4]}))
-        loss_fn, params = _classifier("small_cnn", (8, 8, 1), input_max=16.0)
+        loss_fn, params = problems.classifier("small_cnn", (8, 8, 1), input_max=16.0)
         first = {name: values[:320] for name, values in data.items()}
         result = hetjax.fit(
             loss_fn,

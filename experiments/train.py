@@ -30,6 +30,7 @@ def train_and_evaluate(config: Any, workdir: str | None, *, progress: bool = Tru
     import optax
     from flax import nnx
 
+    from experiments import problems
     from hetjax import models
     from hetjax.data import datasets, sources
     from hetjax.training import optimizers
@@ -53,16 +54,12 @@ def train_and_evaluate(config: Any, workdir: str | None, *, progress: bool = Tru
         **options,
     )
 
-    def loss(model: nnx.Module, batch: Any) -> Any:
-        logits = model(batch["image"])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-
     def metrics(model: nnx.Module, batch: Any) -> Any:
         logits = model(batch["image"])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         return {"loss": losses, "accuracy": logits.argmax(-1) == batch["label"]}
 
-    loss_fn, params = hetjax.nnx_loss(model, loss)
+    loss_fn, params = hetjax.nnx_loss(model, problems.cross_entropy)
     return hetjax.fit(
         loss_fn,
         params,

@@ -30,7 +30,7 @@ LAYERS = {
     "data": 2,
     "training": 3,
 }
-TOP_OF_TRAINING = {"loop", "setup", "summary"}
+TOP_OF_TRAINING = {"loop", "setup", "summary", "telemetry"}
 
 
 def imports_of(path):

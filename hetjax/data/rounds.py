@@ -57,10 +57,10 @@ class _Pass:
         self._microbatch_size = microbatch_size
         self.state: Any = method.init(len(units), seed)
         self.index = 0
-        self.remaining = self._units[self.state.order]
+        self.remaining = self.ordered_units
 
     @property
-    def next_units(self) -> np.ndarray:
+    def ordered_units(self) -> np.ndarray:
         """i32[m]: all units of the pass, in order."""
         return self._units[self.state.order]
 
@@ -101,7 +101,7 @@ class _Pass:
             return False
         ledger.close_pass(self._units)
         self.index += 1
-        self.remaining = self._units[self.state.order]
+        self.remaining = self.ordered_units
         return True
 
 
@@ -124,20 +124,18 @@ class SavedRounds(NamedTuple):
 class _Saving:
     """What both kinds of rounds share: to be saved between two rounds, and to go on from there."""
 
+    _passes: list[_Pass]
     ledger: ledger_lib.Ledger
     examples_processed: int
 
-    def _all_passes(self) -> list[_Pass]:
-        raise NotImplementedError
-
     def save(self) -> SavedRounds:
         """Everything that the rounds to come depend on."""
-        passes = tuple(SavedPass(p.state, p.index, p.remaining) for p in self._all_passes())
+        passes = tuple(SavedPass(p.state, p.index, p.remaining) for p in self._passes)
         return SavedRounds(passes, self.ledger.save(), self.examples_processed)
 
     def restore(self, saved: SavedRounds) -> None:
         """Goes on from `saved`, which a stream made by the same arguments gave."""
-        for own, kept in zip(self._all_passes(), saved.passes, strict=True):
+        for own, kept in zip(self._passes, saved.passes, strict=True):
             own.state, own.index, own.remaining = kept
         self.ledger.restore(saved.ledger)
         self.examples_processed = saved.examples_processed
@@ -181,14 +179,12 @@ class SharedRounds(_Saving):
         units = np.arange(num_examples, dtype=np.int32)
         self.shards = [units]
         self._pass = _Pass(method, units, microbatch_size, (seed,))
+        self._passes = [self._pass]
 
     @property
     def epoch(self) -> int:
         """The epoch that the next round belongs to."""
         return self._pass.index
-
-    def _all_passes(self) -> list[_Pass]:
-        return [self._pass]
 
     def total(self, budget: int) -> int:
         """Microbatches of the next round: the budget, or what is left of the epoch."""
@@ -206,7 +202,7 @@ class SharedRounds(_Saving):
     def whole_pass(self, quotas: np.ndarray) -> list[np.ndarray]:
         """The ids i32[k] of each round of a whole pass by the present order and these quotas."""
         size = int(quotas.sum()) * self.microbatch_size
-        return _cut(self._pass.next_units, size)
+        return _cut(self._pass.ordered_units, size)
 
     def plan(self, quotas: np.ndarray) -> RoundPlan:
         """Cuts the next `sum(quotas)` microbatches of the order; changes nothing."""
@@ -282,9 +278,6 @@ class PrivateRounds(_Saving):
         """The epoch that the next round belongs to."""
         return self.examples_processed // self.num_examples
 
-    def _all_passes(self) -> list[_Pass]:
-        return self._passes
-
     def total(self, budget: int) -> int:
         """Microbatches of the next round: the budget, less what `fitted` cuts off."""
         return budget
@@ -309,7 +302,7 @@ class PrivateRounds(_Saving):
     def whole_pass(self, quotas: np.ndarray) -> list[np.ndarray]:
         """The ids i32[k] of each round until each worker with a quota has done its whole pass."""
         parts = [
-            _cut(own.next_units, int(quota) * self.microbatch_size)
+            _cut(own.ordered_units, int(quota) * self.microbatch_size)
             for own, quota in zip(self._passes, quotas, strict=True)
             if quota
         ]

@@ -161,10 +161,7 @@ def balance_gram(
 
 
 def balance_sharded(
-    diffs: jax.Array,
-    running_sum: jax.Array,
-    axis_name: str,
-    valid: jax.Array | None = None,
+    diffs: jax.Array, running_sum: jax.Array, axis_name: str
 ) -> tuple[jax.Array, jax.Array]:
     """D-GraB without a server: one running sum for all workers, each holds a shard of it.
 
@@ -173,10 +170,9 @@ def balance_sharded(
     `K**2 W**2 + K W` inner products, and the signs are computed on every worker alike.
 
     Args:
-        diffs: f[K, d] of this worker.
+        diffs: f[K, d] of this worker; rows of zeros where it has fewer.
         running_sum: f[shard_size(d, W)], this worker's coordinates, in rank order.
         axis_name: the axis of `shard_map` or `jax.vmap` over the W workers.
-        valid: bool[K]; rows that are not count as zero. None = all are.
 
     Returns:
         signs i8[K] of this worker (+1 for a row of zeros), and its shard of the running sum.
@@ -189,8 +185,6 @@ def balance_sharded(
             f"running_sum has shape {running_sum.shape}, but a shard of {size} coordinates on "
             f"{num_workers} workers is ({shard_size(size, num_workers)},), see shard_size"
         )
-    if valid is not None:
-        diffs = jnp.where(valid[:, None], diffs, 0)
     rows = _exchange(diffs, axis_name).reshape(num_diffs * num_workers, -1).astype(dtype)
     r = running_sum.astype(dtype)
     signs = _signs_from_products(*_psum_together(_dot(rows, r), _dot(rows, rows.T), axis_name))

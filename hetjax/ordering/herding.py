@@ -79,8 +79,8 @@ class RunningBound:
       >>> bound = RunningBound([1.0, 0.0])
       >>> bound.add([5.0, 0.0], 2)  # the sum of two units: 3 above twice the mean
       >>> bound.add([1.0, -4.0], 3)  # 3 + 1 − 3 = 1, and −4
-      >>> bound.inf_norm, bound.two_norm == 17**0.5, bound.num_units
-      (4.0, True, 5)
+      >>> bound.inf_norm, bound.two_norm == 17**0.5
+      (4.0, True)
     """
 
     def __init__(self, mean: ArrayLike):
@@ -92,7 +92,6 @@ class RunningBound:
             )
         self._prefix = np.zeros_like(self._mean)
         self._inf_norm = self._two_norm = 0.0
-        self._num_units: float = 0
 
     def add(self, vector_sum: ArrayLike, count: float) -> None:
         """Takes one round in.
@@ -115,7 +114,6 @@ class RunningBound:
         self._prefix += vector_sum - count * self._mean
         self._inf_norm = float(np.maximum(self._inf_norm, np.abs(self._prefix).max()))
         self._two_norm = float(np.maximum(self._two_norm, np.sqrt(self._prefix @ self._prefix)))
-        self._num_units += count
 
     @property
     def inf_norm(self) -> float:
@@ -126,11 +124,6 @@ class RunningBound:
     def two_norm(self) -> float:
         """The largest 2-norm so far; 0 before the first round."""
         return self._two_norm
-
-    @property
-    def num_units(self) -> float:
-        """The units added so far."""
-        return self._num_units
 
 
 def _check(vectors: np.ndarray, orders: np.ndarray) -> None:

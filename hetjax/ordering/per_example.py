@@ -141,7 +141,7 @@ def pair_balance(options: Options) -> Signs:
 
 
 class GrabSums(NamedTuple):
-    """What GraB keeps: three vectors, and how many gradients the sum has."""
+    """What GraB keeps, once as its running sum and once as the round's signed sum."""
 
     running_sum: jax.Array  # f[d]: of signed, centred gradients
     stale_mean: jax.Array  # f[d]: of the pass before; 0 in the first

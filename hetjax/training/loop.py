@@ -205,8 +205,8 @@ class _Loop:
         self._best_params: types.PyTree = None
         self._summary = summary.Summary(parts, started=started)
         self._accumulated: Any = None
-        self._herding: telemetry.Herding | None = None
-        self._full_quotas: np.ndarray | None = None
+        self._telemetry = telemetry.OrderTelemetry(parts)
+        self._full_quotas: np.ndarray | None = None  # of the last round of the whole budget
 
     def run(self) -> FitResult:
         """All rounds; writes the files however they end."""
@@ -264,15 +264,7 @@ class _Loop:
         if parts.new_pass is not None:
             nobody = np.zeros(self._num_workers, bool)
             self._state, self._accumulated = parts.new_pass(self._state, self._accumulated, nobody)
-        if parts.method.signs is not None and self._config.ordering.herding_every:
-            self._summary.order_cost = telemetry.cost(
-                parts.loss_fn,
-                parts.method.signs,
-                params,
-                parts.feed.load(0, parts.stream.plan(plan.quotas).example_ids[0]),
-                parts.rng,
-                per_example_rng=parts.per_example_rng,
-            )
+        self._summary.order_cost = self._telemetry.cost(params)
 
     def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
         """The key of each worker's pass, on its device; made anew when a pass begins."""
@@ -335,7 +327,7 @@ class _Loop:
             self._policy_state,
             quota.RoundTimes(result.microbatches_done, result.first_secs, result.compute_secs),
         )
-        if quotas.sum() == self._config.budget:
+        if self._full_quotas is None or quotas.sum() == self._config.budget:
             self._full_quotas = quotas
         processed = parts.stream.examples_processed
         self._pending = _Round(
@@ -369,8 +361,10 @@ class _Loop:
         """Evaluates where due; the run's clock stands still meanwhile."""
         jax.block_until_ready(self._state)
         self._close_pending(time.perf_counter())
-        if self._pending is not None and self._herding_due(epochs_done):
-            self._pending.herding = self._measure_herding(epochs_done, self._pending.plan.quotas)
+        if self._pending is not None and self._full_quotas is not None:
+            self._pending.herding = self._telemetry.herding(
+                epochs_done, state_lib.worker_params(self._state), self._full_quotas
+            )
         due = epochs_done % self._config.eval_every == 0 or epochs_done >= self._config.epochs
         if self._evaluator is None or not due or self._pending is None:
             return
@@ -379,32 +373,6 @@ class _Loop:
         self._pending.eval = {f"test_{name}": value for name, value in values.items()}
         if self._summary.evaluated(self._pending.eval):
             self._best_params = jax.device_get(params)
-
-    def _herding_due(self, epochs_done: int) -> bool:
-        every = self._config.ordering.herding_every
-        if every < 0:
-            ends = epochs_done == 1 or epochs_done >= self._config.epochs
-            return self._parts.method.signs is not None and ends
-        return every > 0 and epochs_done % every == 0
-
-    def _measure_herding(self, epochs_done: int, quotas: np.ndarray) -> dict[str, float]:
-        """Of the order to come, in rounds of the last full round's quotas."""
-        parts = self._parts
-        if self._herding is None:
-            self._herding = telemetry.Herding(
-                parts.loss_fn,
-                parts.feed,
-                microbatch_size=self._config.microbatch_size,
-                per_example_rng=parts.per_example_rng,
-                seed=self._config.seed,
-            )
-        measured = self._herding.measure(
-            state_lib.worker_params(self._state),
-            parts.stream.whole_pass(quotas if self._full_quotas is None else self._full_quotas),
-            parts.stream.shards,
-            parts.rng,
-        )
-        return {"epoch": epochs_done, **measured}
 
     def _close_pending(self, now: float) -> None:
         if self._pending is not None and self._pending.round_secs is None:

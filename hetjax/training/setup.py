@@ -233,7 +233,7 @@ def _make_ordering(
     options = ordering.Options(
         num_workers=config.cluster.num_workers,
         microbatch_size=config.microbatch_size,
-        max_microbatches=min(config.quota.max_microbatches or config.budget, config.budget),
+        max_microbatches=_most_microbatches(config),
         block_pairs=config.ordering.block_pairs,
         freeze_after=config.ordering.freeze_after,
     )
@@ -269,6 +269,11 @@ def _make_ordering(
     return method
 
 
+def _most_microbatches(config: config_lib.ExperimentConfig) -> int:
+    """That one worker can be given in a round."""
+    return min(config.quota.max_microbatches or config.budget, config.budget)
+
+
 def _make_stream(
     config: config_lib.ExperimentConfig, num_examples: int, method: ordering.Ordering
 ) -> rounds_lib.Rounds:
@@ -298,8 +303,8 @@ def _make_local(
         num_workers = config.cluster.num_workers
         return local.Virtual(accumulate, feed, num_workers, replicas_equal=replicas_equal, **common)
     if config.local == "fused":
-        cap = min(config.quota.max_microbatches or config.budget, config.budget)
-        return fused.Fused(accumulate, feed, mesh, max_microbatches=cap, **common)
+        most = _most_microbatches(config)
+        return fused.Fused(accumulate, feed, mesh, max_microbatches=most, **common)
     return local.Stepped(accumulate, feed, mesh, gate=gate.GATES[config.gate.trigger](), **common)
 
 

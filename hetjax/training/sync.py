@@ -83,8 +83,8 @@ def make_sync(
 
     Returns:
         A pure function. `accumulated` has leaves `[W, ...]`; `shares` is f32[W]; `fresh` are the
-        sums before the first microbatch of
-        the next round; `turns`, i8[W, ...], turn round the unit signs of each worker, () without.
+        sums before the first microbatch of the next round; `turns`, i8[W, ...], turn round the
+        unit signs of each worker, () without an order's signs.
     """
     axis = mesh_lib.WORKER_AXIS
     made_for = None if signs is None else signs.made_for

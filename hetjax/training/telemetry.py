@@ -7,20 +7,59 @@ change nothing.
 import functools
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hetjax import types
-from hetjax.data import feed as feed_lib
 from hetjax.data import rounds as rounds_lib
 from hetjax.ordering import herding
 from hetjax.ordering import ordering as ordering_lib
 from hetjax.training import accumulate as accumulate_lib
 
+if TYPE_CHECKING:
+    from hetjax.training import setup
+
 _COST_REPEATS = 5
+
+
+class OrderTelemetry:
+    """Both measurements for the run of these parts, when its configuration asks for them."""
+
+    def __init__(self, parts: "setup.RunParts") -> None:
+        self._parts, self._measure = parts, Herding(parts)
+
+    def cost(self, params: types.PyTree) -> dict[str, float]:
+        """What the order's signs cost; empty where it takes none, or nothing is to be measured."""
+        parts = self._parts
+        if parts.method.signs is None or parts.config.ordering.herding_every == 0:
+            return {}
+        ids = parts.stream.plan(np.ones(len(parts.devices), int)).example_ids[0]
+        return cost(
+            parts.loss_fn,
+            parts.method.signs,
+            params,
+            parts.feed.load(0, ids),
+            parts.rng,
+            per_example_rng=parts.per_example_rng,
+        )
+
+    def herding(
+        self, epochs_done: int, params: types.PyTree, quotas: np.ndarray
+    ) -> dict[str, float] | None:
+        """The bounds of the order to come, in rounds of these quotas; None where not due."""
+        parts, every = self._parts, self._parts.config.ordering.herding_every
+        if every < 0:
+            at_an_end = epochs_done == 1 or epochs_done >= parts.config.epochs
+            due = parts.method.signs is not None and at_an_end
+        else:
+            due = every > 0 and epochs_done % every == 0
+        if not due:
+            return None
+        order = parts.stream.whole_pass(quotas)
+        return {"epoch": epochs_done, **self._measure(params, order, epochs_done)}
 
 
 class Herding:
@@ -29,52 +68,32 @@ class Herding:
     Costs three passes over the data, forward and backward (the mean gradient, then both orders),
     on one device; no gradient is kept but that of the round in hand, the mean and the sum so
     far. A round counts as one timestep.
-
-    Args:
-        loss_fn: the user's loss, dropout and all.
-        feed: brings the examples.
-        microbatch_size: B; examples that are processed at a time.
-        per_example_rng: the loss takes a key for each example.
-        seed: of the random orders.
     """
 
-    def __init__(
-        self,
-        loss_fn: accumulate_lib.LossFn,
-        feed: feed_lib.Feed,
-        *,
-        microbatch_size: int,
-        per_example_rng: bool,
-        seed: int,
-    ) -> None:
-        self._feed, self._size = feed, microbatch_size
+    def __init__(self, parts: "setup.RunParts") -> None:
+        self._parts, self._size = parts, parts.config.microbatch_size
         self._accumulate = jax.jit(
-            accumulate_lib.make_accumulate(loss_fn, per_example_rng=per_example_rng),
+            accumulate_lib.make_accumulate(parts.loss_fn, per_example_rng=parts.per_example_rng),
             donate_argnums=(1,),
         )
-        self._random = np.random.default_rng((seed, 0x4E8D))
 
-    def measure(
-        self,
-        params: types.PyTree,
-        rounds: Sequence[np.ndarray],
-        shards: Sequence[np.ndarray],
-        rng: jax.Array,
+    def __call__(
+        self, params: types.PyTree, rounds: Sequence[np.ndarray], epoch: int
     ) -> dict[str, float]:
         """Both bounds in both norms, and the seconds it took.
 
         Args:
             params: without worker axis, on the first worker's device.
             rounds: for each round of the order the ids of its examples, i32[k].
-            shards: ids that are shuffled among themselves for the random order.
-            rng: the run's key.
+            epoch: names the random order.
         """
         began = time.perf_counter()
-        shuffled = np.arange(1 + max(int(ids.max()) for ids in shards if len(ids)))
-        for shard in shards:
-            shuffled[shard] = self._random.permutation(shard)
-        zeros = accumulate_lib.empty_accumulated(params)
-        sums = functools.partial(self._gradient_sums, params, zeros, rng)
+        stream = self._parts.stream
+        random_order = np.random.default_rng((self._parts.config.seed, epoch, 0x4E8D))
+        shuffled = np.arange(stream.num_examples)
+        for shard in stream.shards:
+            shuffled[shard] = random_order.permutation(shard)
+        sums = functools.partial(self._gradient_sums, params)
         mean: Any = 0.0
         count = 0
         for gradient_sum, num_units in sums(rounds):
@@ -96,21 +115,18 @@ class Herding:
         }
 
     def _gradient_sums(
-        self,
-        params: types.PyTree,
-        zeros: types.Accumulated,
-        rng: jax.Array,
-        rounds: Iterable[np.ndarray],
+        self, params: types.PyTree, rounds: Iterable[np.ndarray]
     ) -> Iterable[tuple[np.ndarray, int]]:
         """(f64[d], number of examples in it) of each round."""
-        state = types.WorkerState(params, ())
+        state, zeros = types.WorkerState(params, ()), accumulate_lib.empty_accumulated(params)
         for ids in rounds:
             sums = jax.tree.map(jnp.copy, zeros)
             for start in range(0, len(ids), self._size):
                 row = np.full(self._size, rounds_lib.PADDING, np.int32)
                 part = ids[start : start + self._size]
                 row[: len(part)] = part
-                sums, _ = self._accumulate(state, sums, self._feed.load(0, row), rng)
+                microbatch = self._parts.feed.load(0, row)
+                sums, _ = self._accumulate(state, sums, microbatch, self._parts.rng)
             leaves = jax.tree.leaves(jax.device_get(sums.grad_sum))
             flat = np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in leaves])
             yield flat, int(sums.example_count)

@@ -38,20 +38,19 @@ def cases(kind, num_diffs, size, seed):
     return diffs.astype(np.float64), r.astype(np.float64)
 
 
-def sharded(diffs, r, valid=None, *, transform="shard_map"):
+def sharded(diffs, r, *, transform="shard_map"):
     """diffs [W, K, d], r [d] -> signs [W, K] and r [d]."""
     num_workers, _, size = diffs.shape
     shard = balance.shard_size(size, num_workers)
     shards = np.pad(r, (0, shard * num_workers - size)).reshape(num_workers, shard)
-    valid = np.ones(diffs.shape[:2], bool) if valid is None else valid
 
     run = over_workers(balance_sharded, num_workers, transform)
-    signs, shards = run(diffs, shards, valid)
+    signs, shards = run(diffs, shards)
     return np.asarray(signs), np.asarray(shards).reshape(-1)[:size]
 
 
-def balance_sharded(diffs, r, valid):
-    return balance.balance_sharded(diffs, r, AXIS, valid)
+def balance_sharded(diffs, r):
+    return balance.balance_sharded(diffs, r, AXIS)
 
 
 def coordinate(r, u):
@@ -90,6 +89,14 @@ def test_a_sign_is_plus_where_the_product_is_not_positive():
     assert r.tolist() == [0.0, -2.0]
 
 
+def test_no_differences_and_shapes_that_do_not_fit():
+    signs, r = balance.balance_signs(jnp.zeros((0, 3)), jnp.ones(3))
+    assert signs.shape == (0,)
+    assert r.tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(ValueError, match=r"\[2, 3\] and running_sum \[4\] do not fit"):
+        balance.balance_signs(jnp.zeros((2, 3)), jnp.zeros(4))
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["random", "low rank", "ties"])
 def test_every_form_takes_the_signs_of_the_loop(form, kind, float64):
@@ -126,8 +133,8 @@ def test_workers_with_fewer_differences_are_left_out_of_the_sequence(counts, see
     diffs, r = cases("ties", 16, 11, seed)
     diffs = diffs.reshape(4, 4, 11).astype(np.float32)
     valid = np.arange(4) < np.array(counts)[:, None]
-    diffs[~valid] = np.nan  # what lies there is never read
-    signs, new_r = sharded(diffs, r.astype(np.float32), valid)
+    diffs[~valid] = 0
+    signs, new_r = sharded(diffs, r.astype(np.float32))
     expected, expected_r = oracles.pair_balance_signs(in_sequence(diffs)[valid.T.reshape(-1)], r)
     np.testing.assert_array_equal(signs.T[valid.T], expected)
     np.testing.assert_array_equal(new_r, expected_r)

@@ -38,6 +38,22 @@ def test_residuals_are_reused(loss_fn):
     assert matrix_free.can_reuse_residuals(loss_fn, weights, first_examples(), jax.random.key(0))
 
 
+def test_half_precision_is_reused_too():
+    weights = problems.initial_weights(np.float32).astype(jnp.bfloat16)
+    assert matrix_free.can_reuse_residuals(
+        problems.softmax_loss, weights, first_examples(), jax.random.key(0)
+    )
+
+
+def test_the_direction_does_not_overflow_in_half_precision():
+    """The signs do not depend on the running sum's size, and so must not its dtype's range."""
+    params = {"w": jnp.ones(3, jnp.float16)}
+    large = {"w": jnp.array([1e6, -2e6, 0.0])}
+    direction = matrix_free._direction(large, params)["w"]
+    assert direction.dtype == jnp.float16
+    np.testing.assert_allclose(direction, [0.5, -1.0, 0.0])
+
+
 def last_token(params, batch, rng):
     """Takes each example's row by its absolute position, below a head of zeros."""
     hidden = jnp.tanh(batch["x"] @ params["hidden"])

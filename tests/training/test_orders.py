@@ -1,6 +1,5 @@
 """Training with balanced orders against a slow reference: orders, signs and parameters."""
 
-import itertools
 import json
 
 import jax
@@ -14,196 +13,17 @@ from hetjax.data import rounds, sources
 from hetjax.ordering import methods
 from hetjax.training import gate, setup
 from tests.training import problems
-
-WORKERS, SIZE, BUDGET, EPOCHS = 4, 6, 7, 4
-LEARNING_RATE, MOMENTUM = 0.3, 0.9
-
-
-def example_gradients(data, weights, ids):
-    """f[k, FEATURES * CLASSES], one row an example."""
-    rows = []
-    for i in ids:
-        logits = data["x"][i] @ weights
-        probabilities = np.exp(logits - logits.max())
-        probabilities /= probabilities.sum()
-        probabilities[data["y"][i]] -= 1
-        rows.append(np.outer(data["x"][i], probabilities).reshape(-1))
-    return np.array(rows).reshape(len(ids), -1)
-
-
-def sign_of(running_sum, vector):
-    return 1 if running_sum @ vector <= 0 else -1
-
-
-class Balancer:
-    """The signs of one round, in the most obvious way, and what is kept between rounds."""
-
-    def __init__(self, method, num_workers, dim, block_pairs):
-        self.method, self.block_pairs = method, block_pairs
-        self.sums = [np.zeros(dim) for _ in range(num_workers)]  # [0] alone where coordinated
-        self.means = [np.zeros(dim) for _ in range(num_workers)]
-        self.totals = [(np.zeros(dim), 0) for _ in range(num_workers)]
-
-    def new_pass(self, worker):
-        self.sums[worker] = np.zeros_like(self.sums[worker])
-        total, count = self.totals[worker]
-        if count:  # who did nothing keeps the mean of before
-            self.means[worker] = total / count
-        self.totals[worker] = (np.zeros_like(total), 0)
-
-    def round(self, gradients):
-        """gradients[worker]: a list of f[k, d], one a microbatch. Signs of each worker."""
-        if self.method == "d_grab_exact":
-            return self.exact(gradients)
-        if self.method == "d_grab":
-            return self.two_level(gradients)
-        if self.method == "grab":
-            return [self.grab(w, np.concatenate(g)) if g else [] for w, g in enumerate(gradients)]
-        block = 1 if self.method == "pair_balance_exact" else self.block_pairs
-        signs = []
-        for worker, microbatches in enumerate(gradients):
-            found, self.sums[worker] = self.blocks(microbatches, self.sums[worker], block)
-            signs.append(found)
-        return signs
-
-    def exact(self, gradients):
-        signs = [[0] * sum(len(m) for m in microbatches) for microbatches in gradients]
-        units = [np.concatenate(m) if m else np.zeros((0, 1)) for m in gradients]
-        for pair in range(max(len(u) for u in units) // 2):
-            for worker, mine in enumerate(units):
-                if 2 * pair + 1 < len(mine):
-                    difference = mine[2 * pair] - mine[2 * pair + 1]
-                    sign = sign_of(self.sums[0], difference)
-                    self.sums[0] = self.sums[0] + sign * difference
-                    signs[worker][2 * pair : 2 * pair + 2] = [sign, -sign]
-        return signs
-
-    def two_level(self, gradients):
-        all_signs, common = [], self.sums[0]
-        for microbatches in gradients:
-            signs, end = self.blocks(microbatches, common, self.block_pairs)
-            all_signs.append((signs, end - common))
-        for worker, (signs, signed_sum) in enumerate(all_signs):
-            turn = sign_of(self.sums[0], signed_sum)
-            self.sums[0] = self.sums[0] + turn * signed_sum
-            all_signs[worker] = [turn * s for s in signs]
-        return all_signs
-
-    def blocks(self, microbatches, running_sum, block_pairs):
-        signs = []
-        for units in microbatches:
-            for start in range(0, len(units), 2 * block_pairs):
-                block = units[start : start + 2 * block_pairs]
-                change = np.zeros_like(running_sum)
-                for first, second in zip(block[0::2], block[1::2], strict=False):
-                    sign = sign_of(running_sum, first - second)
-                    change += sign * (first - second)
-                    signs += [sign, -sign]
-                if len(block) % 2 == 0:
-                    running_sum = running_sum + change
-                else:
-                    signs.append(0)
-                    if block_pairs == 1:
-                        assert len(block) == 1
-        return signs, running_sum
-
-    def grab(self, worker, units):
-        signs = []
-        for unit in units:
-            total, count = self.totals[worker]
-            self.totals[worker] = (total + unit, count + 1)
-            centred = unit - self.means[worker]
-            signs.append(sign_of(self.sums[worker], centred))
-            self.sums[worker] = self.sums[worker] + signs[-1] * centred
-        return signs
-
-
-def reference_run(data, weights, trace, *, method, sharing, block_pairs):
-    """(units of each commit, their signs), and the weights at the end."""
-    num_examples = len(data["y"])
-    coordinated = method.startswith("d_grab")
-    if sharing == "shared":
-        shards, seeds = [np.arange(num_examples)], [(0,)]
-    else:
-        stream = rounds.PrivateRounds(
-            num_examples,
-            WORKERS,
-            microbatch_size=SIZE,
-            method=ordering.random_reshuffling(),
-            seed=0,
-        )
-        shards, seeds = stream.shards, [(0, worker) for worker in range(WORKERS)]
-    order = [
-        np.random.default_rng((*seed, 0)).permutation(len(shard))
-        for seed, shard in zip(seeds, shards, strict=True)
-    ]
-    left = [list(shard[o]) for shard, o in zip(shards, order, strict=True)]
-    placed = [([], []) for _ in shards]
-    share = np.full(WORKERS, 1.0)
-    if sharing == "private":
-        share = np.array([np.float32(len(shard) / num_examples) for shard in shards], np.float64)
-    balancer = Balancer(method, WORKERS, weights.size, block_pairs)
-    velocity = np.zeros_like(weights)
-    processed, epoch, commits = 0, 0, []
-    for quotas in trace:
-        work = []
-        for worker, quota in enumerate(quotas):
-            mine = left[0] if sharing == "shared" else left[worker]
-            taken, mine[:] = mine[: quota * SIZE], mine[quota * SIZE :]
-            work.append([taken[i : i + SIZE] for i in range(0, len(taken), SIZE)])
-        gradients = [
-            [example_gradients(data, weights, ids) for ids in microbatches] for microbatches in work
-        ]
-        signs = balancer.round(gradients)
-        total, divisor = np.zeros(weights.size), 0.0
-        for worker, microbatches in enumerate(gradients):
-            if not microbatches:
-                continue
-            mine = np.concatenate(microbatches)
-            if sharing == "shared":
-                total, divisor = total + mine.sum(axis=0), divisor + len(mine)
-            else:
-                total, divisor = total + share[worker] * mine.mean(axis=0), divisor + share[worker]
-        velocity = MOMENTUM * velocity + (total / divisor).reshape(weights.shape)
-        weights = weights - LEARNING_RATE * velocity
-        done = [list(itertools.chain(*m)) for m in work]
-        processed += sum(map(len, done))
-        groups = (
-            [(list(itertools.chain(*done)), list(itertools.chain(*signs)))]
-            if sharing == "shared"
-            else zip(done, signs, strict=True)
-        )
-        for index, (units, their_signs) in enumerate(groups):
-            if not units:
-                continue
-            commits.append((units, their_signs))
-            placed[index] = (placed[index][0] + units, placed[index][1] + their_signs)
-            if left[index]:
-                continue
-            left[index] = place(*placed[index])
-            placed[index] = ([], [])
-            if not coordinated:
-                for worker in range(WORKERS) if sharing == "shared" else [index]:
-                    balancer.new_pass(worker)
-        if coordinated and processed // num_examples > epoch:
-            epoch = processed // num_examples
-            balancer.new_pass(0)
-    return commits, weights
-
-
-def place(units, signs):
-    """Fills an order from both ends."""
-    order = [None] * len(units)
-    low, high = 0, len(units) - 1
-    for unit, sign in zip(units, signs, strict=True):
-        if sign > 0:
-            order[low], low = unit, low + 1
-        elif sign < 0:
-            order[high], high = unit, high - 1
-    for unit, sign in zip(units, signs, strict=True):
-        if sign == 0:
-            order[low], low = unit, low + 1
-    return order
+from tests.training.order_reference import (
+    BUDGET,
+    EPOCHS,
+    LEARNING_RATE,
+    MOMENTUM,
+    SIZE,
+    WORKERS,
+    Balancer,
+    example_gradients,
+    reference_run,
+)
 
 
 def recorded(monkeypatch, name, calls):
@@ -517,3 +337,68 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
     jax.tree.map(np.testing.assert_array_equal, again.stream.save(), parts.stream.save())
     np.testing.assert_array_equal(restored.params, state.params)
     assert parts.stream.epoch == again.stream.epoch == 3
+
+
+def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):
+    """`make_train_step` with `d_grab`: unit signs turned round, and a common running sum."""
+    data, weights = problems.classification(64), problems.initial_weights()
+    counts = np.array([3, 0, 2, 1])
+    ids = np.random.default_rng(3).permutation(64)[: 4 * 3 * 4].reshape(4, 3, 4)
+    options = ordering.Options(num_workers=4, microbatch_size=4, max_microbatches=3, block_pairs=1)
+    mesh = hetjax.make_worker_mesh(4)
+    gradients = [
+        [example_gradients(data, weights, ids[w, m]) for m in range(counts[w])] for w in range(4)
+    ]
+    for method in ("d_grab", "d_grab_exact"):
+        signs = methods.ORDERINGS[method](options).signs
+        optimizer = optax.sgd(0.0)
+        state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh, signs=signs)
+        step = jax.jit(
+            hetjax.make_train_step(
+                problems.softmax_loss, optimizer, mesh, nominal_examples=48, signs=signs
+            )
+        )
+        microbatches = hetjax.Microbatch(
+            ids.astype(np.int32),
+            np.ones(ids.shape, np.float32),
+            {k: v[ids] for k, v in data.items()},
+        )
+        balancer = Balancer(method, 4, weights.size, 1)
+        for _ in range(2):  # the second round begins with a running sum
+            state, _, unit_signs = step(state, microbatches, counts, jax.random.key(0))
+            expected = balancer.round(gradients)
+            for worker, right in enumerate(expected):
+                np.testing.assert_array_equal(
+                    unit_signs[worker, : counts[worker]].reshape(-1), right
+                )
+
+
+def test_signs_made_for_other_sizes_are_refused():
+    def step(microbatch_size=4, max_microbatches=3, num_workers=4):
+        options = ordering.Options(num_workers, microbatch_size, max_microbatches)
+        signs = methods.ORDERINGS["d_grab_exact"](options).signs
+        weights, optimizer = problems.initial_weights(np.float32), optax.sgd(0.1)
+        mesh = hetjax.make_worker_mesh(4)
+        state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh, signs=signs)
+        train_step = hetjax.make_train_step(
+            problems.softmax_loss, optimizer, mesh, nominal_examples=48, signs=signs
+        )
+        ids = np.arange(48, dtype=np.int32).reshape(4, 3, 4)
+        examples = {k: v[ids] for k, v in problems.classification(48, np.float32).items()}
+        microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), examples)
+        return jax.eval_shape(train_step, state, microbatches, np.full(4, 3), jax.random.key(0))
+
+    step()
+    for wrong in ({"num_workers": 1}, {"microbatch_size": 8}, {"max_microbatches": 1}):
+        with pytest.raises(ValueError, match=r"signs are made for"):
+            step(**wrong)
+
+
+def test_weights_that_mix_examples_are_refused():
+    def loss_fn(weights, batch, rng):
+        losses = problems.softmax_loss(weights, batch, rng)
+        return losses, losses / losses.sum()
+
+    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
+    with pytest.raises(ValueError, match="beside others"):
+        problems.fit(data, weights, loss_fn=loss_fn, epochs=1, ordering={"method": "grab"})
