@@ -97,7 +97,7 @@ class Step:
         jax.block_until_ready(result.accumulated)
         between = time.perf_counter()
         self._state, self._accumulated, *rest = self.parts.sync(
-            self._state, result.accumulated, self.parts.shares
+            self._state, result.accumulated, self.parts.shares, ()
         )
         jax.block_until_ready((self._state, self._accumulated, rest))
         return between - began, time.perf_counter() - between

@@ -68,7 +68,7 @@ def emulated_rows(round_secs: float = 0.2, num_rounds: int = 12, skipped: int = 
 
 
 @contextlib.contextmanager
-def _rounds_of(
+def rounds_of(
     loss_fn: Any, params: Any, optimizer: Any, data: Any, **fields: Any
 ) -> Iterator[tuple[Any, Any]]:
     """A run whose rounds are called one by one: `(loop, parts)`."""
@@ -147,7 +147,7 @@ def overhead_rows(pairs: int = 150, quota: int = 4) -> list[Row]:
     rows = []
     for policy in ("equal", "adaptive"):
         fields["quota"] = {"policy": policy}
-        with _rounds_of(loss_fn, params, optimizer, data, **fields) as (run, parts):
+        with rounds_of(loss_fn, params, optimizer, data, **fields) as (run, parts):
             bare = _bare_loop(parts, optimizer, ids.reshape(num_workers, quota, _MICROBATCH))
             index = 0
 
@@ -166,8 +166,8 @@ def overhead_rows(pairs: int = 150, quota: int = 4) -> list[Row]:
                     programs[name]()
                     if turn >= 5:
                         secs[name].append(time.perf_counter() - began)
-        ratio, low, high = _ratio(secs["loop"], secs["bare"])
-        own, own_low, own_high = _ratio(secs["bare again"], secs["bare"])
+        ratio, low, high = ratio_of(secs["loop"], secs["bare"])
+        own, own_low, own_high = ratio_of(secs["bare again"], secs["bare"])
         rows.append(
             Row(
                 f"LeNet, 4 workers of {quota} microbatches of {_MICROBATCH}, policy {policy}: "
@@ -181,7 +181,7 @@ def overhead_rows(pairs: int = 150, quota: int = 4) -> list[Row]:
     return rows
 
 
-def _ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+def ratio_of(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
     """Ratio of medians and its 95 % interval, by resampling the interleaved rounds."""
     pairs = np.array([ours, theirs])
     rng = np.random.default_rng(0)

@@ -87,8 +87,11 @@ class ReducerConfig:
     """What a synchronisation does."""
 
     name: str = fields.text("all_reduce")
-    graph: str = fields.text("", may_be_empty=True)  # of those that gossip
-    budget: float = fields.number(1.0, above=0.0, at_most=1.0)  # share of links used a round
+    # Of those that gossip: a name, or an edge list such as '0-1,1-2,2-0'.
+    graph: str = fields.text("ring")
+    degree: int = fields.integer(4, at_least=2)  # of graph='random'
+    graph_seed: int = fields.integer(0)  # of graph='random'
+    budget: float = fields.number(0.5, above=0.0, at_most=1.0)  # MATCHA: share of links used
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,8 +99,9 @@ class GateConfig:
     """What closes a round before all quotas are done."""
 
     trigger: str = fields.text("none")
-    quorum: int = fields.integer(0)  # workers
+    quorum: int = fields.integer(0)  # microbatches of all workers
     deadline_secs: float = fields.number(0.0, at_least=0.0)
+    in_flight: str = fields.choice("finish", "finish", "drop")  # 'drop': virtual clock alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +122,9 @@ class ClusterConfig:
     num_workers: int = fields.integer(4, at_least=1)
     secs_per_microbatch: tuple[float, ...] = fields.numbers((), above=0.0)  # (): no emulation
     overhead_secs: float | tuple[float, ...] = fields.number_or_numbers(0.0, at_least=0.0)
-    delay: str = fields.choice("constant", "constant", "exponential", "gamma")
+    delay: str = fields.choice(
+        "constant", "constant", "exponential", "gamma", "shifted_exponential"
+    )
     delay_cv: float = fields.number(0.1, above=0.0)  # standard deviation / mean; 'gamma'
     delay_per: str = fields.choice("microbatch", "microbatch", "round")
     changes: tuple[Change, ...] = fields.records(Change)

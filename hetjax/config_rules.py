@@ -49,7 +49,8 @@ def _model_and_data(experiment: config.ExperimentConfig) -> Iterator[str]:
             "model.hidden: got (), must be one or more widths with model.name='mlp'. Give "
             "some, such as (128,), or set model.name='logistic'."
         )
-    if experiment.data.sharing == "shared" and experiment.data.weighting != "shard":
+    sums = experiment.reducer.name in ("all_reduce", "ring")
+    if sums and experiment.data.sharing == "shared" and experiment.data.weighting != "shard":
         yield (
             f"data.weighting: got {experiment.data.weighting!r} with data.sharing='shared', "
             "where there are no shards to weight. Leave it at 'shard', or set "
@@ -135,21 +136,44 @@ def _changes(cluster: config.ClusterConfig) -> Iterator[str]:
 
 
 def _gate(experiment: config.ExperimentConfig) -> Iterator[str]:
-    gate, n = experiment.gate, experiment.cluster.num_workers
-    if gate.trigger == "quorum" and not 1 <= gate.quorum <= n:
+    gate, budget = experiment.gate, experiment.budget
+    if gate.trigger == "quorum" and not 1 <= gate.quorum <= budget:
         yield (
-            f"gate.quorum: got {gate.quorum}, must be from 1 to cluster.num_workers={n} with "
-            "gate.trigger='quorum'. Give the workers that must have finished."
+            f"gate.quorum: got {gate.quorum}, must be from 1 to budget={budget} with "
+            "gate.trigger='quorum': quotas deliver no more microbatches a round. Give the "
+            "microbatches, of all workers together, that must be finished."
         )
-    if gate.trigger == "deadline" and not gate.deadline_secs:
-        yield (
-            "gate.deadline_secs: got 0.0, must be above 0 with gate.trigger='deadline'. Give "
-            "the seconds after which a round closes."
-        )
+    if gate.trigger == "deadline":
+        yield from _deadline(gate.deadline_secs, experiment.cluster)
     if gate.trigger != "none" and experiment.local == "fused":
         yield (
             f"gate.trigger: got {gate.trigger!r} with local='fused', a single program that "
             "nothing can close early. Set local='stepped', or gate.trigger='none'."
+        )
+    virtual = experiment.local == "virtual" or experiment.cluster.clock == "virtual"
+    if gate.in_flight == "drop" and not virtual:
+        yield (
+            "gate.in_flight: got 'drop' on the wall clock, but a program that runs on a device "
+            "cannot be taken back. Set it to 'finish', or cluster.clock='virtual'."
+        )
+
+
+def _deadline(deadline_secs: float, cluster: config.ClusterConfig) -> Iterator[str]:
+    if not deadline_secs:
+        yield (
+            "gate.deadline_secs: got 0.0, must be above 0 with gate.trigger='deadline'. Give "
+            "the seconds after which a round closes."
+        )
+        return
+    speeds, overhead = cluster.secs_per_microbatch, cluster.overhead_secs
+    starts = overhead if isinstance(overhead, tuple) else (overhead,) * len(speeds)
+    shortest = min((a + b for a, b in zip(starts, speeds, strict=False)), default=0.0)
+    if deadline_secs < shortest:
+        yield (
+            f"gate.deadline_secs: got {deadline_secs}, but no worker's first microbatch ends "
+            f"before {shortest:g} s (mean, by cluster.secs_per_microbatch and overhead_secs), so "
+            "that every round would hold one microbatch of each worker at most. The shortest "
+            f"useful deadline is {shortest:g}."
         )
 
 

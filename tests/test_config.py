@@ -176,7 +176,7 @@ CONTRADICTIONS = [
     ),
     (
         nested(gate__trigger="quorum"),
-        "gate.quorum: got 0, must be from 1 to cluster.num_workers",
+        "gate.quorum: got 0, must be from 1 to budget",
     ),
     (nested(gate__trigger="deadline"), "gate.deadline_secs: got 0.0, must be above 0 with"),
     (

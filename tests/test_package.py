@@ -29,6 +29,7 @@ LAYERS = {
     "report": 1,
     "data": 2,
     "training": 3,
+    "simulate": 4,
 }
 TOP_OF_TRAINING = {"loop", "setup", "summary", "telemetry"}
 

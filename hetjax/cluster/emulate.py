@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from hetjax.quota import costs as costs_lib
 from hetjax.quota import policies
 
-DELAYS = ("constant", "exponential", "gamma")
+DELAYS = ("constant", "exponential", "gamma", "shifted_exponential")
 DELAY_PER = ("microbatch", "round")
 
 
@@ -48,7 +48,9 @@ class EmulatedCluster:
       secs_per_microbatch: mean seconds of a microbatch of each worker, > 0.
       overhead_secs: mean seconds of a round beside its microbatches, ≥ 0, for each worker or
         one number for all.
-      delay: how the times vary about their means: "constant", "exponential", "gamma".
+      delay: how the times vary about their means: "constant", "exponential", "gamma"; or
+        "shifted_exponential": half of each mean is sure, and there comes an exponential delay of
+        the same mean, as of a worker that is held up now and then.
       delay_cv: standard deviation over mean of a time under "gamma", > 0.
       delay_per: "microbatch": every microbatch and the overhead have a factor of their own;
         "round": one factor for all that a worker does in a round.
@@ -156,6 +158,8 @@ class EmulatedCluster:
     def _factors(self, rng: np.random.Generator, count: int) -> np.ndarray:
         if self.delay == "exponential":
             return rng.standard_exponential(count)
+        if self.delay == "shifted_exponential":
+            return 0.5 * (1.0 + rng.standard_exponential(count))
         shape = self.delay_cv**-2
         return rng.standard_gamma(shape, count) / shape
 

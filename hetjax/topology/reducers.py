@@ -1,21 +1,54 @@
-"""What a synchronisation does with the workers' sums.
+"""What a synchronisation does with the workers' sums and parameters.
 
 Each reducer has two forms that agree: `collective`, inside `shard_map` over the worker axis,
-and `array`, on leaves with a leading worker axis on one device.
+and `array`, on leaves with a leading worker axis on one device. Two kinds: those that sum the
+workers' gradients, so that replicas stay equal, and those that gossip, where each worker updates
+from its own gradients and averages its parameters with its neighbours'.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from hetjax.topology import gossip as gossip_lib
+from hetjax.topology import graphs
 
 PyTree = Any
 
 
+class Options(NamedTuple):
+    """What the factories of `REDUCERS` are given; each takes what it needs."""
+
+    num_workers: int = 1
+    graph: str = "ring"
+    degree: int = 4  # of graph='random'
+    graph_seed: int = 0  # of graph='random'
+    budget: float = 0.5  # of MATCHA
+    seed: int = 0  # of MATCHA's draws
+
+
+class Mixing(NamedTuple):
+    """How the parameters of the workers are averaged; `active` is bool[M], the same on all."""
+
+    gossip: gossip_lib.Gossip
+    collective: Callable[[PyTree, jax.Array, str], PyTree]
+    """`(params, active, axis_name) -> params`, leaves without worker axis."""
+
+    array: Callable[[PyTree, jax.Array], PyTree]
+    """`(params, active) -> params`, leaves `[num_workers, ...]`."""
+
+    before_update: bool
+    """Whether the update, computed at the parameters as they were, is added to the mixed ones
+    (D-PSGD), or the updated parameters are mixed (MATCHA)."""
+
+
 class Reducer(NamedTuple):
-    """How `(grad_sum, weight_sum)` of the workers become those that each one updates from."""
+    """How the workers' `(grad_sum, weight_sum)` become those that each one updates from."""
 
     collective: Callable[[PyTree, str], PyTree]
     """`(sums, axis_name) -> sums`, leaves without worker axis."""
@@ -25,45 +58,231 @@ class Reducer(NamedTuple):
 
     keeps_replicas_equal: bool
 
+    mixing: Mixing | None = None
+    """None where the sums are those of all workers."""
 
-def all_reduce() -> Reducer:
+    num_workers: int = 1
+
+    def copies_sent(self, active: Any) -> float:
+        """Copies of the parameters that all workers together send in a round."""
+        if self.mixing is not None:
+            return float(self.mixing.gossip.sends(active).sum())
+        return gossip_lib.ring_copies(self.num_workers) * self.num_workers
+
+
+def all_reduce(options: Options = Options()) -> Reducer:  # noqa: B008
     """The sum over all workers, by `psum`: one global gradient, replicas stay equal."""
 
     def collective(sums: PyTree, axis_name: str) -> PyTree:
-        return _psum_bucketed(sums, axis_name)
+        return _bucketed(lambda x: jax.lax.psum(x, axis_name), sums)
 
     def array(sums: PyTree) -> PyTree:
         return jax.tree.map(
             lambda x: jnp.broadcast_to(jnp.sum(x, axis=0, keepdims=True), x.shape), sums
         )
 
-    return Reducer(collective, array, keeps_replicas_equal=True)
+    return Reducer(collective, array, True, num_workers=options.num_workers)
 
 
-# Leaves up to this size share one all-reduce: each operand of its own costs a rendezvous of all
+def ring(options: Options) -> Reducer:
+    """The sum over all workers, passed round a ring, to study the ring itself.
+
+    Vectors are cut into n chunks. In n - 1 steps each worker adds its part of a chunk to what its
+    left neighbour sent and sends it on (reduce-scatter); in n - 1 more the sums go round
+    (all-gather). A worker sends 2 (n - 1) / n of the vector. Equal to `all_reduce` up to
+    rounding; replicas stay equal to the bit.
+    """
+    num_workers = options.num_workers
+    to_right = [(worker, (worker + 1) % num_workers) for worker in range(num_workers)]
+
+    def around(vector: jax.Array, axis_name: str) -> jax.Array:
+        rank = jax.lax.axis_index(axis_name)
+        chunks = _chunks(vector, num_workers)
+
+        def chunk(index: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_index_in_dim(chunks, index % num_workers, keepdims=False)
+
+        carried = chunk(rank)
+        for step in range(1, num_workers):
+            carried = jax.lax.ppermute(carried, axis_name, to_right) + chunk(rank - step)
+        sums = jnp.zeros_like(chunks)
+        for step in range(num_workers):
+            index = (rank + 1 - step) % num_workers
+            sums = jax.lax.dynamic_update_index_in_dim(sums, carried, index, 0)
+            if step < num_workers - 1:
+                carried = jax.lax.ppermute(carried, axis_name, to_right)
+        return sums.reshape(-1)[: vector.size].reshape(vector.shape)
+
+    def collective(sums: PyTree, axis_name: str) -> PyTree:
+        return _bucketed(lambda x: around(x, axis_name), sums)
+
+    def array(sums: PyTree) -> PyTree:
+        return _bucketed(lambda x: _in_ring_order(x, num_workers), sums, leading_axes=1)
+
+    return Reducer(collective, array, True, num_workers=options.num_workers)
+
+
+def _chunks(vector: jax.Array, num_chunks: int) -> jax.Array:
+    """`[num_chunks, size]`, the last padded with zeros."""
+    flat = vector.reshape(-1)
+    size = -(-flat.size // num_chunks)
+    return jnp.pad(flat, (0, num_chunks * size - flat.size)).reshape(num_chunks, size)
+
+
+def _in_ring_order(vectors: jax.Array, num_workers: int) -> jax.Array:
+    """The sum of `[W, ...]` over the workers, each chunk added up in the order of the ring."""
+    chunks = jax.vmap(lambda v: _chunks(v, num_workers))(vectors)  # [W, chunk, size]
+    rows = jnp.arange(num_workers)
+    total = chunks[rows, rows]  # chunk c begins with worker c
+    for step in range(1, num_workers):
+        total = total + chunks[(rows + step) % num_workers, rows]
+    flat = total.reshape(-1)[: vectors[0].size].reshape(vectors.shape[1:])
+    return jnp.broadcast_to(flat, vectors.shape)
+
+
+def d_psgd(options: Options) -> Reducer:
+    """x_i <- sum_j W_ij x_j + update_i, over all edges of the graph, or over one phase a round.
+
+    `update_i` is the optimiser's, from the worker's own gradients at its parameters before they
+    are mixed, so that the two do not wait for each other. A worker that finished nothing is mixed
+    and not updated.
+
+    References:
+        Lian et al., "Can decentralized algorithms outperform centralized algorithms? A case study
+        for decentralized parallel stochastic gradient descent", 2017, arXiv 1705.09056.
+    """
+    return _gossiping(gossip_lib.d_psgd(_graph(options)), before_update=True)
+
+
+def matcha(options: Options) -> Reducer:
+    """x_i <- sum_j W_ij (x_j + update_j), over the matchings that are active in the round.
+
+    A matching that is not active costs nothing: it is a branch that no worker takes.
+
+    References:
+        Wang, Sahu, Yang, Joshi, Kar, "MATCHA: Speeding up decentralized SGD via matching
+        decomposition sampling", 2019, arXiv 1905.09435.
+    """
+    gossip = gossip_lib.matcha(_undirected(options), options.budget, seed=options.seed)
+    return _gossiping(gossip, before_update=False)
+
+
+def matcha_direct(options: Options) -> Reducer:
+    """As `matcha`, with probabilities and weight that shrink the consensus distance the most."""
+    gossip = gossip_lib.matcha(_undirected(options), options.budget, seed=options.seed, direct=True)
+    return _gossiping(gossip, before_update=False)
+
+
+def _graph(options: Options) -> graphs.Graph | graphs.PeriodicGraph:
+    return graphs.make_graph(
+        options.graph, options.num_workers, degree=options.degree, seed=options.graph_seed
+    )
+
+
+def _undirected(options: Options) -> graphs.Graph:
+    graph = _graph(options)
+    if isinstance(graph, graphs.PeriodicGraph):
+        raise ValueError(
+            f"reducer.graph: got {options.graph!r}, whose links change and go one way; matcha "
+            "needs an undirected graph, such as 'ring', 'torus', 'exponential', or an edge list. "
+            "Or set reducer.name='d_psgd'."
+        )
+    return graph
+
+
+def _gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reducer:
+    num_exchanges, num_workers = gossip.partners.shape
+    # W = I + sum_m active_m D_m: what each exchange adds to the identity.
+    terms = np.stack(
+        [gossip.matrix(row) - np.eye(num_workers) for row in np.eye(num_exchanges, dtype=bool)]
+        or [np.zeros((num_workers, num_workers))]
+    )
+
+    def exchanged(vector: jax.Array, active: jax.Array, axis_name: str) -> jax.Array:
+        """What the active exchanges add to a worker's vector."""
+        rank = jax.lax.axis_index(axis_name)
+
+        def exchange(index: int, change: jax.Array) -> jax.Array:
+            pairs = [
+                (int(partner), worker)
+                for worker, partner in enumerate(gossip.partners[index])
+                if partner != worker
+            ]
+            received = jax.lax.ppermute(vector, axis_name, pairs)
+            weight = jnp.asarray(gossip.weights[index], vector.dtype)[rank]
+            return change + weight * (received - vector)  # weight 0 where nothing comes
+
+        change = jnp.zeros_like(vector)
+        for index in range(num_exchanges):
+            exchange_now = functools.partial(exchange, index)
+            if gossip.always:
+                change = exchange_now(change)
+            else:
+                change = jax.lax.cond(active[index], exchange_now, lambda c: c, change)
+        return change
+
+    def collective(params: PyTree, active: jax.Array, axis_name: str) -> PyTree:
+        def mix(vector: jax.Array) -> jax.Array:
+            wide = vector.astype(jnp.promote_types(vector.dtype, jnp.float32))
+            return (wide + exchanged(wide, active, axis_name)).astype(vector.dtype)
+
+        return _bucketed(mix, params)
+
+    def array(params: PyTree, active: jax.Array) -> PyTree:
+        def mix(leaf: jax.Array) -> jax.Array:
+            wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+            flags = jnp.zeros(len(terms)) if not num_exchanges else active
+            change = jnp.einsum(
+                "m,mij->ij", flags.astype(wide.dtype), jnp.asarray(terms, wide.dtype)
+            )
+            added = jnp.matmul(
+                change, wide.reshape(num_workers, -1), precision=jax.lax.Precision.HIGHEST
+            )
+            return (wide + added.reshape(wide.shape)).astype(leaf.dtype)
+
+        return jax.tree.map(mix, params)
+
+    mixing = Mixing(gossip, collective, array, before_update)
+    return Reducer(
+        lambda sums, axis_name: sums,
+        lambda sums: sums,
+        keeps_replicas_equal=False,
+        mixing=mixing,
+        num_workers=num_workers,
+    )
+
+
+# Leaves up to this size share one collective: each operand of its own costs a rendezvous of all
 # workers. Ten leaves of 620 took 1.5 ms one by one and 0.85 ms together, on four CPU devices.
 _BUCKET_LEAF_SIZE = 1 << 16
 
 
-def _psum_bucketed(tree: PyTree, axis_name: str) -> PyTree:
-    """`psum` of all leaves, the small ones of a dtype as one vector."""
+def _bucketed(
+    function: Callable[[jax.Array], jax.Array], tree: PyTree, *, leading_axes: int = 0
+) -> PyTree:
+    """`function` of all leaves, of the small ones of a dtype as one vector."""
     leaves, treedef = jax.tree.flatten(tree)
+    lead = leaves[0].shape[:leading_axes] if leaves else ()
+    sizes = [int(np.prod(leaf.shape[leading_axes:])) for leaf in leaves]
     buckets: dict[Any, list[int]] = {}
     for index, leaf in enumerate(leaves):
-        if leaf.size <= _BUCKET_LEAF_SIZE:
+        if sizes[index] <= _BUCKET_LEAF_SIZE:
             buckets.setdefault(leaf.dtype, []).append(index)
     small = {index for bucket in buckets.values() for index in bucket}
-    reduced = [
-        leaf if index in small else jax.lax.psum(leaf, axis_name)
-        for index, leaf in enumerate(leaves)
-    ]
+    out = [leaf if index in small else function(leaf) for index, leaf in enumerate(leaves)]
     for bucket in buckets.values():
-        flat = jnp.concatenate([leaves[index].reshape(-1) for index in bucket])
-        ends = list(itertools.accumulate(leaves[index].size for index in bucket))
-        parts = jnp.split(jax.lax.psum(flat, axis_name), ends[:-1])
+        flat = jnp.concatenate([leaves[index].reshape(*lead, -1) for index in bucket], axis=-1)
+        ends = list(itertools.accumulate(sizes[index] for index in bucket))
+        parts = jnp.split(function(flat), ends[:-1], axis=-1)
         for index, part in zip(bucket, parts, strict=True):
-            reduced[index] = part.reshape(leaves[index].shape)
-    return jax.tree.unflatten(treedef, reduced)
+            out[index] = part.reshape(leaves[index].shape)
+    return jax.tree.unflatten(treedef, out)
 
 
-REDUCERS: dict[str, Callable[..., Reducer]] = {"all_reduce": all_reduce}
+REDUCERS: dict[str, Callable[..., Reducer]] = {
+    "all_reduce": all_reduce,
+    "ring": ring,
+    "d_psgd": d_psgd,
+    "matcha": matcha,
+    "matcha_direct": matcha_direct,
+}

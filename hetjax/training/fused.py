@@ -110,9 +110,10 @@ def make_train_step(
         per_example_rng: a key for each example in place of one a microbatch.
 
     Returns:
-        `step(state, microbatches, counts, rng, shares=None) -> (state, metrics, unit_signs)`,
-        to be jitted by you: leaves of `microbatches` are `[W, M, B, ...]`, worker w does the
-        first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one key, `shares` f32[W];
+        `step(state, microbatches, counts, rng, shares=None, active=()) -> (state, metrics,
+        unit_signs)`, to be jitted by you: leaves of `microbatches` are `[W, M, B, ...]`, worker w
+        does the first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one key, `shares`
+        f32[W], `active` the `reducer.mixing.gossip.active(round)` of a reducer that gossips;
         `unit_signs` are i8[W, M, B], as an order's `place` takes them, or ().
         M bounds the quotas and memory; a change of `counts` never compiles.
 
@@ -123,13 +124,15 @@ def make_train_step(
         Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
         environment", 2021, arXiv 2111.08272, for unequal work between two synchronisations.
     """
+    reducer = reducer or reducers.all_reduce(reducers.Options(mesh.size))
+    gossips = reducer.mixing is not None
     accumulate = accumulate_lib.make_accumulate(
         loss_fn, signs=signs, per_example_rng=per_example_rng
     )
     run_local = make_fused_local(accumulate, mesh)
     synchronise = sync.make_sync(
         optimizer,
-        reducer=reducer or reducers.all_reduce(),
+        reducer=reducer,
         num_workers=mesh.size,
         nominal_examples=nominal_examples,
         mesh=mesh,
@@ -144,7 +147,13 @@ def make_train_step(
         counts: jax.Array,
         rng: jax.Array,
         shares: jax.Array | None = None,
+        active: Any = (),
     ) -> tuple[types.TrainState, types.SyncMetrics, Any]:
+        if gossips and isinstance(active, tuple):
+            raise ValueError(
+                "this step's reducer gossips: give active=reducer.mixing.gossip.active(round), "
+                "which says who exchanges with whom in this round"
+            )
         params = jax.tree.map(lambda x: x[0], state.params)
         one = jax.tree.map(lambda x: x[0, 0], microbatches.examples)
         batch_size = microbatches.example_ids.shape[-1]
@@ -166,7 +175,7 @@ def make_train_step(
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
         accumulated, unit_signs = run_local(worker_state, zeros, microbatches, counts, rngs)
-        state, _, metrics, turns = synchronise(state, accumulated, shares)
+        state, _, metrics, turns = synchronise(state, accumulated, shares, active)
         if signs is not None:
             turns = turns.reshape(mesh.size, *((-1, batch_size) if turns.ndim == 2 else (1, 1)))
             unit_signs = unit_signs * turns[:, : unit_signs.shape[1]]

@@ -75,19 +75,41 @@ class Pace:
     """The emulated clock of the workers; without a cluster, the real one.
 
     Args:
-        cluster: the emulated speeds, if any.
+        cluster: the emulated speeds, if any; on the virtual clock by default 1 second a microbatch.
         virtual: take times from the cluster instead of sleeping.
+        num_workers: W.
+        gate: closes the rounds of the virtual clock.
+        drop: what is in flight then is given up.
     """
 
-    def __init__(self, cluster: emulate.EmulatedCluster | None, *, virtual: bool) -> None:
-        self.cluster = cluster
-        self.virtual = virtual
+    def __init__(
+        self,
+        cluster: emulate.EmulatedCluster | None,
+        *,
+        virtual: bool,
+        num_workers: int,
+        gate: gate_lib.Gate | None = None,
+        drop: bool = False,
+    ) -> None:
+        if cluster is None and virtual:
+            cluster = emulate.EmulatedCluster((1.0,) * num_workers)
+        self._cluster, self.virtual = cluster, virtual
+        self._gate, self._drop = gate, drop
 
     def ends(self, round_index: int | None, worker: int, count: int) -> np.ndarray | None:
         """f64[count]: seconds into the round at which each microbatch ends; None = real."""
-        if self.cluster is None or round_index is None:
+        if self._cluster is None or round_index is None:
             return None
-        return self.cluster.microbatch_ends(round_index, worker, count)
+        return self._cluster.microbatch_ends(round_index, worker, count)
+
+    def close(self, round_index: int, quotas: np.ndarray) -> gate_lib.Closing | None:
+        """How far the workers get in a round; None where their threads ask the gate themselves."""
+        if self._gate is None or self._cluster is None:
+            return None
+        ends = np.full((len(quotas), max(int(quotas.max()), 1)), np.inf)
+        for worker, quota in enumerate(quotas.tolist()):
+            ends[worker, :quota] = self._cluster.microbatch_ends(round_index, worker, quota)
+        return gate_lib.close(self._gate, ends, quotas, drop=self._drop)
 
 
 class Stepped:
@@ -201,7 +223,8 @@ class Stepped:
         self._feed.wait(rows[:1])  # nor is waiting for streamed data
         start = time.perf_counter()
         for position, example_ids in enumerate(rows):
-            if self._stopping.is_set() or not self._gate.is_open():
+            is_open = self._gate.is_open()
+            if self._stopping.is_set() or (position and not is_open):
                 break
             microbatch = self._feed.load(worker, example_ids)
             sums, unit_signs = self._accumulate(state, sums, microbatch, rng)
@@ -228,8 +251,7 @@ class Stepped:
 class Virtual:
     """All workers on one device, their k-th microbatches together: 64 workers on a laptop.
 
-    It is also the oracle of the collective form. Times are the emulated cluster's; without one,
-    a microbatch takes 1 second on every worker.
+    It is also the oracle of the collective form. Times are the emulated cluster's.
 
     Args:
         accumulate: the pure function; jitted here, over an array axis of workers.
@@ -253,7 +275,7 @@ class Virtual:
         replicas_equal: bool,
     ) -> None:
         self._feed, self._num_workers = feed, num_workers
-        self._cluster = pace.cluster or emulate.EmulatedCluster((1.0,) * num_workers)
+        self._pace = pace
         self._empty = accumulate_lib.empty_accumulated(params, signs)
         self._signed = signs is not None
         self._keys: tuple[Any, jax.Array] | None = None
@@ -321,7 +343,8 @@ class Virtual:
         first_secs = np.full(self._num_workers, np.nan)
         compute_secs = np.zeros(self._num_workers)
         for worker in np.flatnonzero(limits).tolist():
-            ends = self._cluster.microbatch_ends(round_index or 0, worker, int(limits[worker]))
+            ends = self._pace.ends(round_index or 0, worker, int(limits[worker]))
+            assert ends is not None  # the clock is virtual
             first_secs[worker], compute_secs[worker] = ends[0], ends[-1]
         unit_signs = None
         if self._signed:

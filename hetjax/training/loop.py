@@ -50,7 +50,7 @@ class FitResult:
     """What `fit` returns; parameters as they were given, without worker axis."""
 
     params: types.PyTree
-    """After the last round, of worker 0."""
+    """After the last round; the mean of the replicas where the reducer gossips."""
     state: types.TrainState
     """Of all workers, leaves `[num_workers, ...]`."""
     summary: dict[str, Any]
@@ -178,6 +178,8 @@ class _Round:
     round_secs: float | None = None  # None: the next round has not begun
     eval: dict[str, float] | None = None
     herding: dict[str, float] | None = None
+    consensus: dict[str, float] | None = None
+    copies_sent: float = 0.0  # of the parameters, by all workers
 
 
 class _Loop:
@@ -238,10 +240,16 @@ class _Loop:
             return self._result(interrupted=stream.examples_processed < end)
 
     def _result(self, *, interrupted: bool) -> FitResult:
-        params = jax.device_get(state_lib.worker_params(self._state))
+        params = jax.device_get(self._params()[0])
         written = self._recorder.finish(self._summary.as_dict(interrupted=interrupted))
         best = params if self._best_params is None else self._best_params
         return FitResult(params, self._state, written, self._recorder.history, best)
+
+    def _params(self) -> tuple[types.PyTree, dict[str, float] | None]:
+        """The run's parameters where worker 0 lies, and how far the replicas are from them."""
+        if self._parts.reducer.keeps_replicas_equal:
+            return state_lib.worker_params(self._state), None
+        return state_lib.consensus(self._state, self._parts.devices[0])
 
     def _warm_up(self) -> None:
         """Compiles and runs both phases for every worker, without effect, and untimed."""
@@ -255,10 +263,10 @@ class _Loop:
             limits=plan.quotas,
         )
         self._state, self._accumulated, metrics, _ = self._parts.sync(
-            self._state, result.accumulated, self._parts.shares
+            self._state, result.accumulated, self._parts.shares, self._parts.active(0)
         )
         jax.device_get(metrics)
-        params = state_lib.worker_params(self._state)
+        params, _ = self._params()
         jax.block_until_ready((self._state, params))
         parts = self._parts
         if parts.new_pass is not None:
@@ -306,6 +314,10 @@ class _Loop:
             else parts.cluster.present_at(index)
         )
         quotas, limits, caps = self._assign(index, present)
+        closing = parts.pace.close(index, quotas) if parts.trace is None else None
+        if closing is not None:
+            limits = closing.microbatches_done
+        active = parts.active(index)
         epoch, before = parts.stream.epoch, parts.stream.examples_processed
         plan = parts.stream.plan(quotas)
         parts.feed.read_ahead(parts.stream.upcoming(quotas))
@@ -319,8 +331,12 @@ class _Loop:
             limits=limits,
             meanwhile=self._report,
         )
+        if closing is not None:
+            result = result._replace(
+                compute_secs=closing.compute_secs, local_secs=float(closing.round_secs)
+            )
         self._state, self._accumulated, metrics, turns = parts.sync(
-            self._state, result.accumulated, parts.shares
+            self._state, result.accumulated, parts.shares, active
         )
         parts.stream.commit(plan, result.microbatches_done, _turned(result.unit_signs, turns))
         self._policy_state = parts.policy.observe(
@@ -342,6 +358,7 @@ class _Loop:
             examples=processed - before,
             examples_processed=processed,
             began=began,
+            copies_sent=parts.reducer.copies_sent(active),
         )
         if parts.stream.epoch > epoch:
             self._end_epoch(parts.stream.epoch)
@@ -361,18 +378,30 @@ class _Loop:
         """Evaluates where due; the run's clock stands still meanwhile."""
         jax.block_until_ready(self._state)
         self._close_pending(time.perf_counter())
-        if self._pending is not None and self._full_quotas is not None:
-            self._pending.herding = self._telemetry.herding(
-                epochs_done, state_lib.worker_params(self._state), self._full_quotas
-            )
-        due = epochs_done % self._config.eval_every == 0 or epochs_done >= self._config.epochs
-        if self._evaluator is None or not due or self._pending is None:
+        if self._pending is None:
             return
-        params = state_lib.worker_params(self._state)
-        values = self._evaluator(params)
-        self._pending.eval = {f"test_{name}": value for name, value in values.items()}
+        params, self._pending.consensus = self._params()
+        if self._full_quotas is not None:
+            self._pending.herding = self._telemetry.herding(epochs_done, params, self._full_quotas)
+        due = epochs_done % self._config.eval_every == 0 or epochs_done >= self._config.epochs
+        if self._evaluator is None or not due:
+            return
+        self._pending.eval = self._evaluated(self._evaluator, params)
         if self._summary.evaluated(self._pending.eval):
             self._best_params = jax.device_get(params)
+
+    def _evaluated(self, evaluator: evaluate.Evaluator, params: types.PyTree) -> dict[str, float]:
+        """Of the parameters and, where replicas differ, of the one with the highest loss."""
+        values = {f"test_{name}": value for name, value in evaluator(params).items()}
+        if self._parts.reducer.keeps_replicas_equal or "test_loss" not in values:
+            return values
+        device = self._parts.devices[0]
+        of_replicas = [
+            evaluator(jax.device_put(state_lib.worker_params(self._state, w), device))
+            for w in range(self._num_workers)
+        ]
+        worst = max(of_replicas, key=lambda found: found["loss"])
+        return values | {f"worst_test_{name}": value for name, value in worst.items()}
 
     def _close_pending(self, now: float) -> None:
         if self._pending is not None and self._pending.round_secs is None:

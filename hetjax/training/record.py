@@ -26,7 +26,8 @@ class RoundReport:
     skipped_examples: int  # of `examples`: in microbatches that were not finite
     loss: float  # mean over the round
     quotas: list[int]  # microbatches, [W]
-    microbatches_done: list[int]  # [W]
+    microbatches_done: list[int]  # [W]; what is left of the quotas went back to the order
+    examples_counted: list[int]  # [W], that entered the sums
     present: list[bool]  # [W]
     compute_secs: list[float]  # each worker's own, [W]
     start_secs: float
@@ -37,6 +38,8 @@ class RoundReport:
     overruns: int  # microbatches slower than the emulated worker
     optimal_round_secs: float | None = None  # exact optimum for the true speeds, if known
     eval: dict[str, float] | None = None
+    bytes_sent: int = 0  # by all workers, as the reducer counts them
+    consensus: dict[str, float] | None = None  # distance of the replicas from their mean
     herding: dict[str, float] | None = None  # bounds of the order to come and of a random one
 
     def to_json(self) -> str:

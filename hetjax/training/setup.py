@@ -12,13 +12,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hetjax import config as config_lib
 from hetjax import mesh as mesh_lib
-from hetjax import ordering, quota, topology, types
+from hetjax import ordering, quota, types
 from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
 from hetjax.data import rounds as rounds_lib
 from hetjax.data import sources
+from hetjax.topology import reducers
 from hetjax.training import accumulate as accumulate_lib
 from hetjax.training import fused, gate, local, replay, state, sync
+from hetjax.training.local import Pace
 
 
 def registries() -> dict[str, list[str]]:
@@ -26,7 +28,7 @@ def registries() -> dict[str, list[str]]:
     return {
         "quota.policy": list(quota.POLICIES),
         "ordering.method": list(ordering.ORDERINGS),
-        "reducer.name": list(topology.REDUCERS),
+        "reducer.name": list(reducers.REDUCERS),
         "gate.trigger": list(gate.GATES),
     }
 
@@ -123,6 +125,13 @@ class RunParts:
     per_example_rng: bool
     state: types.TrainState
     shares: jax.Array  # f32[W]: each shard's share of the examples
+    reducer: reducers.Reducer
+    pace: Pace
+
+    def active(self, round_index: int) -> Any:
+        """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
+        mixing = self.reducer.mixing
+        return () if mixing is None else mixing.gossip.active(round_index)
 
     def close(self) -> None:
         """Frees threads."""
@@ -169,7 +178,10 @@ def build(
     accumulate = accumulate_lib.make_accumulate(
         loss_fn, signs=method.signs, per_example_rng=per_example_rng
     )
-    reducer = topology.REDUCERS[config.reducer.name]()
+    _check_first(config)
+    reducer = _make_reducer(config)
+    gossips = reducer.mixing is not None
+    pace = _make_pace(config, cluster if emulated else None, virtual_clock=virtual_clock)
     synchronise = sync.make_sync(
         optimizer,
         reducer=reducer,
@@ -177,7 +189,8 @@ def build(
         nominal_examples=nominal_examples,
         mesh=mesh,
         signs=method.signs,
-        shard_weighting=(config.data.sharing, config.data.weighting) == ("private", "shard"),
+        shard_weighting=config.data.weighting == "shard"
+        and (gossips or config.data.sharing == "private"),
         stop_on_nonfinite=config.nonfinite == "stop",
     )
     return RunParts(
@@ -198,7 +211,7 @@ def build(
             mesh,
             replicas_equal=reducer.keeps_replicas_equal,
             params=params,
-            pace=local.Pace(cluster if emulated else None, virtual=virtual_clock),
+            pace=pace,
             signs=method.signs,
         ),
         sync=jax.jit(synchronise, donate_argnums=(1,)),
@@ -220,6 +233,55 @@ def build(
         shares=jax.device_put(stream.shares)
         if mesh is None
         else mesh_lib.place(stream.shares, mesh),
+        reducer=reducer,
+        pace=pace,
+    )
+
+
+def _make_reducer(config: config_lib.ExperimentConfig) -> reducers.Reducer:
+    options = reducers.Options(
+        num_workers=config.cluster.num_workers,
+        graph=config.reducer.graph,
+        degree=config.reducer.degree,
+        graph_seed=config.reducer.graph_seed,
+        budget=config.reducer.budget,
+        seed=config.seed,
+    )
+    return reducers.REDUCERS[config.reducer.name](options)
+
+
+def _check_first(config: config_lib.ExperimentConfig) -> None:
+    """`first` waits for a worker to finish its quota: which one, where a quota is 0?"""
+    if config.gate.trigger != "first" or config.quota.policy != "static":
+        return
+    quotas = quota.largest_remainder(config.quota.proportions, config.budget)
+    if (idle := np.flatnonzero(quotas == 0)).size:
+        raise ValueError(
+            f"gate.trigger: got 'first', but worker {idle[0]} has a quota of 0 of "
+            f"budget={config.budget} by quota.proportions={config.quota.proportions}, and would "
+            "be the first in every round. Give it a larger part, raise budget, leave it out of "
+            "cluster.num_workers, or set gate.trigger='quorum'"
+        )
+
+
+def _make_gate(config: config_lib.ExperimentConfig) -> gate.Gate:
+    options = gate.Options(quorum=config.gate.quorum, deadline_secs=config.gate.deadline_secs)
+    return gate.GATES[config.gate.trigger](options)
+
+
+def _make_pace(
+    config: config_lib.ExperimentConfig,
+    cluster: emulate.EmulatedCluster | None,
+    *,
+    virtual_clock: bool,
+) -> Pace:
+    closes = virtual_clock and config.gate.trigger != "none"
+    return Pace(
+        cluster,
+        virtual=virtual_clock,
+        num_workers=config.cluster.num_workers,
+        gate=_make_gate(config) if closes else None,
+        drop=config.gate.in_flight == "drop",
     )
 
 
@@ -305,7 +367,9 @@ def _make_local(
     if config.local == "fused":
         most = _most_microbatches(config)
         return fused.Fused(accumulate, feed, mesh, max_microbatches=most, **common)
-    return local.Stepped(accumulate, feed, mesh, gate=gate.GATES[config.gate.trigger](), **common)
+    asked = not config.replay and not common["pace"].virtual
+    by_threads = _make_gate(config) if asked else gate.none(gate.Options())
+    return local.Stepped(accumulate, feed, mesh, gate=by_threads, **common)
 
 
 def make_policy(config: config_lib.ExperimentConfig, rounds_per_epoch: int) -> quota.QuotaPolicy:

@@ -1,6 +1,7 @@
 """Making the training state, and taking one worker's part out of it."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -46,3 +47,28 @@ def worker_params(state: types.TrainState, worker: int = 0) -> types.PyTree:
         return leaf[worker]
 
     return jax.tree.map(take, state.params)
+
+
+@jax.jit
+def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
+    def wide(leaf: jax.Array) -> jax.Array:
+        return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+
+    mean = jax.tree.map(lambda x: jnp.mean(wide(x), axis=0), params)
+    squares = jax.tree.map(lambda x, m: jnp.sum(jnp.square(wide(x) - m[None])), params, mean)
+    num_workers = jax.tree.leaves(params)[0].shape[0]
+    distance = jnp.sqrt(sum(jax.tree.leaves(squares)) / num_workers)
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(m)) for m in jax.tree.leaves(mean)))
+    return jax.tree.map(lambda m, x: m.astype(x.dtype), mean, params), distance, norm
+
+
+def consensus(state: types.TrainState, device: jax.Device) -> tuple[types.PyTree, dict[str, float]]:
+    """The mean of the replicas, on `device`, and how far they are from it.
+
+    Returns:
+        parameters without worker axis; and `distance`, the root mean square over the workers of
+        the Euclidean distance from the mean, and `relative`, that over the mean's norm.
+    """
+    mean, distance, norm = _mean_and_distance(state.params)
+    relative = float(distance) / max(float(norm), 1e-30)
+    return jax.device_put(mean, device), {"distance": float(distance), "relative": relative}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from hetjax import quota, types
+from hetjax import quota, trees, types
 from hetjax.data import rounds
 from hetjax.training import record
 
@@ -33,11 +33,16 @@ class Summary:
         self._references: list[References] = []  # of full rounds, where speeds are known
         self.order_cost: dict[str, float] = {}  # of an order that takes signs
         self._herding_secs = 0.0
+        of_worker = jax.tree.map(lambda x: x[0], parts.state.params)
+        if parts.reducer.mixing is None:  # sums are sent, wider than some parameters
+            of_worker = trees.accumulator_zeros(of_worker)
+        self._copy_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(of_worker))
 
     def optimal_secs(self, round_index: int, total: int, caps: np.ndarray) -> float | None:
         """Exact integer optimum of a round for the true speeds; None where not known."""
         cluster = self._parts.cluster
-        if cluster is None or not self._parts.emulated:
+        gated = self._parts.config.gate.trigger != "none"
+        if cluster is None or not self._parts.emulated or gated:
             return None
         costs = cluster.costs_at(round_index)
         times = (costs.overhead_secs.tobytes(), costs.secs_per_microbatch.tobytes())
@@ -75,6 +80,7 @@ class Summary:
             loss=float(sums[0] / sums[1]) if sums[1] > 0 else float("nan"),
             quotas=done.plan.quotas.tolist(),
             microbatches_done=result.microbatches_done.tolist(),
+            examples_counted=metrics.example_count.tolist(),
             present=done.present.tolist(),
             compute_secs=result.compute_secs.tolist(),
             start_secs=self._clock,
@@ -87,6 +93,8 @@ class Summary:
             overruns=result.overruns,
             optimal_round_secs=done.optimal_secs,
             eval=done.eval,
+            bytes_sent=round(done.copies_sent * self._copy_bytes),
+            consensus=done.consensus,
             herding=done.herding,
         )
         self._clock += line.round_secs
@@ -117,6 +125,10 @@ class Summary:
             "train_secs": self._clock,
             "round_secs_mean": float(round_secs.mean()) if len(timed) else None,
             "round_secs_median": float(np.median(round_secs)) if len(timed) else None,
+            "examples_per_sec": stream.examples_processed / self._clock if self._clock else None,
+            "bytes_sent_per_round": float(np.mean([line.bytes_sent for line in lines]))
+            if lines
+            else None,
             "waiting_fraction": float(waiting.sum() / sum(line.local_secs for line in timed))
             if len(timed)
             else None,
@@ -129,6 +141,21 @@ class Summary:
             "device_kind": self._parts.devices[0].device_kind,
             "jax_version": jax.__version__,
         }
+        mixing, gate = self._parts.reducer.mixing, self._parts.config.gate.trigger
+        if mixing is not None:
+            measured = [line.consensus for line in lines if line.consensus]
+            out["gossip"] = {
+                "spectral_gap": mixing.gossip.spectral_gap,
+                "num_exchanges": len(mixing.gossip.partners),
+                **{f"consensus_{k}": v for k, v in (measured[-1] if measured else {}).items()},
+            }
+        if gate != "none":
+            given = sum(sum(line.quotas) for line in lines)
+            out["gate"] = {
+                "trigger": gate,
+                "returned_fraction": 1 - microbatches / max(given, 1),
+                "in_flight": self._parts.config.gate.in_flight,
+            }
         if self.order_cost:
             method = self._parts.config.ordering.method
             cost = {**self.order_cost, "herding_secs": self._herding_secs}

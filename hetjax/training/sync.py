@@ -20,23 +20,26 @@ from hetjax.ordering import ordering
 from hetjax.topology import reducers
 
 SyncFn = Callable[
-    [types.TrainState, Any, jax.Array], tuple[types.TrainState, Any, types.SyncMetrics, Any]
+    [types.TrainState, Any, jax.Array, Any],
+    tuple[types.TrainState, Any, types.SyncMetrics, Any],
 ]
 
 
 def _update_worker(
     state: types.TrainState,
+    base: types.PyTree,
     sums: tuple[types.PyTree, jax.Array],
     running_sum: types.PyTree,
     *,
-    blocked: jax.Array,
     rounds_done: jax.Array,
     mean_loss: jax.Array,
     optimizer: optax.GradientTransformationExtraArgs,
+    alone: bool,
 ) -> types.TrainState:
     """One worker's optimiser update, leaves without worker axis.
 
-    A round of weight 0, or a blocked one, leaves parameters and optimiser state unchanged.
+    The update, computed at the worker's parameters, is added to `base`. A worker that updates
+    alone and did nothing has no update, and its optimiser's state stays.
     """
     grad_sum, weight = sums
     divisor = jnp.where(weight > 0, weight, 1)
@@ -44,11 +47,10 @@ def _update_worker(
     updates, opt_state = optimizer.update(
         grads, state.opt_state, state.params, value=mean_loss, progress=state.progress_rounds
     )
-    params = optax.apply_updates(state.params, updates)
-    new_state = types.TrainState(
-        params, opt_state, running_sum, state.progress_rounds + rounds_done
-    )
-    return trees.select((weight > 0) & ~blocked, new_state, state)
+    params = optax.apply_updates(base, updates)
+    if alone:
+        params, opt_state = trees.select(weight > 0, (params, opt_state), (base, state.opt_state))
+    return types.TrainState(params, opt_state, running_sum, state.progress_rounds + rounds_done)
 
 
 def make_sync(
@@ -62,12 +64,18 @@ def make_sync(
     shard_weighting: bool = False,
     stop_on_nonfinite: bool = True,
 ) -> SyncFn:
-    """Builds the sync phase `(state, accumulated, shares) -> (state, fresh, metrics, turns)`.
+    """Builds the sync phase: the workers' sums become a new state.
 
     With `gradient_j`, `weight_j` the sums of worker j and `share_j` its shard's share of all
     examples, the optimiser sees `sum_j gradient_j / sum_j weight_j`, or with shard weighting
     `sum_j share_j * gradient_j / weight_j` over the workers of weight > 0, divided by the
     sum of their shares.
+
+    With a reducer that gossips, worker j's optimiser sees `n share_j gradient_j / weight_j` with
+    shard weighting: the mean of the replicas then descends the mean loss over all examples,
+    whatever the quotas are. Without it, `gradient_j / weight_j` times the examples that the worker
+    did over `nominal_examples / n`: who does more moves farther, and the objective weighs the
+    workers' examples by what each one did.
 
     Args:
         optimizer: any optax optimiser that updates from one gradient (not L-BFGS or SAM, which
@@ -82,11 +90,13 @@ def make_sync(
         stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
 
     Returns:
-        A pure function. `accumulated` has leaves `[W, ...]`; `shares` is f32[W]; `fresh` are the
-        sums before the first microbatch of the next round; `turns`, i8[W, ...], turn round the
-        unit signs of each worker, () without an order's signs.
+        A pure function of (state, accumulated, shares, active), whose results are (state, fresh,
+        metrics, turns). `accumulated` has leaves `[W, ...]`; `shares` is f32[W]; `active` says
+        which exchanges of a reducer that gossips are, bool[M], and is () for others; `fresh` are
+        the sums before the first microbatch of the next round; `turns`, i8[W, ...], turn round
+        the unit signs of each worker, () without an order's signs.
     """
-    axis = mesh_lib.WORKER_AXIS
+    axis, mixing = mesh_lib.WORKER_AXIS, reducer.mixing
     made_for = None if signs is None else signs.made_for
     if made_for is not None and made_for.num_workers != num_workers:
         raise ValueError(
@@ -103,6 +113,10 @@ def make_sync(
         accumulated: types.Accumulated, share: jax.Array, reduce: Callable
     ) -> tuple[types.PyTree, jax.Array]:
         grad_sum, weight = accumulated.grad_sum, accumulated.weight_sum
+        if mixing is not None:
+            nominal = nominal_examples / num_workers
+            factor = share * num_workers if shard_weighting else accumulated.example_count / nominal
+            return grad_sum, jnp.where(weight > 0, weight / factor, 0).astype(weight.dtype)
         if shard_weighting:
             scale = jnp.where(weight > 0, share / jnp.where(weight > 0, weight, 1), 0)
 
@@ -116,24 +130,33 @@ def make_sync(
 
     def update_worker(
         state: types.TrainState,
+        base: types.PyTree,
         sums: tuple,
         running_sum: types.PyTree,
         metrics: types.SyncMetrics,
     ) -> types.TrainState:
-        nonfinite = jnp.any(metrics.nonfinite_microbatch >= 0)
         examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
         return _update_worker(
             state,
+            base,
             sums,
             running_sum,
-            blocked=nonfinite if stop_on_nonfinite else jnp.bool_(False),
             rounds_done=examples / nominal_examples,
             mean_loss=metrics.loss_sum / jnp.where(metrics.weight_sum > 0, metrics.weight_sum, 1),
             optimizer=optimizer,
+            alone=mixing is not None,
         )
 
+    def unless_blocked(
+        new: types.TrainState, old: types.TrainState, metrics: types.SyncMetrics
+    ) -> types.TrainState:
+        """A round of weight 0 leaves everything as it was, and so may one that is not finite."""
+        nonfinite = jnp.any(metrics.nonfinite_microbatch >= 0)
+        blocked = (metrics.weight_sum <= 0) | (nonfinite if stop_on_nonfinite else False)
+        return trees.select(~blocked, new, old)
+
     def collective_body(
-        state: types.TrainState, accumulated: types.Accumulated, share: jax.Array
+        state: types.TrainState, accumulated: types.Accumulated, share: jax.Array, active: Any
     ) -> tuple:
         state, accumulated, share = map(trees.first_row, (state, accumulated, share))
         with jax.named_scope("reduce"):
@@ -143,8 +166,18 @@ def make_sync(
         if signs is not None:
             with jax.named_scope("coordinate_order"):
                 running_sum, turns = signs.sync(running_sum, accumulated.signed_sum, axis)
+
+        def mix(params: types.PyTree) -> types.PyTree:
+            with jax.named_scope("mix"):
+                return params if mixing is None else mixing.collective(params, active, axis)
+
+        first = mixing is not None and mixing.before_update
         with jax.named_scope("update"):
-            state = update_worker(state, sums, running_sum, metrics)
+            base = mix(state.params) if first else state.params
+            new = update_worker(state, base, sums, running_sum, metrics)
+            if not first:
+                new = new._replace(params=mix(new.params))
+            state = unless_blocked(new, state, metrics)
         fresh = fresh_sums(accumulated, state.running_sum, signs)
         return (
             trees.add_row_axis(state),
@@ -154,7 +187,7 @@ def make_sync(
         )
 
     def array_body(
-        state: types.TrainState, accumulated: types.Accumulated, share: jax.Array
+        state: types.TrainState, accumulated: types.Accumulated, share: jax.Array, active: Any
     ) -> tuple:
         sums = reduced(accumulated, share, reducer.array)
         metrics = types.SyncMetrics(
@@ -167,7 +200,18 @@ def make_sync(
         running_sum, turns = state.running_sum, ()
         if signs is not None:
             running_sum, turns = signs.sync_array(running_sum, accumulated.signed_sum)
-        state = jax.vmap(update_worker, in_axes=(0, 0, 0, None))(state, sums, running_sum, metrics)
+
+        def mix(params: types.PyTree) -> types.PyTree:
+            return params if mixing is None else mixing.array(params, active)
+
+        first = mixing is not None and mixing.before_update
+        base = mix(state.params) if first else state.params
+        new = jax.vmap(update_worker, in_axes=(0, 0, 0, 0, None))(
+            state, base, sums, running_sum, metrics
+        )
+        if not first:
+            new = new._replace(params=mix(new.params))
+        state = unless_blocked(new, state, metrics)
         fresh = jax.vmap(functools.partial(fresh_sums, signs=signs))(accumulated, state.running_sum)
         return state, fresh, metrics, turns
 
@@ -177,7 +221,7 @@ def make_sync(
     return jax.shard_map(
         collective_body,
         mesh=mesh,
-        in_specs=(rows, rows, rows),
+        in_specs=(rows, rows, rows, replicated),
         out_specs=(rows, rows, replicated, rows),
         check_vma=False,  # an optimiser's own `cond` may mix constants with what varies by worker
     )

@@ -12,6 +12,7 @@ def noisy(**options):
 NOISES = [
     {"delay": "constant"},
     {"delay": "exponential"},
+    {"delay": "shifted_exponential"},
     {"delay": "gamma", "delay_cv": 0.3},
     {"delay": "gamma", "delay_cv": 0.3, "delay_per": "round"},
 ]
@@ -44,7 +45,9 @@ def test_seed_round_and_worker_each_change_the_times(noise):
     assert other.microbatch_ends(0, 0, 1).item() != reference
 
 
-@pytest.mark.parametrize(("delay", "cv"), [("exponential", 1.0), ("gamma", 0.3)])
+@pytest.mark.parametrize(
+    ("delay", "cv"), [("exponential", 1.0), ("shifted_exponential", 0.5), ("gamma", 0.3)]
+)
 @pytest.mark.parametrize("per", emulate.DELAY_PER)
 def test_mean_and_spread_are_the_stated_ones(delay, cv, per):
     cluster = emulate.EmulatedCluster((2.0,), delay=delay, delay_cv=0.3, delay_per=per)

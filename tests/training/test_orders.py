@@ -322,7 +322,7 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             result = parts.local.run(
                 0, state, accumulated, plan, rngs=[parts.rng] * 4, limits=plan.quotas
             )
-            state, accumulated, _, turns = parts.sync(state, result.accumulated, parts.shares)
+            state, accumulated, _, turns = parts.sync(state, result.accumulated, parts.shares, ())
             signs = [s * t for s, t in zip(result.unit_signs, np.asarray(turns), strict=True)]
             parts.stream.commit(plan, result.microbatches_done, signs)
         return state, accumulated

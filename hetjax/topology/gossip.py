@@ -1,0 +1,102 @@
+"""Gossip: who averages with whom in a round, and by how much. NumPy alone.
+
+A round mixes the workers' parameters by a doubly stochastic matrix
+
+    W = I + sum of (diag(weights_m) (P_m - I)) over the exchanges m that are active,
+
+P_m a permutation: in exchange m worker i receives from `partners[m, i]`. Exchanges of an
+undirected graph are the matchings of a decomposition, those of a periodic graph its phases. Mixing
+keeps the mean of the parameters.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from hetjax.topology import graphs, matchings, mixing, schedules
+
+
+class Gossip(NamedTuple):
+    """The exchanges of a reducer, and which of them are active in a round."""
+
+    partners: np.ndarray  # i64[M, n]: whom each worker receives from; itself: nobody
+    weights: np.ndarray  # f64[M, n]: what the difference from the partner is multiplied by
+    active: Callable[[int], np.ndarray]  # round -> bool[M], the same for whoever asks
+    always: bool  # all exchanges are active in every round
+    spectral_gap: float  # 1 - the factor by which a round shrinks the consensus distance, at worst
+
+    def matrix(self, active: np.ndarray) -> np.ndarray:
+        """f64[n, n]: W of the active exchanges, bool[M]."""
+        num_exchanges, num_workers = self.partners.shape
+        matrix, rows = np.eye(num_workers), np.arange(num_workers)
+        for index in range(num_exchanges):
+            if active[index]:
+                np.add.at(matrix, (rows, self.partners[index]), self.weights[index])
+                matrix[rows, rows] -= self.weights[index]
+        return matrix
+
+    def sends(self, active: np.ndarray) -> np.ndarray:
+        """i64[n]: how many copies of its parameters each worker sends."""
+        exchanging = self.partners != np.arange(self.partners.shape[1])
+        return (exchanging & np.asarray(active)[:, None]).sum(axis=0)
+
+
+def ring_copies(num_workers: int) -> float:
+    """Copies of a vector that each worker sends in an all-reduce, which a ring attains."""
+    return 2 * (num_workers - 1) / num_workers
+
+
+def d_psgd(graph: graphs.Graph | graphs.PeriodicGraph) -> Gossip:
+    """All edges of the graph in every round, Metropolis weights; or one phase after the other.
+
+    References:
+        Lian et al., "Can decentralized algorithms outperform centralized algorithms?", 2017,
+        arXiv 1705.09056. Ying et al., "Exponential graph is provably efficient for decentralized
+        deep training", 2021, arXiv 2110.13363: one peer a round.
+    """
+    matrices = mixing.mixing_matrices(graph)
+    gap = mixing.spectral_gap(matrices)
+    if isinstance(graph, graphs.PeriodicGraph):
+        partners = np.array(graph.phases, int).reshape(-1, graph.num_workers)
+        period = max(len(partners), 1)
+        weights = np.full(partners.shape, 0.5)
+        return Gossip(
+            partners, weights, lambda round: np.arange(period) == round % period, False, gap
+        )
+    partners = _partners(matchings.decompose_matchings(graph.edges, graph.num_workers), graph)
+    rows = np.arange(graph.num_workers)
+    weights = np.where(partners == rows, 0.0, matrices[0][rows, partners])
+    ones = np.ones(len(partners), bool)
+    return Gossip(partners, weights, lambda round: ones, True, gap)
+
+
+def matcha(graph: graphs.Graph, budget: float, *, seed: int, direct: bool = False) -> Gossip:
+    """Each matching of the graph in a share of the rounds, drawn from the seed.
+
+    Args:
+        graph: undirected.
+        budget: in (0, 1]: the share of the matchings that is active in the mean.
+        seed: of the draws.
+        direct: choose probabilities and weight so that the consensus shrinks the most, by
+            `matcha_direct`, where MATCHA maximises the connectivity of the mean graph.
+
+    References:
+        Wang, Sahu, Yang, Joshi, Kar, "MATCHA: Speeding up decentralized SGD via matching
+        decomposition sampling", 2019, arXiv 1905.09435.
+    """
+    pieces = matchings.decompose_matchings(graph.edges, graph.num_workers)
+    solve = schedules.matcha_direct if direct else schedules.matcha_schedule
+    schedule = solve(pieces, graph.num_workers, budget)
+    partners = _partners(pieces, graph)
+    weights = np.where(partners == np.arange(graph.num_workers), 0.0, schedule.alpha)
+    gap = 1.0 - float(np.sqrt(max(schedule.rho, 0.0)))
+    return Gossip(partners, weights, lambda round: schedule.flags(round, seed), False, gap)
+
+
+def _partners(pieces: tuple[np.ndarray, ...], graph: graphs.Graph) -> np.ndarray:
+    """i64[M, n] of matchings."""
+    partners = np.tile(np.arange(graph.num_workers), (len(pieces), 1))
+    for row, edges in zip(partners, pieces, strict=True):
+        row[edges[:, 0]], row[edges[:, 1]] = edges[:, 1], edges[:, 0]
+    return partners

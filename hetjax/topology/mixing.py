@@ -1,0 +1,155 @@
+"""With which fixed weights do workers average, and how fast does that bring them together?
+
+Metropolis and constant weights for a graph, their checks and rates. A round x ← W x keeps the
+mean of the parameters, because W is doubly stochastic. Host planning in float64, done once before
+training; `gossip` knows how the weights are applied, `schedules` has the random ones.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hetjax.topology import graphs
+
+_TOLERANCE = 1e-6  # of row sums and symmetry: matrices may come from float32
+
+
+def laplacian(edges: ArrayLike, num_workers: int) -> np.ndarray:
+    """Returns L = D − A, f64[num_workers, num_workers], of edges i64[E, 2], each given once.
+
+    Example:
+      >>> laplacian([(0, 1), (1, 2)], 3).tolist()
+      [[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]]
+    """
+    pairs = np.asarray(edges, np.int64).reshape(-1, 2)
+    return weighted_laplacian(pairs, np.ones(len(pairs)), num_workers)
+
+
+def weighted_laplacian(edges: np.ndarray, weights: np.ndarray, num_workers: int) -> np.ndarray:
+    matrix = np.zeros((num_workers, num_workers))
+    first, second = edges.T
+    np.subtract.at(matrix, (first, second), weights)
+    np.subtract.at(matrix, (second, first), weights)
+    matrix[np.diag_indices(num_workers)] = -matrix.sum(axis=1)
+    return matrix
+
+
+def metropolis_weights(graph: graphs.Graph) -> np.ndarray:
+    """Returns W_ij = 1/(1 + max(deg_i, deg_j)) on the links, f64[n, n], the rest on the diagonal.
+
+    Symmetric, doubly stochastic and without negative entries for every graph.
+
+    Example:
+      >>> metropolis_weights(graphs.star(3)).round(3).tolist()
+      [[0.333, 0.333, 0.333], [0.333, 0.667, 0.0], [0.333, 0.0, 0.667]]
+
+    References:
+      Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can decentralized algorithms outperform
+      centralized algorithms?", 2017, arXiv 1705.09056, asks for such a W and leaves it open.
+    """
+    weights = 1.0 / (1 + graph.degrees[graph.edges].max(axis=1))
+    return np.eye(graph.num_workers) - weighted_laplacian(graph.edges, weights, graph.num_workers)
+
+
+def mixing_matrices(graph: graphs.Graph | graphs.PeriodicGraph) -> tuple[np.ndarray, ...]:
+    """Returns the W of each phase, f64[n, n]; round k uses entry k mod the length.
+
+    One Metropolis matrix for a `Graph`; (I + P)/2 for each phase of a `PeriodicGraph`, where
+    P takes the parameters that a worker receives.
+
+    Example:
+      >>> [w.tolist() for w in mixing_matrices(graphs.one_peer_exponential(2))]
+      [[[0.5, 0.5], [0.5, 0.5]]]
+    """
+    if isinstance(graph, graphs.Graph):
+        return (metropolis_weights(graph),)
+    identity = np.eye(graph.num_workers)
+    return tuple(0.5 * (identity + identity[phase]) for phase in graph.phases)
+
+
+def check_mixing_matrix(matrix: ArrayLike, *, symmetric: bool) -> None:
+    """Checks that W is doubly stochastic, to 1e-6, and symmetric if asked. W = I passes.
+
+    Raises:
+      ValueError: names the row, column or entry that is wrong, and its value.
+
+    Example:
+      >>> check_mixing_matrix([[0.5, 0.5], [0.4, 0.6]], symmetric=False)
+      Traceback (most recent call last):
+      ...
+      ValueError: column 0 of the mixing matrix sums to 0.9; all rows and columns must sum to 1.
+    """
+    weights = np.asarray(matrix, np.float64)
+    if weights.ndim != 2 or weights.shape[0] != weights.shape[1] or not weights.size:
+        raise ValueError(
+            f"the mixing matrix has shape {weights.shape}; it must be square, one row and one "
+            "column for each worker."
+        )
+    wrong = np.argwhere(~(weights >= -_TOLERANCE))
+    if wrong.size:
+        i, j = wrong[0]
+        raise ValueError(
+            f"entry [{i}, {j}] of the mixing matrix is {weights[i, j]:.6g}; weights must be 0 or "
+            "more."
+        )
+    for word, sums in (("row", weights.sum(axis=1)), ("column", weights.sum(axis=0))):
+        uneven = np.flatnonzero(~(np.abs(sums - 1) <= _TOLERANCE))
+        if uneven.size:
+            raise ValueError(
+                f"{word} {uneven[0]} of the mixing matrix sums to {sums[uneven[0]]:.6g}; all rows "
+                "and columns must sum to 1."
+            )
+    skew = np.argwhere(np.abs(weights - weights.T) > _TOLERANCE)
+    if symmetric and skew.size:
+        i, j = skew[0]
+        raise ValueError(
+            f"the mixing matrix is not symmetric: entry [{i}, {j}] is {weights[i, j]:.6g}, and "
+            f"[{j}, {i}] is {weights[j, i]:.6g}. Give both the same weight."
+        )
+
+
+def spectral_gap(matrices: Sequence[np.ndarray]) -> float:
+    """Returns 1 − σ^(1/T), σ = ‖W_T … W_1 − 11ᵀ/n‖₂, for the T matrices of a period.
+
+    For one symmetric W that is 1 − max(|λ₂|, |λ_n|). 1: exact averages after a period; 0: the
+    workers never come together.
+
+    Args:
+      matrices: f64[n, n] each, doubly stochastic, in the order of the rounds.
+
+    Example:
+      >>> round(spectral_gap(mixing_matrices(graphs.ring(4))), 6)
+      0.666667
+    """
+    product = matrices[0]
+    for matrix in matrices[1:]:
+        product = matrix @ product
+    num_workers = len(product)
+    norm = float(np.linalg.norm(product - 1 / num_workers, 2))
+    # A root would blow rounding up: (1e-16)^(1/10) is 0.025.
+    norm = 0.0 if norm < num_workers * np.finfo(np.float64).eps else norm
+    return 1 - norm ** (1 / len(matrices))
+
+
+def constant_weights(edges: ArrayLike, num_workers: int) -> tuple[float, float]:
+    """Returns (α, ρ) of plain gossip W = I − αL with the best constant.
+
+    α = 2/(λ₂ + λ_max), ρ = ((λ_max − λ₂)/(λ_max + λ₂))². The diagonal of W may be negative
+    (a star), which D-PSGD permits and `check_mixing_matrix` does not. (0, 0) for one worker.
+
+    Raises:
+      ValueError: the edges do not connect the workers.
+
+    Example:
+      >>> alpha, rho = constant_weights(graphs.complete(4).edges, 4)
+      >>> round(alpha, 6), round(abs(rho), 6)
+      (0.25, 0.0)
+    """
+    pairs = graphs.checked_edges(edges, num_workers)
+    graphs.check_connected(pairs, num_workers)
+    if num_workers == 1:
+        return 0.0, 0.0
+    values = np.linalg.eigvalsh(laplacian(pairs, num_workers))
+    low, high = float(values[1]), float(values[-1])
+    return 2 / (low + high), ((high - low) / (high + low)) ** 2

@@ -1,0 +1,160 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hetjax import topology
+from hetjax.topology import graphs
+
+SIZES = [1, 2, 3, 4, 6, 8, 9, 12, 16, 25, 30]
+
+
+def test_edges_are_turned_sorted_and_merged():
+    graph = graphs.Graph("any", 4, [(3, 1), (0, 2), (1, 3), (1, 0)])
+    assert graph.edges.tolist() == [[0, 1], [0, 2], [1, 3]]
+    assert graph.edges.dtype == np.int64
+    assert graph.degrees.tolist() == [2, 2, 1, 1]
+    assert [graph.neighbours(i).tolist() for i in range(4)] == [[1, 2], [0, 3], [0], [1]]
+
+
+@pytest.mark.parametrize("num_workers", SIZES)
+@pytest.mark.parametrize("name", [name for name in graphs.GRAPHS if name != "one_peer_exponential"])
+def test_neighbours_are_those_of_the_definition(name, num_workers):
+    n = num_workers
+    wanted = {
+        "ring": lambda i: {(i + 1) % n, (i - 1) % n},
+        "star": lambda i: set(range(1, n)) if i == 0 else {0},
+        "complete": lambda i: set(range(n)),
+        "exponential": lambda i: {
+            (i + s * 2**k) % n for k in range(8) for s in (1, -1) if 2**k < n
+        },
+    }
+    graph = graphs.make_graph(name, n)
+    assert isinstance(graph, graphs.Graph)
+    if name in wanted:
+        for i in range(n):
+            assert set(graph.neighbours(i).tolist()) == wanted[name](i) - {i}
+    elif name == "random":
+        assert (graph.degrees <= 4).all()
+        assert graph.degrees.sum() >= min(4, n - 1) * n - 4
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "rows", "columns"), [(4, 2, 2), (6, 2, 3), (9, 3, 3), (12, 3, 4), (10, 2, 5)]
+)
+def test_a_torus_links_each_place_with_those_beside_and_below(num_workers, rows, columns):
+    graph = graphs.torus(num_workers)
+    for row in range(rows):
+        for column in range(columns):
+            wanted = {(row, (column + step) % columns) for step in (1, -1)}
+            wanted |= {((row + step) % rows, column) for step in (1, -1)}
+            places = {r * columns + c for r, c in wanted} - {row * columns + column}
+            assert set(graph.neighbours(row * columns + column).tolist()) == places
+
+
+def test_a_random_graph_depends_on_its_seed_only():
+    first, again, other = (graphs.random_graph(50, degree=5, seed=s) for s in (1, 1, 2))
+    np.testing.assert_array_equal(first.edges, again.edges)
+    assert first.edges.tolist() != other.edges.tolist()
+    assert np.mean(first.degrees) > 4.9
+
+
+def test_a_random_graph_of_a_hundred_thousand_workers_has_the_degree():
+    graph = graphs.random_graph(100_000, degree=4)
+    assert graph.degrees.max() == 4
+    assert graph.degrees.mean() > 3.999
+
+
+@pytest.mark.parametrize("num_workers", SIZES)
+def test_one_peer_exponential_receives_from_powers_of_two(num_workers):
+    graph = graphs.one_peer_exponential(num_workers)
+    assert len(graph.phases) == max(1, int(np.ceil(np.log2(num_workers))))
+    for t, phase in enumerate(graph.phases):
+        np.testing.assert_array_equal(phase, (np.arange(num_workers) - 2**t) % num_workers)
+
+
+@pytest.mark.parametrize("text", ["0-1,1-2,2-3", "0-1 1-2 2-3", "2-1, 0-1 , 3-2"])
+def test_edges_are_read_with_commas_or_blanks(text):
+    assert graphs.make_graph(text, 4).edges.tolist() == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_make_graph_hands_degree_and_seed_to_the_random_graph():
+    graph = graphs.make_graph("random", 20, degree=6, seed=3)
+    np.testing.assert_array_equal(graph.edges, graphs.random_graph(20, degree=6, seed=3).edges)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "edges", "message"),
+    [
+        (4, [(0, 1), (1, 2)], r"^reducer.graph: worker 3 is not reachable from worker 0: .* 0-3"),
+        (4, [], "worker 1 is not reachable from worker 0: add an edge"),
+        (4, [(0, 4)], "edge 0-4 names a worker that is not there; the 4 workers are 0 to 3"),
+        (4, [(-1, 2)], "edge -1-2 names"),
+        (4, [(0, 1), (2, 2)], "edge 2-2 joins worker 2 to itself; leave it out"),
+        (4, [(0, 1, 2)], r"shape \(1, 3\)"),
+        (4, [(0.0, 1.0)], "whole numbers"),
+        (0, [], "num_workers is 0"),
+        (2.0, [(0, 1)], "num_workers is 2.0"),
+    ],
+)
+def test_wrong_edges_are_named(num_workers, edges, message):
+    with pytest.raises(ValueError, match=message):
+        graphs.Graph("any", num_workers, edges)
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ((), "no phases"),
+        (([1, 2, 3, 3],), "phase 0 is .* exactly once"),
+        (([1, 0, 3],), "phase 0 is"),
+        (([1, 0, 3, 2], [1, 0, 2, 3]), "in phase 1 worker 2 receives from itself"),
+        (([1, 0, 3, 2],), "worker 2 is not reachable from worker 0"),
+    ],
+)
+def test_wrong_phases_are_named(phases, message):
+    with pytest.raises(ValueError, match=message):
+        graphs.PeriodicGraph("any", 4, phases)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_workers", "message"),
+    [
+        ("rng", 4, r"'rng' is no graph. Did you mean 'ring'\? Allowed are ring, star"),
+        ("expnential", 4, "Did you mean 'exponential'"),
+        ("zzz", 4, "'zzz' is no graph. Allowed are ring.*or edges such as '0-1,1-2,2-3'"),
+        ("", 4, "'' is no graph"),
+        ("0-1,1:2", 4, "'1:2' in '0-1,1:2' is no edge"),
+        ("0-1,1-9", 4, "edge 1-9 names a worker that is not there"),
+        ("torus", 7, "7 is prime.* Use 6 = 2 x 3 or 8 = 2 x 4 workers, or the graph 'ring'"),
+        ("torus", 5, "Use 4 = 2 x 2 or 6 = 2 x 3"),
+    ],
+)
+def test_wrong_texts_say_what_is_allowed(text, num_workers, message):
+    with pytest.raises(ValueError, match=message):
+        graphs.make_graph(text, num_workers)
+
+
+def test_a_random_graph_of_degree_one_is_refused():
+    with pytest.raises(ValueError, match=r"degree is 1; .* 2 or more"):
+        graphs.make_graph("random", 8, degree=1)
+
+
+def test_planning_a_topology_loads_no_jax():
+    code = (
+        "import sys, hetjax.topology as t\n"
+        "assert not {'jax', 'scipy'} & set(sys.modules)\n"
+        "graph = t.make_graph('ring', 6)\n"
+        "t.matcha_schedule(t.decompose_matchings(graph.edges, 6), 6, 0.5)\n"
+        "assert 'jax' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_public_name_resolves():
+    for name in topology.__all__:
+        assert getattr(topology, name) is not None
+    assert set(topology.__all__) <= set(dir(topology))
+    with pytest.raises(AttributeError, match="reducer"):
+        topology.reducer  # noqa: B018

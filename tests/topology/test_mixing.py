@@ -1,0 +1,268 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from hetjax.topology import graphs, matchings, mixing, schedules
+
+# MATCHA's first base graph and the values found for it with a semidefinite solver's precision.
+BASE = (
+    [(1, 5), (6, 7), (0, 4), (2, 3)],
+    [(1, 7), (3, 6)],
+    [(0, 1), (3, 7), (5, 6)],
+    [(1, 2), (0, 7)],
+    [(1, 3)],
+)
+
+
+def expected_contraction(pieces, num_workers, probabilities, alpha):
+    """‖E[WᵀW] − 11ᵀ/n‖₂, by all combinations of flags."""
+    laplacians = [mixing.laplacian(piece, num_workers) for piece in pieces]
+    mean = np.zeros((num_workers, num_workers))
+    for flags in itertools.product([0, 1], repeat=len(pieces)):
+        chance = np.prod(np.where(flags, probabilities, 1 - probabilities))
+        used = sum(flag * matrix for flag, matrix in zip(flags, laplacians, strict=True))
+        w = np.eye(num_workers) - alpha * used
+        mean += chance * w.T @ w
+    return np.linalg.norm(mean - 1 / num_workers, 2)
+
+
+def connectivity(pieces, num_workers, probabilities):
+    parts = [
+        p * mixing.laplacian(m, num_workers) for p, m in zip(probabilities, pieces, strict=True)
+    ]
+    return np.linalg.eigvalsh(sum(parts))[1]
+
+
+# --- Fixed weights ---
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4, 8, 9, 15, 16])
+@pytest.mark.parametrize("name", graphs.GRAPHS)
+def test_mixing_matrices_are_doubly_stochastic(name, num_workers):
+    graph = graphs.make_graph(name, num_workers)
+    for matrix in mixing.mixing_matrices(graph):
+        mixing.check_mixing_matrix(matrix, symmetric=isinstance(graph, graphs.Graph))
+        np.testing.assert_allclose(matrix.sum(axis=0), 1, atol=1e-14)
+        np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-14)
+        assert matrix.min() >= -1e-15
+    assert mixing.spectral_gap(mixing.mixing_matrices(graph)) > 0.01
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 8, 15])
+def test_the_complete_graph_averages_exactly(num_workers):
+    (matrix,) = mixing.mixing_matrices(graphs.complete(num_workers))
+    np.testing.assert_allclose(matrix, 1 / num_workers, atol=1e-15)
+    assert mixing.spectral_gap([matrix]) == 1
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4, 16, 64])
+def test_a_period_of_one_peer_exponential_averages_exactly(num_workers):
+    matrices = mixing.mixing_matrices(graphs.one_peer_exponential(num_workers))
+    product = np.eye(num_workers)
+    for matrix in matrices:
+        product = matrix @ product
+    np.testing.assert_array_equal(product, 1 / num_workers)
+    assert mixing.spectral_gap(matrices) == 1
+
+
+def test_a_periodic_matrix_averages_with_the_worker_received_from():
+    (matrix,) = mixing.mixing_matrices(graphs.PeriodicGraph("shift", 3, ([2, 0, 1],)))
+    assert (matrix @ [0.0, 10.0, 20.0]).tolist() == [10.0, 5.0, 15.0]
+
+
+def test_metropolis_weights_of_a_path_by_hand():
+    matrix = mixing.metropolis_weights(graphs.Graph("path", 3, [(0, 1), (1, 2)]))
+    np.testing.assert_allclose(matrix, np.array([[2, 1, 0], [1, 1, 1], [0, 1, 2]]) / 3)
+
+
+def test_the_gap_of_one_matrix_is_that_of_its_eigenvalues():
+    (matrix,) = mixing.mixing_matrices(graphs.torus(12))
+    values = np.linalg.eigvalsh(matrix)
+    assert mixing.spectral_gap([matrix]) == pytest.approx(
+        1 - max(values[-2], -values[0]), abs=1e-12
+    )
+    assert mixing.spectral_gap([np.eye(4)]) == pytest.approx(0, abs=1e-12)
+
+
+def test_the_gap_of_a_period_is_a_rate_per_round():
+    (matrix,) = mixing.mixing_matrices(graphs.ring(6))
+    one, three = mixing.spectral_gap([matrix]), mixing.spectral_gap([matrix] * 3)
+    assert one == pytest.approx(three, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        ([[0.5, 0.5], [0.4, 0.6]], "column 0 of the mixing matrix sums to 0.9"),
+        ([[0.5, 0.6], [0.5, 0.5]], "row 0 of the mixing matrix sums to 1.1"),
+        ([[1.5, -0.5], [-0.5, 1.5]], r"entry \[0, 1\] of the mixing matrix is -0.5"),
+        ([[np.nan, 1.0], [1.0, 0.0]], r"entry \[0, 0\] .* nan"),
+        (
+            [[0, 1, 0], [0, 0, 1], [1, 0, 0]],
+            r"not symmetric: entry \[0, 1\] is 1, and \[1, 0\] is 0",
+        ),
+        ([[1.0, 0.0]], r"shape \(1, 2\)"),
+        (np.zeros((0, 0)), r"shape \(0, 0\)"),
+    ],
+)
+def test_wrong_mixing_matrices_are_named(matrix, message):
+    with pytest.raises(ValueError, match=message):
+        mixing.check_mixing_matrix(matrix, symmetric=True)
+
+
+def test_identity_and_shifts_are_mixing_matrices():
+    mixing.check_mixing_matrix(np.eye(4), symmetric=True)
+    mixing.check_mixing_matrix(np.roll(np.eye(4), 1, axis=0), symmetric=False)
+
+
+def test_plain_gossip_on_the_base_graph_has_the_reference_values():
+    edges = np.concatenate(BASE)
+    values = np.linalg.eigvalsh(mixing.laplacian(edges, 8))
+    assert values[[1, -1]] == pytest.approx([0.670023, 6.329977], rel=1e-5)
+    assert mixing.constant_weights(edges, 8) == pytest.approx((0.285714, 0.653777), rel=1e-5)
+
+
+def test_plain_gossip_of_one_and_two_workers():
+    assert mixing.constant_weights([], 1) == (0.0, 0.0)
+    assert mixing.constant_weights([(0, 1)], 2) == pytest.approx((0.5, 0.0))
+
+
+# --- Schedules ---
+
+
+def test_matcha_on_the_base_graph_has_the_reference_values():
+    half = schedules.matcha_schedule(BASE, 8, 0.5)
+    assert half.lambda2 == pytest.approx(0.561202, rel=1e-5)
+    assert half.rho == pytest.approx(0.6440, rel=1e-3)
+    assert half.alpha == pytest.approx(0.396, rel=2e-3)
+    full = schedules.matcha_schedule(BASE, 8, 1.0)
+    assert full.lambda2 == pytest.approx(0.670023, rel=1e-5)
+    assert full.rho == pytest.approx(0.6538, rel=1e-3)
+
+
+def test_minimising_rho_itself_on_the_base_graph_has_the_reference_value():
+    assert schedules.matcha_direct(BASE, 8, 0.5).rho == pytest.approx(0.6329, rel=1e-3)
+
+
+CASES = [("base", BASE, 8)] + [
+    (f"random{n}", matchings.decompose_matchings(graphs.random_graph(n, degree=d).edges, n), n)
+    for n, d in [(5, 2), (9, 3), (12, 4)]
+]
+
+
+@pytest.mark.parametrize(("pieces", "num_workers"), [case[1:] for case in CASES])
+def test_minimising_rho_is_never_worse_than_matcha(pieces, num_workers):
+    budgets = np.linspace(0.1, 1, 4 if num_workers != 8 else 6)
+    for budget in budgets:
+        direct, plain = (
+            solve(pieces, num_workers, budget)
+            for solve in (schedules.matcha_direct, schedules.matcha_schedule)
+        )
+        assert direct.rho <= plain.rho + 1e-12
+        assert direct.lambda2 <= plain.lambda2 * (1 + 1e-6)
+        for found in (direct, plain):
+            assert found.probabilities.min() >= 0
+            assert found.probabilities.max() <= 1
+            assert found.probabilities.mean() <= budget * (1 + 1e-9)
+            assert found.lambda2 == pytest.approx(
+                connectivity(pieces, num_workers, found.probabilities), abs=1e-12
+            )
+            rho = expected_contraction(pieces, num_workers, found.probabilities, found.alpha)
+            assert found.rho == pytest.approx(rho, abs=1e-12)
+
+
+@pytest.mark.parametrize("budget", [0.2, 0.5, 1.0])
+@pytest.mark.parametrize("num_matchings", [2, 3])
+def test_no_probabilities_of_a_grid_connect_better(num_matchings, budget):
+    pieces = {
+        2: [[(0, 1), (2, 3)], [(1, 2), (3, 4)]],
+        3: [[(0, 1), (2, 3)], [(1, 2)], [(0, 3), (1, 4)]],
+    }[num_matchings]
+    secs = np.array([1.0, 3.0, 2.0][:num_matchings])
+    grid = itertools.product(np.linspace(0, 1, 21), repeat=num_matchings)
+    inside = [p for p in grid if secs @ p <= budget * secs.sum() + 1e-12]
+    best = max(connectivity(pieces, 5, p) for p in inside)
+    found = schedules.matcha_schedule(pieces, 5, budget, secs)
+    assert secs @ found.probabilities <= budget * secs.sum() * (1 + 1e-9)
+    assert best <= found.lambda2 * (1 + 1e-6)
+    assert found.lambda2 <= best * 1.05 + 1e-9
+
+
+def test_no_alpha_has_a_smaller_rho():
+    found = schedules.matcha_schedule(BASE, 8, 0.5)
+    for alpha in np.linspace(0.01, 1, 100):
+        rho = expected_contraction(BASE, 8, found.probabilities, alpha)
+        assert rho >= found.rho * (1 - 1e-6)
+
+
+def test_the_basis_of_few_eigenvectors_finds_the_same_as_all(monkeypatch):
+    graph = graphs.random_graph(48, degree=4)
+    pieces = matchings.decompose_matchings(graph.edges, 48)
+    whole = schedules.matcha_schedule(pieces, 48, 0.5)
+    full = schedules._top_eigenpairs
+    monkeypatch.setattr(schedules, "_top_eigenpairs", lambda m: tuple(x[..., :8] for x in full(m)))
+    few = schedules.matcha_schedule(pieces, 48, 0.5)
+    assert few.lambda2 == pytest.approx(whole.lambda2, rel=1e-6)
+    assert few.rho == pytest.approx(whole.rho, rel=1e-3)
+
+
+def test_slow_matchings_are_used_less():
+    pieces = matchings.decompose_matchings(graphs.complete(4).edges, 4)
+    even = schedules.matcha_schedule(pieces, 4, 0.5)
+    costly = schedules.matcha_schedule(pieces, 4, 0.5, [10.0, 1.0, 1.0])
+    np.testing.assert_allclose(even.probabilities, 0.5, atol=1e-5)
+    assert costly.probabilities[0] < 0.5
+    assert costly.probabilities[1:].min() > 0.5
+
+
+def test_a_ring_uses_both_matchings_alike_at_large_n():
+    pieces = matchings.decompose_matchings(graphs.ring(200).edges, 200)
+    found = schedules.matcha_schedule(pieces, 200, 0.5)
+    np.testing.assert_allclose(found.probabilities, 0.5, rtol=1e-4)
+    assert found.lambda2 == pytest.approx(1 - np.cos(2 * np.pi / 200), rel=1e-6)
+
+
+def test_one_worker_has_nothing_to_schedule():
+    for solve in (schedules.matcha_schedule, schedules.matcha_direct):
+        found = solve((), 1, 0.5)
+        assert found.matchings == ()
+        assert found.rho == 0
+        assert found.flags(0, 0).shape == (0,)
+
+
+def test_two_workers_by_hand():
+    # W = I − αBL: E over the one direction is 1 − p + p(1 − 2α)², least at α = 1/2.
+    found = schedules.matcha_schedule([[(0, 1)]], 2, 0.25)
+    assert found.probabilities == pytest.approx([0.25])
+    assert found.alpha == pytest.approx(0.5, abs=1e-6)
+    assert found.rho == pytest.approx(0.75)
+
+
+def test_flags_are_those_of_the_round_and_the_seed_and_come_as_often_as_planned():
+    found = schedules.matcha_schedule(BASE, 8, 0.5)
+    drawn = np.array([found.flags(round, 7) for round in range(2000)])
+    np.testing.assert_array_equal(drawn[11], found.flags(11, 7))
+    assert drawn.dtype == bool
+    assert (drawn[:50] != [found.flags(round, 8) for round in range(50)]).any()
+    np.testing.assert_allclose(drawn.mean(axis=0), found.probabilities, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "num_workers", "options", "message"),
+    [
+        (BASE, 8, {"budget": 0}, "budget is 0; it must be above 0 and at most 1"),
+        (BASE, 8, {"budget": 1.5}, "budget is 1.5"),
+        (BASE, 8, {"budget": float("nan")}, "budget is nan"),
+        ([[(0, 1), (1, 2)]], 3, {}, "matching 0 is none: worker 1 is in 2 of its edges"),
+        ([[(0, 1)], []], 2, {}, "matching 1 has no edges"),
+        ([[(0, 1), (2, 3)]], 4, {}, "worker 2 is not reachable from worker 0"),
+        ([[(0, 9)]], 4, {}, "edge 0-9"),
+        (BASE, 8, {"link_secs": [1.0]}, r"link_secs is \[1.0\]; it must be 5 numbers above 0"),
+        (BASE, 8, {"link_secs": [1, 1, 1, 1, 0]}, "above 0"),
+    ],
+)
+@pytest.mark.parametrize("solve", [schedules.matcha_schedule, schedules.matcha_direct])
+def test_wrong_arguments_are_named(solve, pieces, num_workers, options, message):
+    with pytest.raises(ValueError, match=message):
+        solve(pieces, num_workers, **{"budget": 0.5, **options})

@@ -1,0 +1,174 @@
+"""Reducers: the collective form, the array form, and the matrix that both must be."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import hetjax
+from hetjax import mesh as mesh_lib
+from hetjax.topology import gossip, graphs, reducers
+
+N = 8
+GOSSIP = [
+    ("d_psgd", "ring"),
+    ("d_psgd", "star"),
+    ("d_psgd", "complete"),
+    ("d_psgd", "torus"),
+    ("d_psgd", "exponential"),
+    ("d_psgd", "random"),
+    ("d_psgd", "one_peer_exponential"),
+    ("d_psgd", "0-1,1-2,2-3,3-4,4-5,5-6,6-7,0-4"),
+    ("matcha", "torus"),
+    ("matcha", "random"),
+    ("matcha_direct", "random"),
+]
+
+
+def make(name, graph="ring", num_workers=N, **options):
+    return reducers.REDUCERS[name](
+        reducers.Options(num_workers=num_workers, graph=graph, **options)
+    )
+
+
+def tree_of(num_workers=N, dtype=np.float64):
+    rng = np.random.default_rng(5)
+    shapes = {"small": (3, 2), "scalar": (), "large": (70_001,), "other": (5,)}
+    return {k: rng.normal(size=(num_workers, *s)).astype(dtype) for k, s in shapes.items()}
+
+
+def on_mesh(function, *trees, num_workers=N, extra=()):
+    """`function` on each worker's row."""
+
+    def body(rows, extra):
+        out = function(jax.tree.map(lambda x: x[0], rows), extra)
+        return jax.tree.map(lambda x: x[None], out)
+
+    mesh = hetjax.make_worker_mesh(num_workers)
+    rows = P(mesh_lib.WORKER_AXIS)
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=(rows, P()), out_specs=rows, check_vma=False)
+    return jax.jit(mapped), (*trees, extra)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 8])
+def test_the_ring_is_the_sum(num_workers, float64):
+    tree, ring = tree_of(num_workers), make("ring", num_workers=num_workers)
+    function, arguments = on_mesh(
+        lambda t, _: ring.collective(t, mesh_lib.WORKER_AXIS), tree, num_workers=num_workers
+    )
+    around = function(*arguments)
+    array = ring.array(tree)
+    for name, leaf in tree.items():
+        expected = np.broadcast_to(leaf.sum(axis=0), leaf.shape)
+        np.testing.assert_allclose(around[name], expected, rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(around[name], array[name])
+        np.testing.assert_array_equal(around[name], np.broadcast_to(around[name][0], leaf.shape))
+
+
+@pytest.mark.parametrize(("name", "graph"), GOSSIP)
+def test_both_forms_are_the_mixing_matrix(name, graph, float64):
+    mixing = make(name, graph).mixing
+    tree = tree_of()
+    function, arguments = on_mesh(
+        lambda t, active: mixing.collective(t, active, mesh_lib.WORKER_AXIS), tree
+    )
+    for index in range(4):
+        active = mixing.gossip.active(index)
+        matrix = mixing.gossip.matrix(active)
+        np.testing.assert_allclose(matrix.sum(axis=0), 1, atol=1e-12)
+        np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-12)
+        collective = function(arguments[0], active)
+        array = jax.jit(mixing.array)(tree, active)
+        for leaf_name, leaf in tree.items():
+            expected = np.tensordot(matrix, leaf, axes=1)
+            np.testing.assert_allclose(collective[leaf_name], expected, atol=1e-12)
+            np.testing.assert_allclose(array[leaf_name], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "graph"), GOSSIP)
+def test_mixing_keeps_the_mean_in_float32(name, graph):
+    mixing, tree = make(name, graph).mixing, tree_of(dtype=np.float32)
+    function, arguments = on_mesh(
+        lambda t, active: mixing.collective(t, active, mesh_lib.WORKER_AXIS), tree
+    )
+    for index in range(3):
+        mixed = function(arguments[0], mixing.gossip.active(index))
+        for leaf_name, leaf in tree.items():
+            before = leaf.astype(np.float64).mean(axis=0)
+            after = np.asarray(mixed[leaf_name], np.float64).mean(axis=0)
+            np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+def test_the_complete_graph_is_the_mean():
+    for num_workers in (2, 5, 8):
+        mixing = make("d_psgd", "complete", num_workers).mixing
+        matrix = mixing.gossip.matrix(mixing.gossip.active(0))
+        np.testing.assert_allclose(matrix, np.full((num_workers, num_workers), 1 / num_workers))
+        assert mixing.gossip.spectral_gap == pytest.approx(1)
+
+
+def test_no_exchange_is_the_identity():
+    mixing = make("matcha", "ring").mixing
+    nothing = np.zeros(len(mixing.gossip.partners), bool)
+    np.testing.assert_array_equal(mixing.gossip.matrix(nothing), np.eye(N))
+    tree = tree_of(dtype=np.float32)
+    function, arguments = on_mesh(
+        lambda t, active: mixing.collective(t, active, mesh_lib.WORKER_AXIS), tree
+    )
+    jax.tree.map(np.testing.assert_array_equal, function(arguments[0], nothing), tree)
+    jax.tree.map(np.testing.assert_array_equal, mixing.array(tree, nothing), tree)
+
+
+def test_one_worker_has_nobody_to_mix_with():
+    for name in ("d_psgd", "matcha"):
+        mixing = make(name, num_workers=1).mixing
+        tree = tree_of(1, np.float32)
+        active = mixing.gossip.active(0)
+        jax.tree.map(np.testing.assert_array_equal, mixing.array(tree, active), tree)
+        assert make(name, num_workers=1).copies_sent(active) == 0
+
+
+@pytest.mark.parametrize("name", ["ring", "d_psgd", "matcha"])
+def test_only_neighbours_exchange(name):
+    reducer = make(name, "torus")
+    tree = tree_of(dtype=np.float32)
+    if reducer.mixing is None:
+        function, arguments = on_mesh(
+            lambda t, _: reducer.collective(t, mesh_lib.WORKER_AXIS), tree
+        )
+    else:
+        function, (tree, _) = on_mesh(
+            lambda t, active: reducer.mixing.collective(t, active, mesh_lib.WORKER_AXIS), tree
+        )
+        arguments = tree, reducer.mixing.gossip.active(0)
+    text = function.lower(*arguments).compile().as_text()
+    assert "collective-permute" in text
+    assert not re.search(r"all-gather|all-reduce|all-to-all", text)
+
+
+def test_copies_sent():
+    assert make("all_reduce").copies_sent(()) == 2 * 7
+    assert make("ring").copies_sent(()) == 2 * 7
+    ring = make("d_psgd", "ring")
+    assert ring.copies_sent(ring.mixing.gossip.active(0)) == 2 * N
+    one_peer = make("d_psgd", "one_peer_exponential")
+    assert one_peer.copies_sent(one_peer.mixing.gossip.active(5)) == N
+    matcha = make("matcha", "ring", budget=0.5)
+    sent = [matcha.copies_sent(matcha.mixing.gossip.active(r)) for r in range(400)]
+    assert np.mean(sent) == pytest.approx(N, rel=0.1)  # half of the two matchings
+
+
+def test_phases_follow_each_other_and_draws_depend_on_seed_and_round_alone():
+    phases = gossip.d_psgd(graphs.one_peer_exponential(N))
+    assert [int(np.argmax(phases.active(r))) for r in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    one, again, other = (make("matcha", "torus", seed=s).mixing.gossip for s in (3, 3, 4))
+    flags = np.array([one.active(r) for r in range(64)])
+    np.testing.assert_array_equal(flags, [again.active(r) for r in range(64)])
+    assert (flags != [other.active(r) for r in range(64)]).any()
+
+
+def test_matcha_needs_an_undirected_graph():
+    with pytest.raises(ValueError, match=r"one way.*'ring'.*'d_psgd'"):
+        make("matcha", "one_peer_exponential")

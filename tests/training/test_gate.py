@@ -1,0 +1,179 @@
+"""Gates: the threads' form against the virtual clock's, the ledger, and runs that use them."""
+
+import threading
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from experiments import round_interleavings
+from hetjax.training import gate as gate_lib
+from tests.training import problems
+
+
+@st.composite
+def gated_rounds(draw):
+    num_workers = draw(st.integers(1, 64))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    quotas = rng.integers(0, 7, num_workers)
+    secs = rng.exponential(size=(num_workers, 6))
+    ends = np.cumsum(np.ceil(secs) if draw(st.booleans()) else secs, axis=1)  # whole: many ties
+    trigger = draw(st.sampled_from(["none", "first", "quorum", "deadline"]))
+    options = {
+        "quorum": {"quorum": int(rng.integers(1, 4 * num_workers + 1))},
+        "deadline": {"deadline_secs": float(np.ceil(rng.exponential(4)))},
+    }.get(trigger, {})
+    return trigger, ends, quotas, options
+
+
+@hypothesis.given(gated_rounds())
+def test_the_threads_form_and_the_virtual_clocks_agree(case):
+    trigger, ends, quotas, options = case
+    done = round_interleavings.play(trigger, ends, quotas, **options)
+    gate = gate_lib.GATES[trigger](gate_lib.Options(**options))
+    closing = gate_lib.close(gate, ends, quotas)
+    np.testing.assert_array_equal(closing.microbatches_done, done)
+    last = [ends[w, d - 1] if d else 0.0 for w, d in enumerate(done)]
+    np.testing.assert_array_equal(closing.compute_secs, last)
+    assert closing.round_secs == max(last)
+    both = gate_lib.close(gate, np.stack([ends, ends + 1]), np.stack([quotas, quotas]))
+    np.testing.assert_array_equal(both.microbatches_done[0], done)  # leading axes
+
+
+@pytest.mark.parametrize(
+    ("trigger", "options", "done", "secs", "dropped", "drop_secs"),
+    [
+        ("none", {}, [4, 4, 4], 16, [4, 4, 4], 16),
+        ("first", {}, [4, 2, 1], 4, [4, 2, 1], 4),  # what would begin at 4 is not begun
+        ("quorum", {"quorum": 4}, [3, 2, 1], 4, [3, 1, 0], 3),
+        ("quorum", {"quorum": 12}, [4, 4, 4], 16, [4, 4, 4], 16),
+        ("deadline", {"deadline_secs": 2.5}, [3, 2, 1], 4, [2, 1, 0], 2.5),
+    ],
+)
+def test_what_gates_leave_done(trigger, options, done, secs, dropped, drop_secs):
+    ends = np.arange(1, 5) * np.array([[1.0], [2.0], [4.0]])
+    gate = gate_lib.GATES[trigger](gate_lib.Options(**options))
+    finish = gate_lib.close(gate, ends, np.full(3, 4))
+    assert (finish.microbatches_done.tolist(), finish.round_secs) == (done, secs)
+    drop = gate_lib.close(gate, ends, np.full(3, 4), drop=True)
+    assert (drop.microbatches_done.tolist(), drop.round_secs) == (dropped, drop_secs)
+
+
+def test_no_example_is_lost_or_doubled_whatever_closes_rounds_and_whoever_dies():
+    runs = [round_interleavings.random_run(seed) for seed in range(400)]
+    assert sum(count for count, _, _ in runs) > 2000
+    assert {(missing, duplicated) for _, missing, duplicated in runs} == {(0, 0)}
+
+
+def test_a_gate_counts_what_threads_tell_at_the_same_time():
+    gate = gate_lib.GATES["quorum"](gate_lib.Options(quorum=8 * 500))
+    gate.begin(np.full(8, 500))
+    barrier = threading.Barrier(8)
+
+    def work(worker):
+        barrier.wait()
+        for done in range(1, 501):
+            assert gate.is_open()
+            gate.finished(worker, done)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not gate.is_open()
+
+
+DATA, WEIGHTS = problems.classification(203, np.float32), problems.initial_weights(np.float32)
+SPEEDS = (0.01, 0.01, 0.01, 0.04)
+GATES = {
+    "first": {"trigger": "first"},
+    "quorum": {"trigger": "quorum", "quorum": 9},
+    "deadline": {"trigger": "deadline", "deadline_secs": 0.025},
+}
+
+
+def gated(name, **fields):
+    return problems.fit(
+        DATA,
+        WEIGHTS,
+        epochs=2,
+        budget=16,
+        gate=GATES[name],
+        quota={"policy": "equal"},
+        **{"cluster": {"secs_per_microbatch": SPEEDS, "clock": "virtual"}, **fields},
+    )
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_runs_on_the_virtual_clock_are_what_the_gate_says(name):
+    runs = [gated(name, local=local) for local in ("stepped", "virtual")]
+    for one, other in zip(runs[0].history, runs[1].history, strict=True):
+        assert one["microbatches_done"] == other["microbatches_done"]
+        assert one["local_secs"] == other["local_secs"]
+    np.testing.assert_allclose(runs[0].params, runs[1].params, rtol=1e-5)
+    lines = runs[0].history
+    full = [line for line in lines if sum(line["quotas"]) == 16]
+    expected, secs = {
+        "first": ([4, 4, 4, 1], 0.04),
+        "quorum": ([3, 3, 3, 1], 0.04),
+        "deadline": ([3, 3, 3, 1], 0.04),
+    }[name]
+    assert full[0]["microbatches_done"] == expected
+    assert full[0]["local_secs"] == pytest.approx(secs)
+    summary = runs[0].summary
+    assert summary["examples_missing"] == summary["examples_duplicated"] == 0
+    assert summary["examples_processed"] == 2 * 203
+    assert summary["gate"]["returned_fraction"] > 0.1
+    assert "fraction_of_optimum" not in summary  # that of a round of whole quotas
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_threads_on_the_wall_clock_close_rounds_early(name):
+    cluster = {"secs_per_microbatch": SPEEDS}
+    result = gated(name, cluster=cluster)
+    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+    full = [line for line in result.history if sum(line["quotas"]) == 16]
+    assert all(line["microbatches_done"][3] < 4 for line in full)
+    assert all(done >= 1 for line in full for done in line["microbatches_done"])
+    assert result.summary["gate"]["returned_fraction"] > 0.1
+
+
+def test_a_replay_of_a_gated_run_repeats_it(tmp_path):
+    cluster = {"secs_per_microbatch": SPEEDS}
+    first = gated("first", cluster=cluster, workdir=tmp_path)
+    again = gated("first", cluster=cluster, replay=str(tmp_path / "metrics.jsonl"))
+    np.testing.assert_array_equal(first.params, again.params)
+    for one, other in zip(first.history, again.history, strict=True):
+        assert one["microbatches_done"] == other["microbatches_done"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"gate": {"trigger": "quorum", "quorum": 17}}, "from 1 to budget=16"),
+        ({"gate": {"trigger": "quorum"}}, "got 0, must be from 1"),
+        ({"gate": {"trigger": "deadline"}}, "must be above 0"),
+        (
+            {"gate": {"trigger": "deadline", "deadline_secs": 0.005}},
+            r"shortest useful deadline is 0\.01",
+        ),
+        (
+            {
+                "gate": {"trigger": "first"},
+                "quota": {"policy": "static", "proportions": (1, 1, 1, 0)},
+            },
+            "worker 3 has a quota of 0.*quorum",
+        ),
+        (
+            {"gate": {"trigger": "first", "in_flight": "drop"}},
+            "cannot be taken back.*'finish'",
+        ),
+        ({"gate": {"trigger": "first"}, "local": "fused"}, "a single program"),
+        ({"gate": {"trigger": "frist"}}, "none, first, quorum, deadline.*'first'"),
+    ],
+)
+def test_messages(fields, message):
+    with pytest.raises(ValueError, match=message):
+        problems.fit(DATA, WEIGHTS, budget=16, cluster={"secs_per_microbatch": SPEEDS}, **fields)

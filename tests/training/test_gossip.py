@@ -1,0 +1,222 @@
+"""Training by gossip, with unequal quotas and gates, against a slow reference."""
+
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax.data import rounds
+from hetjax.ordering import orders
+from hetjax.topology import reducers
+from tests.training import problems
+from tests.training.order_reference import example_gradients
+
+WORKERS, SIZE, BUDGET, EPOCHS = 4, 4, 8, 4
+RATE, MOMENTUM = 0.3, 0.9
+FORMS = ("stepped", "fused", "virtual")
+
+
+def reference(data, weights, lines, *, name, graph, sharing, weighting):
+    """The replicas f64[W, ...] after a trace, in the most obvious way."""
+    num_examples = len(data["y"])
+    kind = rounds.SharedRounds if sharing == "shared" else rounds.PrivateRounds
+    stream = kind(
+        num_examples,
+        WORKERS,
+        microbatch_size=SIZE,
+        method=orders.random_reshuffling(),
+        seed=0,
+    )
+    share = np.full(WORKERS, 1 / WORKERS)
+    if sharing == "private":
+        share = stream.shares.astype(np.float64)
+    options = reducers.Options(num_workers=WORKERS, graph=graph, seed=0)
+    gossip = reducers.REDUCERS[name](options).mixing.gossip
+    x = np.stack([weights] * WORKERS)
+    velocity = np.zeros_like(x)
+    for index, line in enumerate(lines):
+        plan = stream.plan(np.array(line["quotas"]))
+        matrix = gossip.matrix(gossip.active(index))
+        update = np.zeros_like(x)
+        for worker, done in enumerate(line["microbatches_done"]):
+            ids = plan.rows(worker, done).reshape(-1)
+            ids = ids[ids >= 0]
+            if not len(ids):
+                continue
+            gradients = example_gradients(data, x[worker], ids)
+            if weighting == "shard":
+                gradient = WORKERS * share[worker] * gradients.mean(axis=0)
+            else:
+                gradient = gradients.sum(axis=0) / (BUDGET * SIZE / WORKERS)
+            velocity[worker] = MOMENTUM * velocity[worker] + gradient.reshape(weights.shape)
+            update[worker] = -RATE * velocity[worker]
+        if name == "d_psgd":
+            x = np.tensordot(matrix, x, axes=1) + update
+        else:
+            x = np.tensordot(matrix, x + update, axes=1)
+        stream.commit(plan, np.array(line["microbatches_done"]))
+    return x
+
+
+def unequal_trace(path, num_examples):
+    """Quotas with zeros among them, and gates that left some of it undone."""
+    rng = np.random.default_rng(3)
+    left = [-(-num_examples // SIZE)] * EPOCHS
+    lines = []
+    while left:
+        total = min(BUDGET, left[0])
+        quotas = rng.multinomial(total, rng.dirichlet(np.ones(WORKERS)))
+        done = quotas if rng.random() < 0.5 else rng.integers(0, quotas + 1)
+        if not done.any() or (total == left[0] and total < BUDGET):
+            done = quotas
+        left[0] -= int(done.sum())
+        if not left[0]:
+            left.pop(0)
+        lines.append({"quotas": quotas.tolist(), "microbatches_done": done.tolist()})
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return lines
+
+
+def private_trace(path):
+    """Every worker does something: 16 microbatches of each shard an epoch."""
+    quotas = [[2, 2, 2, 2], [4, 1, 2, 1], [1, 3, 1, 3], [1, 2, 3, 2]] * 2 * EPOCHS
+    lines = [{"quotas": q, "microbatches_done": q} for q in quotas]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    [("d_psgd", "ring"), ("d_psgd", "one_peer_exponential"), ("matcha", "0-1,1-2,2-3,0-2")],
+)
+@pytest.mark.parametrize(
+    ("sharing", "weighting"), [("shared", "shard"), ("shared", "example"), ("private", "shard")]
+)
+def test_replicas_are_those_of_the_reference(tmp_path, float64, name, graph, sharing, weighting):
+    data, weights = problems.classification(256), problems.initial_weights()
+    path = tmp_path / "trace.jsonl"
+    lines = unequal_trace(path, 256) if sharing == "shared" else private_trace(path)
+    found = [
+        problems.fit(
+            data,
+            weights,
+            epochs=EPOCHS,
+            local=form,
+            replay=str(path),
+            reducer={"name": name, "graph": graph},
+            data={"sharing": sharing, "weighting": weighting},
+        )
+        for form in FORMS
+    ]
+    assert len(found[0].history) == len(lines)
+    expected = reference(
+        data, weights, lines, name=name, graph=graph, sharing=sharing, weighting=weighting
+    )
+    for result in found:
+        np.testing.assert_allclose(result.state.params, expected, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(result.params, expected.mean(axis=0), atol=1e-12)
+        distance = np.sqrt(((expected - expected.mean(axis=0)) ** 2).sum() / WORKERS)
+        measured = [line["consensus"] for line in result.history if "consensus" in line]
+        if sharing == "shared":
+            assert measured[-1]["distance"] == pytest.approx(distance, rel=1e-6)
+            assert result.summary["examples_duplicated"] == 0
+
+
+def test_the_complete_graph_by_example_is_all_reduce(float64):
+    """W = 11ᵀ/n, and each gradient over the nominal count: the pooled update, without momentum."""
+    data, weights = problems.classification(256), problems.initial_weights()
+    quota = {"policy": "static", "proportions": (4, 2, 1, 1)}
+    common = {"epochs": 3, "local": "virtual", "quota": quota}
+    pooled = problems.fit(data, weights, optimizer=optax.sgd(0.3), **common)
+    mixed = problems.fit(
+        data,
+        weights,
+        optimizer=optax.sgd(0.3),
+        reducer={"name": "matcha", "graph": "complete", "budget": 1.0},
+        data={"weighting": "example"},
+        **common,
+    )
+    # Full rounds, and all matchings active with alpha = 1 / n: MATCHA's updates are then mixed.
+    np.testing.assert_allclose(mixed.params, pooled.params, rtol=1e-9)
+    np.testing.assert_allclose(mixed.state.params, pooled.state.params, rtol=1e-9)
+
+
+def test_orders_that_each_worker_balances_alone_work_with_gossip():
+    data, weights = problems.classification(203, np.float32), problems.initial_weights(np.float32)
+    reducer = {"name": "d_psgd", "graph": "ring"}
+    for method in ("pair_balance", "grab"):
+        result = problems.fit(
+            data,
+            weights,
+            epochs=3,
+            reducer=reducer,
+            ordering={"method": method},
+            gate={"trigger": "first"},
+            cluster={"secs_per_microbatch": (1, 1, 1, 4), "clock": "virtual"},
+        )
+        assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+    with pytest.raises(ValueError, match=r"'d_grab' does not work with reducer.name='d_psgd'.*all"):
+        problems.fit(data, weights, epochs=1, reducer=reducer, ordering={"method": "d_grab"})
+
+
+def test_evaluates_the_mean_and_the_worst_replica():
+    data, weights = problems.classification(203, np.float32), problems.initial_weights(np.float32)
+    result = problems.fit(
+        data,
+        weights,
+        epochs=2,
+        reducer={"name": "matcha", "graph": "ring"},
+        eval_source=data,
+        cluster={"secs_per_microbatch": (1, 1, 1, 4), "clock": "virtual"},
+    )
+
+    def loss(params):
+        return float(np.mean(problems.softmax_loss(params, data, None)))
+
+    replicas = np.asarray(result.state.params)
+    assert result.summary["test_loss"] == pytest.approx(loss(result.params), rel=1e-4)
+    worst = max(map(loss, replicas))
+    assert result.summary["worst_test_loss"] == pytest.approx(worst, rel=1e-4)
+    assert result.summary["gossip"]["spectral_gap"] > 0
+    assert result.history[0]["bytes_sent"] in (
+        0,
+        240,
+        480,
+    )  # 60 bytes of 4 links, or 2 ways of them
+
+
+def test_a_step_of_ones_own_gossips():
+    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
+    mesh, optimizer = hetjax.make_worker_mesh(4), optax.sgd(0.1)
+    reducer = reducers.REDUCERS["matcha"](reducers.Options(num_workers=4, graph="ring"))
+    state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh)
+    step = jax.jit(
+        hetjax.make_train_step(
+            problems.softmax_loss,
+            optimizer,
+            mesh,
+            nominal_examples=32,
+            reducer=reducer,
+            shard_weighting=True,
+        )
+    )
+    ids = np.arange(64, dtype=np.int32).reshape(4, 4, 4)
+    examples = {k: v[ids] for k, v in data.items()}
+    microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), examples)
+    counts, key = np.array([4, 2, 1, 0], np.int32), jax.random.key(0)
+    gossip = reducer.mixing.gossip
+    x = np.stack([weights] * 4).astype(np.float64)
+    for index in range(3):
+        active = gossip.active(index)
+        state, _, _ = step(state, microbatches, counts, key, active=active)
+        for worker, count in enumerate(counts):
+            if count:
+                mean = example_gradients(data, x[worker], ids[worker, :count].reshape(-1)).mean(0)
+                x[worker] -= 0.1 * mean.reshape(weights.shape)
+        x = np.tensordot(gossip.matrix(active), x, axes=1)
+    np.testing.assert_allclose(state.params, x, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match=r"active=reducer\.mixing\.gossip\.active"):
+        step(state, microbatches, counts, key)
