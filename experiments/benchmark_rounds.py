@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 
 import hetjax
 from experiments.rows import Row, print_tables
@@ -426,6 +426,7 @@ GROUPS = {
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
+    logging.set_verbosity(logging.WARNING)
     hetjax.use_cpu_workers(8)
     print_tables(GROUPS, _ONLY.value)
 

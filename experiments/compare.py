@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from absl import app, flags, logging
 
-from experiments import config_flag, order_results
+from experiments import config_flag, order_results, pictures
 from hetjax import config as config_lib
 
 _CONFIGS = flags.DEFINE_multi_string("configs", [], "An arm: 'FILE FIELD=VALUE …'; or files.")
@@ -171,7 +171,8 @@ def read(run: Run, directory: pathlib.Path) -> dict[str, Any] | None:
 
 def run_all(runs: Iterable[Run], directory: pathlib.Path, *, jobs: int) -> None:
     """Does the runs that are missing, each in a process that has a core of its own, if it can."""
-    missing = [run for run in dict.fromkeys(runs) if read(run, directory) is None]
+    wanted = {run.path(directory): run for run in runs}
+    missing = [run for path, run in wanted.items() if not path.exists()]
     if not missing:
         return
     began = time.monotonic()
@@ -377,9 +378,7 @@ def draw(path: pathlib.Path, found: Comparison) -> None:
         panel.set_yscale("log")
         panel.grid(True, which="both", color="#e3e6eb", linewidth=0.6)
         panel.axhline(found.target, color="#9aa3b2", linewidth=0.8, linestyle=":")
-        panel.yaxis.set_major_formatter("{x:g}")
-        panel.yaxis.set_minor_formatter("{x:g}")
-        panel.tick_params(which="both", labelsize=8)
+        pictures.log_ticks(panel)
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
     rows = -(-len(found.arms) // 2)

@@ -131,6 +131,12 @@ class Arms:
     def stat(self, method: str, figure: Callable[[Record], float]) -> Stat:
         return Stat.of(figure(record) for record in self.runs.get(method, {}).values())
 
+    def paired(self, method: str, figure: Callable[[Record], float]) -> Stat:
+        """The figure over that of D-RR with the same seed, which begins with the same model."""
+        baseline = self.runs.get(BASELINE, {})
+        runs = self.runs.get(method, {}).items()
+        return Stat.of(figure(run) / figure(baseline[s]) for s, run in runs if s in baseline)
+
     def ratios(self, method: str, *, of_time: bool = False) -> list[float]:
         """Epochs (or time) to the lowest training loss of D-RR, over those of D-RR itself.
 

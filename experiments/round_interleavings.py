@@ -85,11 +85,13 @@ def random_run(seed: int) -> tuple[int, int, int]:
         if not present.any():
             present[rng.integers(num_workers)] = True
         weights = np.where(present, rng.exponential(size=num_workers), 0)
-        quotas = rng.multinomial(stream.total(budget), weights / weights.sum())
+        total = stream.total(budget, gated=trigger != "none")
+        quotas = rng.multinomial(total, weights / weights.sum())
         plan = stream.plan(stream.fitted(quotas, present))
+        closes = "none" if stream.is_last(plan.quotas) else trigger
         shape = (num_workers, max(int(plan.quotas.max()), 1))
         secs = rng.exponential(size=shape)
         ends = np.cumsum(np.ceil(secs) if rng.random() < 0.3 else secs, axis=1)  # whole: ties
         deaths = np.where(rng.random(num_workers) < 0.05, rng.exponential(4, num_workers), np.inf)
-        stream.commit(plan, play(trigger, ends, plan.quotas, deaths=deaths, **options))
+        stream.commit(plan, play(closes, ends, plan.quotas, deaths=deaths, **options))
     return count, stream.ledger.missing, stream.ledger.duplicated

@@ -149,13 +149,14 @@ class EmulatedCluster:
             return np.cumsum(secs)
         rng = np.random.default_rng([self.seed, round, worker])
         if self.delay_per == "round":
-            return np.cumsum(secs) * self._factors(rng, 1)
-        factors = self._factors(rng, count + 1)
+            return np.cumsum(secs) * self.factors(rng, 1)
+        factors = self.factors(rng, count + 1)
         secs = costs.secs_per_microbatch[worker] * factors[1:]
         secs[:1] += costs.overhead_secs[worker] * factors[0]
         return np.cumsum(secs)
 
-    def _factors(self, rng: np.random.Generator, count: int) -> np.ndarray:
+    def factors(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draws f64[count] of what `delay` multiplies mean times by; not for "constant"."""
         if self.delay == "exponential":
             return rng.standard_exponential(count)
         if self.delay == "shifted_exponential":

@@ -186,9 +186,21 @@ class SharedRounds(_Saving):
         """The epoch that the next round belongs to."""
         return self._pass.index
 
-    def total(self, budget: int) -> int:
-        """Microbatches of the next round: the budget, or what is left of the epoch."""
-        return min(budget, self._pass.microbatches_left)
+    def total(self, budget: int, *, gated: bool = False) -> int:
+        """Microbatches of the next round: the budget, or what is left of the epoch.
+
+        What a gate leaves over is any number, and an update from a handful of examples does harm.
+        So with a gate a rest of less than one and a half budgets is done in two rounds, of which
+        no gate closes the last: each of them holds half a budget or more.
+        """
+        left = self._pass.microbatches_left
+        if gated and budget < left < 1.5 * budget:
+            return -(-left // 2)
+        return min(budget, left)
+
+    def is_last(self, quotas: np.ndarray) -> bool:
+        """Whether a round of these quotas ends the epoch, unless some of it is returned."""
+        return int(quotas.sum()) >= self._pass.microbatches_left
 
     def fitted(self, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
         """The quotas as this data can serve them: as they are."""
@@ -278,9 +290,15 @@ class PrivateRounds(_Saving):
         """The epoch that the next round belongs to."""
         return self.examples_processed // self.num_examples
 
-    def total(self, budget: int) -> int:
+    def total(self, budget: int, *, gated: bool = False) -> int:
         """Microbatches of the next round: the budget, less what `fitted` cuts off."""
+        del gated
         return budget
+
+    def is_last(self, quotas: np.ndarray) -> bool:
+        """Workers end their passes at different times; no round is a last one for all."""
+        del quotas
+        return False
 
     def fitted(self, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
         """The quotas as the shards can serve them.

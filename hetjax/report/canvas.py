@@ -103,6 +103,32 @@ def pixel(axes: Axes) -> float:
     return float(np.diff(axes.get_xlim())[0] / axes.get_window_extent().width)
 
 
+def fill_boxes(
+    axes: Axes, boxes: list[tuple[float, float, int]], *, half: float, **style: Any
+) -> None:
+    """Boxes `(left, right, row)` of a height of 2 `half` as one path."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    if not boxes:
+        return
+    left, right, row = np.array(boxes, dtype=float).T
+    x = np.stack([left, right, right, left, left], axis=1)
+    y = np.stack([row - half, row - half, row + half, row + half, row - half], axis=1)
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
+    path = Path(np.stack([x.ravel(), y.ravel()], axis=1), codes)
+    # not add_patch, which would look at each corner to find limits that are set already
+    axes.add_artist(PathPatch(path, **{"linewidth": 0, **style}))
+
+
+def worker_names(axes: Axes, num_workers: int, *, narrow: bool) -> None:
+    """Names of workers beside rows 0, 1, ..., each eighth where there are many."""
+    axes.set_yticks(range(0, num_workers, 1 if num_workers <= 16 else 8))
+    axes.set_yticklabels([f"w{j}" if narrow else f"worker {j}" for j in axes.get_yticks()])
+    axes.grid(False)
+    axes.tick_params(axis="y", labelcolor=INK)
+
+
 def plain_ticks(axes: Axes, *, logarithmic: bool) -> None:
     """Numbers without powers of ten, and finer ones on short logarithmic axes."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -115,6 +141,13 @@ def plain_ticks(axes: Axes, *, logarithmic: bool) -> None:
         fine = (1.0, 2.0, 5.0) if high < 1e3 * low else (1.0,)
         axes.yaxis.set_major_locator(LogLocator(10, subs=fine, numticks=12))
         axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def whole_ticks(axes: Axes) -> None:
+    """At most five or so ticks at whole numbers, on the vertical axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
 def round_axis(axes: Axes, first: float, last: float, *, label: str = "round") -> None:
@@ -146,6 +179,14 @@ def end_labels(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
             break
         spots[:-1] -= push
         spots[1:] += push
+    place = 0.0
+    for i in range(len(spots)):  # none so low, and then none so high, that it leaves the picture
+        spots[i] = max(spots[i], place)
+        place = spots[i] + step
+    place = axes.get_window_extent().height + 4
+    for i in reversed(range(len(spots))):
+        spots[i] = min(spots[i], place)
+        place = spots[i] - step
     end: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
     for spot, j in zip(spots, order, strict=True):
         _, text, colour = labels[j]

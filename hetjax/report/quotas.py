@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hetjax.report import canvas, series
+from hetjax.report import canvas, heat_map, series
 from hetjax.report.series import FloatArray, Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-HEAT_COLUMNS = 240
 
 
 @canvas.own_settings
@@ -23,7 +21,14 @@ def draw_quotas(history: Sequence[Record], *, width: int) -> str:
     values, ids = series.matrix(shown, "quotas"), series.round_ids(shown)
     values[series.matrix(shown, "present") == 0] = np.nan
     if values.shape[1] > canvas.NUM_COLOURS:
-        return _quota_map(values, ids, width=width)
+        return heat_map.draw(
+            values,
+            ids,
+            width=width,
+            name="quotas",
+            label="Quotas over the rounds, as a heat map",
+            most=np.nanmax(values, initial=1.0),
+        )
     return _quota_lines(values, ids, width=width)
 
 
@@ -35,7 +40,7 @@ def _quota_lines(values: FloatArray, ids: FloatArray, *, width: int) -> str:
     top = np.nanmax(values, initial=1.0)
     axes.set_ylim(min(-0.04 * top, -0.2), top * 1.08)
     canvas.round_axis(axes, ids[0], ids[-1] + 1)
-    _whole_ticks(axes)
+    canvas.whole_ticks(axes)
     colours = canvas.worker_colours(values.shape[1])
     labels = []
     for j, colour in enumerate(colours):
@@ -46,12 +51,6 @@ def _quota_lines(values: FloatArray, ids: FloatArray, *, width: int) -> str:
         labels.append((float(np.nan_to_num(last)), text, colour))
     canvas.end_labels(axes, labels)
     return canvas.to_svg(figure, f"quotas-{width}", "Quotas over the rounds")
-
-
-def _whole_ticks(axes: Axes) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
 def _steps(axes: Axes, x: FloatArray, y: FloatArray, *, colour: str, shift: float) -> None:
@@ -70,32 +69,3 @@ def _steps(axes: Axes, x: FloatArray, y: FloatArray, *, colour: str, shift: floa
     middle, mean, low, high = series.thin(x, y)
     axes.plot(middle, mean, linewidth=1.8, **style)
     axes.fill_between(middle, low, high, linewidth=0, alpha=0.2, **style)
-
-
-def _quota_map(values: FloatArray, ids: FloatArray, *, width: int) -> str:
-    num_rounds, num_workers = values.shape
-    if num_rounds > HEAT_COLUMNS:
-        thinned = [series.thin(ids, y, points=HEAT_COLUMNS)[1] for y in values.T]
-        values = np.stack(thinned, axis=1)
-    height = 260.0 if num_workers <= 32 else 320.0
-    figure = canvas.make_figure(width, height + 62)
-    axes = canvas.add_axes(figure, 48, 14, width - 48 - 58, height)
-    extent = (ids[0], ids[-1] + 1, num_workers - 0.5, -0.5)
-    limits = {"vmin": 0, "vmax": np.nanmax(values, initial=1.0)}
-    image = axes.imshow(
-        values.T,
-        aspect="auto",
-        interpolation="nearest",
-        cmap="cividis",
-        extent=extent,
-        **limits,
-    )
-    axes.grid(False)
-    canvas.round_axis(axes, ids[0], ids[-1] + 1)
-    axes.set_ylabel("worker", **canvas.AXIS_LABEL)
-    bar = figure.colorbar(image, cax=canvas.add_axes(figure, width - 46, 14, 12, height))
-    bar.outline.set_visible(False)  # type: ignore[operator]
-    _whole_ticks(bar.ax)
-    bar.ax.tick_params(length=0, labelsize=11, labelcolor=canvas.MUTED)
-    bar.ax.grid(False)
-    return canvas.to_svg(figure, f"quotas-{width}", "Quotas over the rounds, as a heat map")

@@ -6,7 +6,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hetjax.report import canvas, losses, order, quotas, round_times, series, timeline, words
+from hetjax.report import (
+    canvas,
+    gates,
+    gossip,
+    losses,
+    order,
+    quotas,
+    round_times,
+    series,
+    timeline,
+    words,
+)
 from hetjax.report.series import Record
 
 SCREENS = {"wide": 900, "narrow": 340}  # pixels; the reader sees the one that fits
@@ -18,18 +29,23 @@ def sections(summary: Record, history: Sequence[Record]) -> list[str]:
         return []
     parts = [_round_times(summary, history), _losses(summary, history)]
     if series.count_workers(history):
-        parts = [_timeline(history), _quotas(history), *parts]
+        parts = [_timeline(summary, history), _quotas(history), _gate(summary, history), *parts]
     if series.evaluations(history, "accuracy"):
         parts.append(_accuracies(summary, history))
-    return [part for part in (*parts, _order(summary, history)) if part]
+    return [part for part in (*parts, _gossip(summary, history), _order(summary, history)) if part]
 
 
 def _section(
-    heading: str, caption: str, draw: Callable[[int], str] | None, *, key: str = ""
+    heading: str,
+    caption: str,
+    draw: Callable[[int], str] | None,
+    *,
+    key: str = "",
+    below: str = "",
 ) -> str:
     """A heading, a caption, a key and a picture, if any, drawn for each of `SCREENS`.
 
-    Each line of the caption is a paragraph.
+    Each line of the caption is a paragraph; `below` is HTML under the picture.
     """
     paragraphs = "".join(f"<p>{words.escaped(line)}</p>" for line in caption.splitlines())
     pictures = []
@@ -38,15 +54,25 @@ def _section(
     return (
         f"<section><h2>{words.escaped(heading)}</h2>{paragraphs}"
         + (f'<div class="key">{key}</div>' if key else "")
-        + f"{''.join(pictures)}</section>"
+        + f"{''.join(pictures)}{below}</section>"
     )
 
 
-def _timeline(history: Sequence[Record]) -> str:
-    caption = (
-        "Each bar is one worker in one round, with the number of microbatches it computed. "
-        "With good quotas all bars of a round end together."
-    )
+def _timeline(summary: Record, history: Sequence[Record]) -> str:
+    caption = "Each bar is one worker in one round, with the number of microbatches it computed. "
+    gate = gates.gate(summary)
+    if not gate:
+        caption += "With good quotas all bars of a round end together."
+    elif gate.get("in_flight") == "drop":
+        caption += (
+            "The gate closes a round before every quota is done and gives up what is in flight, "
+            "so that a bar may hold time that nothing came of."
+        )
+    else:
+        caption += (
+            "The gate closes a round before every quota is done. What is in flight then is "
+            "finished, so the bars of a round need not end together."
+        )
     waiting = series.column(series.full_rounds(history), "waiting_fraction")
     waiting = waiting[np.isfinite(waiting)]
     if len(waiting) >= 4:
@@ -61,16 +87,17 @@ def _timeline(history: Sequence[Record]) -> str:
         lambda width: timeline.draw_timeline(
             history, width=width, rounds=3 if width < canvas.NARROW else 6
         ),
-        key=_timeline_key(series.count_workers(history)),
+        key=_timeline_key(series.count_workers(history), gated=bool(gate)),
     )
 
 
-def _timeline_key(num_workers: int) -> str:
+def _timeline_key(num_workers: int, *, gated: bool) -> str:
     filled = "ramp" if num_workers > canvas.NUM_COLOURS else "computing"
     empty = "grey" if num_workers > 16 else "waiting"
+    for_whom = "the last to finish" if gated else "the slowest"
     return (
         f'<span><i class="{filled}"></i>computing</span>'
-        f'<span><i class="{empty}"></i>waiting for the slowest</span>'
+        f'<span><i class="{empty}"></i>waiting for {for_whom}</span>'
         "<span>gap: synchronisation; a long pause is cut short and its length written</span>"
     )
 
@@ -88,6 +115,35 @@ def _quotas(history: Sequence[Record]) -> str:
         "Quotas",
         caption + _left_out(history),
         lambda width: quotas.draw_quotas(history, width=width),
+    )
+
+
+def _gate(summary: Record, history: Sequence[Record]) -> str:
+    part, num_workers = gates.gate(summary), series.count_workers(history)
+    if not part:
+        return ""
+    caption, key, drawn = gates.caption(part), "", gates.can_draw(history)
+    if drawn and num_workers > gates.TABLE_WORKERS:
+        caption += f" The table holds the {gates.TABLE_WORKERS} workers that returned most."
+    if drawn and num_workers > canvas.NUM_COLOURS:
+        caption += " In the picture bright is finished, dark is returned."
+    elif drawn:
+        key = (
+            '<span><i class="computing"></i>finished</span>'
+            '<span><i class="returned"></i>returned</span>'
+        )
+    return _section(
+        "Rounds that close early",
+        caption,
+        (
+            lambda width: gates.draw_microbatches(
+                history, width=width, rounds=3 if width < canvas.NARROW else 6
+            )
+        )
+        if drawn
+        else None,
+        key=key,
+        below=gates.table(history) if drawn else "",
     )
 
 
@@ -119,7 +175,8 @@ def _losses(summary: Record, history: Sequence[Record]) -> str:
     return _section(
         "Loss",
         "Against time it shows how soon a loss is reached, which is what good quotas improve; "
-        "against epochs, how much each pass over the data teaches, whatever the speeds.",
+        "against epochs, how much each pass over the data teaches, whatever the speeds."
+        + _replicas("loss", history),
         lambda width: losses.draw_losses(history, summary, width=width),
         key=training + _evaluated_key("loss", history),
     )
@@ -128,9 +185,39 @@ def _losses(summary: Record, history: Sequence[Record]) -> str:
 def _accuracies(summary: Record, history: Sequence[Record]) -> str:
     return _section(
         "Accuracy",
-        "The share of examples classified correctly, at each evaluation.",
+        "The share of examples classified correctly, at each evaluation."
+        + _replicas("accuracy", history),
         lambda width: losses.draw_accuracies(history, summary, width=width),
         key=_evaluated_key("accuracy", history),
+    )
+
+
+def _replicas(ending: str, history: Sequence[Record]) -> str:
+    """Whose numbers those of the test set are, where the replicas differ; else empty."""
+    if not {f"test_{ending}", f"worst_test_{ending}"} <= set(series.evaluations(history, ending)):
+        return ""
+    return (
+        " The replicas differ: the test set is tried on the mean of their parameters and on the "
+        "worst of them, the one with the highest test loss."
+    )
+
+
+def _gossip(summary: Record, history: Sequence[Record]) -> str:
+    """Empty for replicas that stay equal."""
+    if not gossip.gossip(summary):
+        return ""
+    caption = (
+        "The consensus distance is how far the replicas lie from the mean of their parameters, "
+        "as a root mean square over the workers, here relative to the mean's norm. It is "
+        "measured at the end of each epoch."
+    )
+    drawn = len(gossip.consensus(history, summary)[0]) > 0
+    if not drawn:
+        caption += " None that was measured is finite and above zero."
+    return _section(
+        "Gossip",
+        f"{caption}\n{gossip.mixing(summary, history)}".strip(),
+        (lambda width: gossip.draw_consensus(history, summary, width=width)) if drawn else None,
     )
 
 
@@ -158,6 +245,12 @@ def _order(summary: Record, history: Sequence[Record]) -> str:
 def _evaluated_key(ending: str, history: Sequence[Record]) -> str:
     """The names of the lines of `losses.EVALUATION_STYLES`."""
     styles = ["line", "line ink", "line dotted"]
-    names = [name.replace("_", " ") for name in series.evaluations(history, ending)]
+    found = series.evaluations(history, ending)
+    names = [name.replace("_", " ") for name in found]
+    for i, name in enumerate(found):
+        if f"worst_{name}" in found:
+            names[i] += ", mean of the replicas"
+        elif name.startswith("worst_"):
+            names[i] = f"{names[i].removeprefix('worst ')}, worst replica"
     pairs = zip(styles, names, strict=False)
     return "".join(f'<span><i class="{css}"></i>{words.escaped(n)}</span>' for css, n in pairs)

@@ -31,7 +31,6 @@ def rounds_table(history: Sequence[Record]) -> str:
 
 
 def _row(record: Record) -> str:
-    quotas = record.get("quotas")
     cells = [
         words.count(record.get("round")),
         words.count(record.get("epoch")),
@@ -39,10 +38,22 @@ def _row(record: Record) -> str:
         words.loss(record.get("loss")) or "-",
         words.time(record.get("round_secs")),
         words.percent(record.get("waiting_fraction")),
-        " ".join(words.count(q) or "-" for q in quotas) if isinstance(quotas, list | tuple) else "",
+        _quotas(record),
         _evaluated(record.get("eval")),
     ]
     return f"<tr>{''.join(f'<td>{words.escaped(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _quotas(record: Record) -> str:
+    """Microbatches given to each worker; where fewer were done, those done "of" those given."""
+    given, done = (_numbers(record.get(name)) for name in ("quotas", "microbatches_done"))
+    return f"{done} of {given}" if given and done.strip(" -") and done != given else given
+
+
+def _numbers(values: object) -> str:
+    if not isinstance(values, list | tuple):
+        return ""
+    return " ".join(words.count(value) or "-" for value in values)
 
 
 def _evaluated(numbers: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.report import series, words
+from hetjax.report import gates, gossip, series, words
 from hetjax.report.series import Record
 
 Tile = tuple[str, str, str]  # what, number, line below; without a number it is left out
@@ -21,6 +21,7 @@ def tiles(summary: Record, history: Sequence[Record]) -> str:
     everything: list[Tile] = [
         *_learning(summary),
         *_speed(summary),
+        *_traffic(summary, history),
         ("Missing and duplicated", both, processed and f"of {processed} processed"),
         ("Quotas at the end", *_last_quotas(summary, history)),
         ("Wall time", words.time(summary.get("wall_secs")), rounds),
@@ -67,6 +68,19 @@ def _speed(summary: Record) -> list[Tile]:
         ("Against the optimum", fraction, of_what),
         ("Against an equal split", speed, equal_text),
         ("Waiting", waiting, "of the workers' time"),
+    ]
+
+
+def _traffic(summary: Record, history: Sequence[Record]) -> list[Tile]:
+    """Examples a second where a gate is on, and bytes a worker where there is whom to send to."""
+    per_sec = series.number(summary.get("examples_per_sec"))
+    gated = bool(gates.gate(summary)) and per_sec > 0
+    emulated = ", emulated speeds" if summary.get("emulated") else ""
+    pace = f"{per_sec:,.0f}" if per_sec >= 100 else f"{per_sec:.3g}"
+    sent = gossip.bytes_of_worker(summary, history)
+    return [
+        ("Examples a second", pace if gated else "", f"without the evaluations{emulated}"),
+        ("Sent a round", words.size(sent) if sent > 0 else "", "by each worker, in the mean"),
     ]
 
 

@@ -49,7 +49,7 @@ def draw_timeline(history: Sequence[Record], *, width: int, rounds: int) -> str:
         layout = _lay_out(part, factor=factor)
         _bars(axes, part, layout, factor=factor, row=row)
         _round_names(axes, part, layout)
-        _worker_names(axes, series.count_workers(part), narrow=narrow)
+        canvas.worker_names(axes, series.count_workers(part), narrow=narrow)
         since = f"{unit} since the start of round {series.round_ids(part)[0]:,.0f}"
         axes.set_xlabel(since, **canvas.AXIS_LABEL)
     return canvas.to_svg(figure, f"timeline-{width}", "Timeline of each worker")
@@ -83,7 +83,9 @@ def _bars(
     for j, colour in enumerate(canvas.worker_colours(compute.shape[1])):
         start, split, end = layout.start, layout.start + compute[:, j], layout.start + layout.local
         busy = np.flatnonzero(compute[:, j] > 0)
-        _fill(axes, [(start[i], split[i], j) for i in busy], half=half, facecolor=colour)
+        canvas.fill_boxes(
+            axes, [(start[i], split[i], j) for i in busy], half=half, facecolor=colour
+        )
         idle = np.flatnonzero(here[:, j] & (end - split > 0.5 * pixel))
         waiting += [(split[i], end[i], j) for i in idle]
         if row < ROW_WITH_TEXT:
@@ -95,26 +97,10 @@ def _bars(
             axes.text(middle, j, f"{done[i, j]:.0f}", color=canvas.ink_on(colour), **style)
     if row < ROW_WITH_TEXT:
         plain: dict[str, Any] = {"facecolor": canvas.MUTED, "alpha": 0.22}
-        _fill(axes, waiting, half=half, edgecolor=canvas.MUTED, **plain)
+        canvas.fill_boxes(axes, waiting, half=half, edgecolor=canvas.MUTED, **plain)
     else:
         hatched: dict[str, Any] = {"facecolor": "none", "hatch": "////", "alpha": 0.65}
-        _fill(axes, waiting, half=half, edgecolor=canvas.MUTED, **hatched)
-
-
-def _fill(axes: Axes, boxes: list[tuple[float, float, int]], *, half: float, **style: Any) -> None:
-    """Boxes `(left, right, row)` of a height of 2 `half` as one path."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    if not boxes:
-        return
-    left, right, row = np.array(boxes, dtype=float).T
-    x = np.stack([left, right, right, left, left], axis=1)
-    y = np.stack([row - half, row - half, row + half, row + half, row - half], axis=1)
-    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
-    path = Path(np.stack([x.ravel(), y.ravel()], axis=1), codes)
-    # not add_patch, which would look at each corner to find limits that are set already
-    axes.add_artist(PathPatch(path, linewidth=0, **style))
+        canvas.fill_boxes(axes, waiting, half=half, edgecolor=canvas.MUTED, **hatched)
 
 
 def _round_names(axes: Axes, part: Sequence[Record], layout: _Layout) -> None:
@@ -134,10 +120,3 @@ def _round_names(axes: Axes, part: Sequence[Record], layout: _Layout) -> None:
             room = axes.get_xlim()[1] - start - local if last else gap
             text = f"// {pause * factor:.3g} {unit}" if room > 54 * pixel else "//"
             axes.text(start + local + 3 * pixel, 1.0, text, fontsize=10, **style)
-
-
-def _worker_names(axes: Axes, num_workers: int, *, narrow: bool) -> None:
-    axes.set_yticks(range(0, num_workers, 1 if num_workers <= 16 else 8))
-    axes.set_yticklabels([f"w{j}" if narrow else f"worker {j}" for j in axes.get_yticks()])
-    axes.grid(False)
-    axes.tick_params(axis="y", labelcolor=canvas.INK)

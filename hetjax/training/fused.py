@@ -234,8 +234,10 @@ class Fused:
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
+        may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> local.LocalResult:
+        del may_close  # there is no gate
         worker_state = types.WorkerState(state.params, state.running_sum)
         microbatches = jax.block_until_ready(self._load(plan))
         jax.block_until_ready(state)

@@ -53,12 +53,14 @@ class LocalPhase(Protocol):
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
+        may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> LocalResult:
         """Runs at most `limits[w]` microbatches of each worker's plan; uses up `accumulated`.
 
         `rngs` holds the key of each worker's pass, on its device; `meanwhile` is called while
-        the workers compute. Round None warms up: no emulation.
+        the workers compute; no gate closes the round unless it `may_close`. Round None warms
+        up: no emulation.
         """
 
     def close(self) -> None:
@@ -162,12 +164,14 @@ class Stepped:
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
+        may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> LocalResult:
         worker_state = types.WorkerState(state.params, state.running_sum)
         states = mesh_lib.worker_rows(worker_state, self._num_workers)
         sums = mesh_lib.worker_rows(accumulated, self._num_workers)
-        self._gate.begin(plan.quotas)
+        gate = self._gate if may_close else gate_lib.none(gate_lib.Options())
+        gate.begin(plan.quotas)
         tasks = [
             self._threads.submit(
                 self._work,
@@ -177,6 +181,7 @@ class Stepped:
                 sums[worker],
                 plan.rows(worker, int(limits[worker])),
                 rngs[worker],
+                gate,
             )
             for worker in range(self._num_workers)
         ]
@@ -210,6 +215,7 @@ class Stepped:
         sums: types.Accumulated,
         rows: np.ndarray,
         rng: jax.Array,
+        gate: gate_lib.Gate,
     ) -> tuple[types.Accumulated, int, float, float, int, list]:
         ends = self._pace.ends(round_index, worker, len(rows))
         deadlines = None if self._pace.virtual else ends
@@ -223,7 +229,7 @@ class Stepped:
         self._feed.wait(rows[:1])  # nor is waiting for streamed data
         start = time.perf_counter()
         for position, example_ids in enumerate(rows):
-            is_open = self._gate.is_open()
+            is_open = gate.is_open()
             if self._stopping.is_set() or (position and not is_open):
                 break
             microbatch = self._feed.load(worker, example_ids)
@@ -237,7 +243,7 @@ class Stepped:
                 else:
                     overruns += 1
             stamps.append(time.perf_counter() - start)
-            self._gate.finished(worker, position + 1)
+            gate.finished(worker, position + 1)
         if ends is not None and self._pace.virtual:
             stamps = ends[: len(stamps)].tolist()
         first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
@@ -318,8 +324,10 @@ class Virtual:
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
+        may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> LocalResult:
+        del may_close  # `limits` are what the gate leaves done
         worker_state = types.WorkerState(state.params, state.running_sum)
         if self._keys is None or self._keys[0] is not rngs:
             self._keys = rngs, jnp.stack(rngs)

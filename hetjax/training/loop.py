@@ -289,15 +289,15 @@ class _Loop:
         """`(quotas, limits, caps)` of a round: by the policy, or as the trace has them."""
         stream, budget = self._parts.stream, self._config.budget
         caps = np.where(present, self._config.quota.max_microbatches or budget, 0)
-        total = stream.total(budget)
         if self._parts.trace is None:
+            total = stream.total(budget, gated=self._config.gate.trigger != "none")
             quotas, self._policy_state = self._parts.policy.assign(self._policy_state, total, caps)
             quotas = stream.fitted(quotas, present)
             return quotas, quotas, caps
         quotas, done = self._parts.trace[index]
         served = stream.fitted(quotas, quotas > 0)
-        whole = self._config.data.sharing == "private" or quotas.sum() == total
-        if not whole or np.any((quotas > caps) | (quotas > served) | (done > quotas)):
+        total = stream.total(budget)
+        if quotas.sum() > total or np.any((quotas > caps) | (quotas > served) | (done > quotas)):
             raise ValueError(
                 f"replay: round {index} of {self._config.replay!r} has quotas "
                 f"{quotas.tolist()}, but here it has {total} microbatches, caps {caps.tolist()}; "
@@ -314,7 +314,8 @@ class _Loop:
             else parts.cluster.present_at(index)
         )
         quotas, limits, caps = self._assign(index, present)
-        closing = parts.pace.close(index, quotas) if parts.trace is None else None
+        may_close = parts.trace is None and not parts.stream.is_last(quotas)
+        closing = parts.pace.close(index, quotas) if may_close else None
         if closing is not None:
             limits = closing.microbatches_done
         active = parts.active(index)
@@ -329,6 +330,7 @@ class _Loop:
             plan,
             rngs=self._pass_keys(plan.passes),
             limits=limits,
+            may_close=may_close,
             meanwhile=self._report,
         )
         if closing is not None:

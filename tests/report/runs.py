@@ -1,5 +1,7 @@
 """Runs that never happened, for reports."""
 
+import re
+
 from hetjax import report
 
 CONFIG = {"data": {"name": "digits"}, "model": {"name": "lenet"}, "seed": 3}
@@ -38,6 +40,51 @@ HERDING = {
     "random_two_norm": 180.0,
     "secs": 1.2,
 }
+
+GATE = {"trigger": "first", "returned_fraction": 0.314, "in_flight": "finish"}
+GOSSIP = {
+    "spectral_gap": 0.25,
+    "num_exchanges": 3,
+    "consensus_distance": 0.5,
+    "consensus_relative": 0.02,
+}
+CONSENSUS = {"distance": 0.5, "relative": 0.02}
+
+
+def make_gated_history(num_rounds, num_workers, **replaced):
+    """Rounds of quotas 4, in which the last worker finishes but one microbatch."""
+    done = [4] * (num_workers - 1) + [1]
+    fields = {
+        "quotas": lambda i: [4] * num_workers,
+        "microbatches_done": lambda i: done,
+        "examples_counted": lambda i: [16 * number for number in done],
+    }
+    return make_history(num_rounds, num_workers, **(fields | replaced))
+
+
+def make_gossip_history(num_rounds, num_workers, **replaced):
+    """Rounds of replicas that differ: measured and tried at the end of each epoch of two."""
+    fields = {
+        "bytes_sent": lambda i: 248_024 * num_workers,
+        "consensus": lambda i: CONSENSUS | {"relative": 0.5 / (1 + i)} if i % 2 else None,
+        "eval": lambda i: (
+            {
+                "test_loss": 0.5,
+                "test_accuracy": 0.9,
+                "worst_test_loss": 0.7,
+                "worst_test_accuracy": 0.8,
+            }
+            if i % 2
+            else None
+        ),
+    }
+    return make_history(num_rounds, num_workers, rounds_per_epoch=2, **(fields | replaced))
+
+
+def section(page, heading):
+    """The HTML of the section of that heading; empty where the page has none."""
+    found = re.search(rf"<section><h2>{heading}.*?</section>", page, re.DOTALL)
+    return found.group() if found else ""
 
 
 def make_history(num_rounds, num_workers, *, rounds_per_epoch=10, **replaced):

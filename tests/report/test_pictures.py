@@ -1,9 +1,11 @@
 """The pictures: gaps, absent workers, and no trace of the caller's settings."""
 
+import itertools
+
 import matplotlib
 import pytest
 
-from hetjax.report import losses, quotas, round_times, sections, timeline
+from hetjax.report import canvas, losses, quotas, round_times, sections, timeline
 from tests.report import runs
 
 
@@ -20,6 +22,18 @@ def test_a_worker_that_is_absent_is_named_so():
     picture = quotas.draw_quotas(history, width=900)
     assert "worker 1: absent" in picture
     assert "worker 2: absent" not in picture
+
+
+@pytest.mark.parametrize("place", [0.0, 1.0])
+def test_names_of_many_equal_lines_stay_in_the_picture(place):
+    figure = canvas.make_figure(300, 240)
+    axes = canvas.add_axes(figure, 20, 14, 200, 196)
+    canvas.end_labels(axes, [(place, f"worker {j}", canvas.INK) for j in range(8)])
+    spots = sorted({text.xyann[1] for text in axes.texts})
+    assert len(spots) == 8
+    assert min(b - a for a, b in itertools.pairwise(spots)) >= 14.8
+    assert spots[0] >= 0
+    assert spots[-1] <= 200
 
 
 def test_the_callers_matplotlib_settings_neither_matter_nor_change(pages):

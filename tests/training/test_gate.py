@@ -85,6 +85,36 @@ def test_a_gate_counts_what_threads_tell_at_the_same_time():
     assert not gate.is_open()
 
 
+@pytest.mark.parametrize("trigger", ["first", "quorum", "deadline"])
+@pytest.mark.parametrize("num_examples", [203, 256, 301])
+def test_an_epoch_does_not_end_in_crumbs(trigger, num_examples):
+    """A round holds half a budget, however much gates returned before; blocking rounds too."""
+    options = {
+        "quorum": {"quorum": 10},
+        "deadline": {"deadline_secs": 2.5},
+    }.get(trigger, {})
+    result = problems.fit(
+        problems.classification(num_examples, np.float32),
+        problems.initial_weights(np.float32),
+        epochs=3,
+        budget=16,
+        local="virtual",
+        gate={"trigger": trigger, **options},
+        quota={"policy": "equal"},
+        cluster={"secs_per_microbatch": (1,) * 4, "clock": "virtual", "delay": "exponential"},
+    )
+    ends = [
+        line
+        for line, after in zip(result.history, [*result.history[1:], None], strict=True)
+        if after is None or after["epoch"] > line["epoch"]
+    ]
+    assert len(ends) == 3
+    for line in ends:  # all of them done
+        assert line["microbatches_done"] == line["quotas"]
+    assert min(sum(line["quotas"]) for line in result.history) >= 8
+    assert result.summary["gate"]["returned_fraction"] > 0.05
+
+
 DATA, WEIGHTS = problems.classification(203, np.float32), problems.initial_weights(np.float32)
 SPEEDS = (0.01, 0.01, 0.01, 0.04)
 GATES = {

@@ -1,0 +1,176 @@
+"""What did the gate leave undone? Microbatches finished and returned, a picture and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hetjax.report import canvas, heat_map, series, words
+from hetjax.report.series import FloatArray, Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TABLE_WORKERS = 16
+HEADS = ["worker", "given", "finished", "returned", "examples counted"]
+CLOSES = {  # by trigger
+    "first": "when the first worker has finished its quota",
+    "quorum": "when enough microbatches of all workers are finished",
+    "deadline": "at a deadline",
+}
+
+
+def gate(summary: Record) -> Record:
+    """The summary's part on the gate; empty in runs without one."""
+    part = summary.get("gate")
+    return part if isinstance(part, Mapping) and part.get("trigger") != "none" else {}
+
+
+class Microbatches(NamedTuple):
+    """Microbatches of each round and worker, f64[num_rounds, num_workers], NaN where not known."""
+
+    given: FloatArray
+    finished: FloatArray  # the others were returned
+
+    def share(self) -> FloatArray:
+        """Finished over given; NaN where none was given."""
+        given = np.where(self.given > 0, self.given, np.nan)
+        return self.finished / given
+
+
+def microbatches(history: Sequence[Record]) -> Microbatches:
+    """What was given and what was finished, where both are known."""
+    given, finished = (series.matrix(history, k) for k in ("quotas", "microbatches_done"))
+    known = (given >= 0) & (given < 1e9) & (finished >= 0)
+    given = np.where(known, given, np.nan)
+    return Microbatches(given, np.minimum(np.where(known, finished, np.nan), given))
+
+
+def can_draw(history: Sequence[Record]) -> bool:
+    """Whether a microbatch was given and it is known what became of it."""
+    return bool(np.nansum(microbatches(history).given) > 0)
+
+
+def draw_microbatches(history: Sequence[Record], *, width: int, rounds: int) -> str:
+    """Bars of the first and the last `rounds` rounds; a map of all rounds for many workers."""
+    if series.count_workers(history) <= canvas.NUM_COLOURS:
+        return _draw_bars(history, width=width, rounds=rounds)
+    return heat_map.draw(
+        100 * microbatches(history).share(),
+        series.round_ids(history),
+        width=width,
+        name="gate",
+        label="Share of the microbatches given that was finished, as a heat map",
+        most=100.0,
+        title="finished, % of what was given",
+    )
+
+
+@canvas.own_settings
+def _draw_bars(history: Sequence[Record], *, width: int, rounds: int) -> str:
+    """A row a worker and a column a round, of one scale in all of them."""
+    parts = series.first_and_last(history, rounds)
+    num_workers, narrow = series.count_workers(history), width < canvas.NARROW
+    left, head, foot, row = (30 if narrow else 66), 50, 8, 25.0
+    panel = row * num_workers
+    figure = canvas.make_figure(width, len(parts) * (panel + head + foot))
+    columns = max(3, *(len(part) for part in parts))
+    found = [microbatches(part) for part in parts]
+    most = max(np.nanmax(these.given, initial=1.0) for these in found)
+    for i, (part, these) in enumerate(zip(parts, found, strict=True)):
+        top = head + i * (panel + head + foot)
+        axes = canvas.add_axes(figure, left, top, width - left - 8, panel)
+        axes.set_xlim(0, columns)
+        axes.set_ylim(num_workers - 0.5, -0.5)
+        axes.set_xticks([])
+        axes.spines["bottom"].set_visible(False)
+        named = ("First rounds" if i == 0 else "Last rounds") if len(parts) > 1 else "All rounds"
+        canvas.title(axes, f"{named}, microbatches", above=28)
+        _round_names(axes, series.round_ids(part))
+        room = 1 - 14 * canvas.pixel(axes)  # of a column, for the largest quota
+        for j, colour in enumerate(canvas.worker_colours(these.given.shape[1])):
+            split, end = (x[:, j] * room / most for x in (these.finished, these.given))
+            _row(axes, j, split, end, numbers=(these.finished[:, j], these.given[:, j]), on=colour)
+        canvas.worker_names(axes, num_workers, narrow=narrow)
+    return canvas.to_svg(figure, f"gate-{width}", "Microbatches finished and returned")
+
+
+def _round_names(axes: Axes, ids: FloatArray) -> None:
+    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": canvas.MUTED}
+    for i, name in enumerate(ids):
+        axes.text(i, 1.0, f"round {name:.0f}", fontsize=11, va="bottom", **style)
+        axes.axvline(i, color=canvas.GRID, linewidth=1)
+
+
+def _row(
+    axes: Axes,
+    j: int,
+    split: FloatArray,
+    end: FloatArray,
+    *,
+    numbers: tuple[FloatArray, FloatArray],
+    on: str,
+) -> None:
+    """A worker's bars: from 0 to `split` filled, from there to `end` an outline, with numbers."""
+    pixel, half = canvas.pixel(axes), 0.4
+    style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 11}
+    solid = [(float(i), i + split[i], j) for i in np.flatnonzero(split > 0)]
+    canvas.fill_boxes(axes, solid, half=half, facecolor=on)
+    back = np.flatnonzero(end > split)
+    inset = 0.6 * pixel  # of a line 1.2 pixels wide
+    hollow = [(i + split[i] + inset, i + end[i] - inset, j) for i in back]
+    outline: dict[str, Any] = {"edgecolor": on, "linewidth": 1.2, "facecolor": "none"}
+    canvas.fill_boxes(axes, hollow, half=half - 0.6 / 25.0, **outline)
+    finished, given = numbers
+    for starts, ends, values, colour in (
+        (0 * split, split, finished, canvas.ink_on(on)),
+        (split, end, given - finished, canvas.INK),
+    ):
+        texts = [words.count(value) for value in values]
+        for i in np.flatnonzero(ends > starts):
+            if ends[i] - starts[i] > (6 + 7 * len(texts[i])) * pixel:
+                axes.text(i + (starts[i] + ends[i]) / 2, j, texts[i], color=colour, **style)
+
+
+def caption(part: Record) -> str:
+    """Which gate, what share came back, and what became of what was in flight."""
+    trigger = part.get("trigger")
+    when = CLOSES.get(trigger, "before every quota is done") if isinstance(trigger, str) else ""
+    text = f"The gate '{trigger}' closes a round {when}. " if when else ""
+    if part.get("in_flight") == "drop":
+        text += (
+            "What is in flight then is given up, which exists on the virtual clock alone, to "
+            "compare with; it goes back to the head of the order with what was not begun."
+        )
+    else:
+        text += (
+            "What is in flight then is finished and counts; what was not begun goes back to the "
+            "head of the order."
+        )
+    share = words.percent(part.get("returned_fraction"))
+    return text + (f" {share} of the microbatches came back." if share else "")
+
+
+def table(history: Sequence[Record]) -> str:
+    """Microbatches and examples of each worker over the whole run, as HTML.
+
+    Of more than `TABLE_WORKERS` workers those that returned most, and the others in one row.
+    """
+    given, finished = (np.nansum(x, axis=0) for x in microbatches(history))
+    examples = series.matrix(history, "examples_counted")
+    examples = np.where((examples >= 0) & (examples < 1e15), examples, np.nan)
+    counted = np.where(np.isfinite(examples).any(axis=0), np.nansum(examples, axis=0), np.nan)
+    numbers = np.stack([given, finished, given - finished, counted])
+    num_workers = len(given)
+    most = np.sort(np.argsort(-numbers[2], kind="stable")[:TABLE_WORKERS])
+    rows = [(f"worker {j}", numbers[:, j]) for j in most]
+    if num_workers > TABLE_WORKERS:
+        others = np.delete(numbers, most, axis=1)
+        rows.append((f"{num_workers - TABLE_WORKERS} others", others.sum(axis=1)))
+    rows.append(("all", numbers.sum(axis=1)))
+    lines = [[name, *(words.count(x) or "-" for x in values)] for name, values in rows]
+    head = "".join(f"<th>{name}</th>" for name in HEADS)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
+    return f'<div class="scroll"><table class="totals"><tr>{head}</tr>{body}</table></div>'

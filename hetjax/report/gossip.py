@@ -1,0 +1,84 @@
+"""How far apart are the replicas, and what do they send? A picture, and the words to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hetjax.report import canvas, losses, series, words
+from hetjax.report.series import FloatArray, Record
+
+
+def gossip(summary: Record) -> Record:
+    """The summary's part on gossip; empty in runs whose replicas stay equal."""
+    part = summary.get("gossip")
+    return part if isinstance(part, Mapping) else {}
+
+
+def bytes_of_worker(summary: Record, history: Sequence[Record]) -> float:
+    """Bytes that a worker sends a round, in the mean; NaN for one worker and where not known."""
+    sent = series.number(summary.get("bytes_sent_per_round"))
+    if np.isnan(sent):
+        known = series.column(history, "bytes_sent")
+        known = known[(known >= 0) & (known < 1e300 / max(len(known), 1))]
+        sent = float(known.mean()) if len(known) else float("nan")
+    workers = series.number(summary.get("num_workers"))
+    workers = workers if workers >= 1 else series.count_workers(history)
+    return sent / workers if workers > 1 and sent >= 0 else float("nan")
+
+
+def consensus(history: Sequence[Record], summary: Record) -> tuple[FloatArray, FloatArray]:
+    """Epochs, and the distance relative to the mean's norm, where it was measured; above 0."""
+    cells = [record.get("consensus") for record in history]
+    records: list[Record] = [cell if isinstance(cell, Mapping) else {} for cell in cells]
+    x, y = series.epochs_done(history, summary), series.column(records, "relative")
+    known = (x >= 0) & (x < 1e9) & (y > 1e-300) & (y < 1e300)
+    return x[known], y[known]
+
+
+@canvas.own_settings
+def draw_consensus(history: Sequence[Record], summary: Record, *, width: int) -> str:
+    """The relative consensus distance against epochs; there must be a point, see `consensus`."""
+    x, y = consensus(history, summary)
+    figure = canvas.make_figure(width, 248)
+    axes = canvas.add_axes(figure, 54, 32, width - 54 - 78, 170)
+    low, high = y.min(), y.max()
+    room = max(1.25, np.sqrt(5 * low / high))  # from end to end at least 5, for two ticks
+    axes.set_yscale("log")
+    axes.set_ylim(low / room, high * room)
+    shape = "o-" if len(x) <= losses.MOST_MARKERS else "-"
+    style: dict[str, Any] = {"color": canvas.ACCENT, "linewidth": 1.6, "markersize": 4.5}
+    middle, mean, below, above = series.thin(x, y)
+    axes.fill_between(middle, below, above, color=canvas.ACCENT, alpha=0.25, linewidth=0)
+    axes.plot(middle, mean, shape, clip_on=False, **style)
+    canvas.plain_ticks(axes, logarithmic=True)
+    canvas.round_axis(axes, 0, 1.02 * max(float(x.max()), 1.0), label="epochs")
+    scale = "log scale" if width < canvas.NARROW else "relative to the norm of the mean, log scale"
+    canvas.title(axes, f"consensus distance, {scale}")
+    canvas.end_labels(axes, [(float(y[-1]), f"{y[-1]:.3g}", canvas.ACCENT)])
+    return canvas.to_svg(figure, f"gossip-{width}", "Consensus distance against epochs")
+
+
+def mixing(summary: Record, history: Sequence[Record]) -> str:
+    """How fast the replicas come together, by which exchanges, and what that sends."""
+    part, sent = gossip(summary), bytes_of_worker(summary, history)
+    gap, exchanges = (series.number(part.get(name)) for name in ("spectral_gap", "num_exchanges"))
+    sentences = []
+    if np.isfinite(gap):
+        sentence = f"The spectral gap is {words.loss(gap)}"
+        if 0 <= gap <= 1:
+            sentence += (
+                f": mixing alone would leave at most {words.percent(1 - gap)} of the distance "
+                "after a round, averaged over the rounds"
+            )
+        sentences.append(f"{sentence}.")
+    if exchanges >= 0:
+        several = words.plural(exchanges, "exchange")
+        sentences.append(
+            f"Gossip has {several}; in an exchange a worker sends to one other at most."
+        )
+    if sent > 0:
+        sentences.append(f"A worker sends {words.size(sent)} a round.")
+    return " ".join(sentences)

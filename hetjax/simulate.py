@@ -1,0 +1,479 @@
+"""How long would rounds take on a cluster that nobody has?
+
+The quota policies, the solver and the gates are those of training; compute times are an emulated
+cluster's, communication follows a model of the links, and no gradient is computed. So 100,000
+workers take a laptop seconds a run. NumPy alone; assumes that compute does not depend on the
+examples, that links are equal and do not disturb each other, that policies know the times of
+a round when the next one begins, and that no epoch ends: every round is of the whole budget.
+"""
+
+import dataclasses
+import difflib
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hetjax import quota
+from hetjax.cluster import emulate
+from hetjax.topology import gossip as gossip_lib
+from hetjax.topology import graphs
+from hetjax.training import gate as gate_lib
+
+REDUCERS = ("all_reduce", "ring", "d_psgd", "matcha", "matcha_direct")
+WAIT_FOR = ("all", "neighbours")
+EXACT_WORKERS = 64  # up to which the delays are those of a training run, one by one
+MATCHA_WORKERS = 1000  # its schedule takes eigenvalues of n x n matrices
+_COMPLETE_WORKERS = 4096  # 8 million links
+_MOST_TIMES = 1 << 26  # microbatch times of a round: 0.5 GiB, a few times over
+_STREAM = 0x73696D  # keeps the delays apart from other draws of (seed, round)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkModel:
+    """Seconds of a message: latency_secs + bytes / bytes_per_sec; the default takes no time.
+
+    Args:
+      latency_secs: of every message, ≥ 0.
+      bytes_per_sec: of each worker's link, > 0, possibly infinite.
+
+    Raises:
+      ValueError: a number is out of range.
+
+    Example:
+      >>> LinkModel(0.5, 100.0).secs(200)
+      2.5
+    """
+
+    latency_secs: float = 0.0
+    bytes_per_sec: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.latency_secs) and self.latency_secs >= 0):
+            raise ValueError(
+                f"latency_secs is {self.latency_secs}; it must be finite and 0 or more, 1e-4 for "
+                "0.1 ms."
+            )
+        if not self.bytes_per_sec > 0:
+            raise ValueError(
+                f"bytes_per_sec is {self.bytes_per_sec}; it must be above 0, 1.25e9 for a link of "
+                "10 Gbit/s, math.inf where only the latency counts."
+            )
+
+    def secs(self, num_bytes: float) -> float:
+        """Of one message."""
+        return self.latency_secs + num_bytes / self.bytes_per_sec
+
+
+class Round(NamedTuple):
+    """What the workers did in one round."""
+
+    round: int
+    present: np.ndarray  # bool[n]
+    quotas: np.ndarray  # i64[n], microbatches
+    microbatches_done: np.ndarray  # i64[n]
+    compute_secs: np.ndarray  # f64[n], each worker's own
+    local_secs: np.ndarray  # f64[n], from its start to that of its exchange: compute and waiting
+    exchange_secs: np.ndarray  # f64[n]
+    copies_sent: np.ndarray  # f64[n], of the parameters
+
+
+class Simulation(NamedTuple):
+    """A number for each of R rounds, and sums for each of n workers."""
+
+    round_secs: np.ndarray  # f64[R], mean over the workers: local_secs + exchange_secs
+    local_secs: np.ndarray  # f64[R], mean over the workers: compute and waiting
+    exchange_secs: np.ndarray  # f64[R], mean over the workers
+    elapsed_secs: np.ndarray  # f64[R], when the last worker has ended the round
+    waiting_fraction: np.ndarray  # f64[R], of the present workers' local_secs
+    bytes_sent: np.ndarray  # i64[R], by all workers
+    microbatches_done: np.ndarray  # i64[R], by all workers
+    quota_range: np.ndarray  # i64[R, 2], least and most of the present workers
+    done_range: np.ndarray  # i64[R, 2], least and most of the present workers
+    worker_microbatches: np.ndarray  # i64[n], over all rounds
+    worker_compute_secs: np.ndarray  # f64[n], over all rounds
+
+    @property
+    def microbatches_per_sec(self) -> float:
+        """Over the whole run."""
+        return float(self.microbatches_done.sum() / self.elapsed_secs[-1])
+
+
+def simulate(
+    policy: quota.QuotaPolicy | str,
+    cluster: emulate.EmulatedCluster,
+    *,
+    budget: int,
+    num_rounds: int,
+    policy_options: Mapping[str, Any] | None = None,
+    caps: ArrayLike | None = None,
+    gate: str = "none",
+    gate_options: gate_lib.Options = gate_lib.Options(),  # noqa: B008
+    drop: bool = False,
+    reducer: str | gossip_lib.Gossip = "all_reduce",
+    graph: str | graphs.Graph | graphs.PeriodicGraph = "ring",
+    matcha_budget: float = 0.5,
+    param_bytes: int = 0,
+    link: LinkModel = LinkModel(),
+    wait_for: str = "all",
+    on_round: Callable[[Round], None] | None = None,
+) -> Simulation:
+    """Rounds of training without the training.
+
+    Where all wait, a round lasts until its last worker has finished what the gate asks for, and
+    the exchange after it; n workers, s bytes of parameters, latency l, b bytes a second:
+
+        all_reduce, ring    2(n - 1)·l + 2(n - 1)/n · s/b
+        d_psgd              most neighbours of a worker · (l + s/b), 1 for one-peer graphs
+        matcha              active matchings · (l + s/b)
+
+    Where workers wait for neighbours, each has a clock of its own: it begins the next round when
+    it and those it receives from in this round have finished their work of this round, and its
+    own exchanges, one after another, are done. Absent workers compute nothing and are mixed, as
+    in training.
+
+    Args:
+      policy: decides the quotas; or a name of `quota.POLICIES`.
+      cluster: decides the times, and who is present. Up to 64 workers a run has the delays of a
+        training run with the same seed; above, others of the same distributions.
+      budget: microbatches a round.
+      num_rounds: R.
+      policy_options: of a policy given by name.
+      caps: i64[n], the most a present worker may get. None: the budget.
+      gate: name of `hetjax.training.gate.GATES`. Where workers wait for neighbours, 'deadline'
+        is on each worker's own clock.
+      gate_options: its quorum or deadline.
+      drop: what is in flight when the gate closes is given up, not finished.
+      reducer: one of `REDUCERS`; or the schedule that `gossip.matcha` made, which for 1000 workers
+        takes longer than the rounds.
+      graph: of those that gossip: a graph, or text as `graphs.make_graph` takes it.
+      matcha_budget: mean share of the matchings that MATCHA uses.
+      param_bytes: of one copy of the parameters.
+      link: of every worker.
+      wait_for: 'all', or 'neighbours' with reducers that gossip.
+      on_round: called after each round, with what each worker did.
+
+    Returns:
+      A `Simulation`.
+
+    Raises:
+      ValueError: an argument is wrong, two do not fit together, or a round would take more
+        memory than is reasonable.
+
+    Example:
+      >>> cluster = emulate.EmulatedCluster((1.0, 1.0, 1.0, 4.0))
+      >>> blocking = simulate("equal", cluster, budget=32, num_rounds=5)
+      >>> first = simulate("equal", cluster, budget=32, num_rounds=5, gate="first")
+      >>> blocking.round_secs[0], first.round_secs[0], first.microbatches_done[0]
+      (np.float64(32.0), np.float64(8.0), np.int64(26))
+
+    References:
+      He, Dube, "Accelerating parallel stochastic gradient descent via non-blocking mini-batches",
+      2022, arXiv 2211.00889: the rounds that a gate closes.
+    """
+    if isinstance(policy, str):
+        _check_name("policy", policy, tuple(quota.POLICIES))
+        policy = quota.POLICIES[policy](**(policy_options or {}))
+    elif policy_options:
+        raise ValueError(
+            f"policy_options is {dict(policy_options)!r}, but the policy is made already; give "
+            "its name, or the options where it is made."
+        )
+    num_workers = cluster.num_workers
+    _check_count("budget", budget)
+    _check_count("num_rounds", num_rounds)
+    limits = _checked_caps(caps, num_workers, budget)
+    closes = _make_gate(gate, gate_options, budget)
+    network = _make_network(
+        reducer, graph, num_workers, matcha_budget, cluster.seed, param_bytes, link
+    )
+    _check_name("wait_for", wait_for, WAIT_FOR)
+    if wait_for == "neighbours":
+        _check_neighbours(reducer, gate)
+
+    state = policy.init(num_workers, int(budget))
+    clocks = np.zeros(num_workers)
+    rows = []
+    worker_microbatches, worker_compute_secs = np.zeros(num_workers, np.int64), clocks.copy()
+    for index in range(int(num_rounds)):
+        present = cluster.present_at(index)
+        quotas, state = policy.assign(state, int(budget), np.where(present, limits, 0))
+        ends = microbatch_ends(cluster, index, quotas)
+        closing = gate_lib.close(closes, ends, quotas, drop=drop)
+        done, compute_secs = closing.microbatches_done, closing.compute_secs
+        first_secs = np.where(done > 0, ends[:, 0], np.nan)
+        state = policy.observe(state, quota.RoundTimes(done, first_secs, compute_secs))
+        exchange = network(index)
+        if wait_for == "all":
+            local_secs = np.broadcast_to(closing.round_secs, num_workers)
+            exchange_secs = np.broadcast_to(exchange.secs, num_workers)
+        else:
+            local_secs = exchange.latest(clocks + compute_secs) - clocks
+            exchange_secs = exchange.own_secs
+        clocks = clocks + local_secs + exchange_secs
+        done_now = Round(
+            index,
+            present,
+            quotas,
+            done,
+            compute_secs,
+            local_secs,
+            exchange_secs,
+            exchange.copies_sent,
+        )
+        rows.append(_row(done_now, float(clocks.max()), param_bytes))
+        worker_microbatches += done
+        worker_compute_secs += compute_secs
+        if on_round is not None:
+            on_round(done_now)
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    return Simulation._make([*columns, worker_microbatches, worker_compute_secs])
+
+
+def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.ndarray) -> np.ndarray:
+    """Returns when each microbatch of each worker would end, seconds from the round's start.
+
+    Up to 64 workers `cluster.microbatch_ends`. Above, where a generator for each worker would
+    take most of the time, one for each round draws the same distributions; constant times are
+    equal to the bit. Larger quotas do not change the times of the earlier microbatches.
+
+    Args:
+      cluster: the workers.
+      round: the round.
+      quotas: i64[n].
+
+    Returns:
+      f64[n, max(max(quotas), 1)]; what is beyond a quota means nothing.
+
+    Raises:
+      ValueError: there would be more than 2^26 times.
+    """
+    num_workers, most = cluster.num_workers, max(int(quotas.max()), 1)
+    if num_workers * most > _MOST_TIMES:
+        raise ValueError(
+            f"the largest quota of round {round} is {most}, which makes {num_workers} x {most} "
+            f"microbatch times; at most {_MOST_TIMES} are held at once. Give caps of "
+            f"{_MOST_TIMES // num_workers} or less, a smaller budget or fewer workers."
+        )
+    if num_workers <= EXACT_WORKERS:
+        ends = np.full((num_workers, most), np.inf)
+        for worker, count in enumerate(quotas.tolist()):
+            ends[worker, :count] = cluster.microbatch_ends(round, worker, count)
+        return ends
+    costs = cluster.costs_at(round)
+    # Microbatch by microbatch, so that one more is drawn after all those there are.
+    secs = np.tile(costs.secs_per_microbatch, (most, 1))
+    overhead = costs.overhead_secs
+    rng = np.random.default_rng([cluster.seed, round, _STREAM])
+    if cluster.delay != "constant" and cluster.delay_per == "microbatch":
+        factors = cluster.factors(rng, (most + 1) * num_workers).reshape(most + 1, num_workers)
+        overhead = overhead * factors[0]
+        secs *= factors[1:]
+    secs[0] += overhead
+    ends = np.cumsum(secs, axis=0, out=secs)
+    if cluster.delay != "constant" and cluster.delay_per == "round":
+        ends *= cluster.factors(rng, num_workers)
+    return ends.T
+
+
+class _Exchange(NamedTuple):
+    """The communication of a round."""
+
+    copies_sent: np.ndarray  # f64[n]
+    secs: float  # where all wait
+    own_secs: np.ndarray  # f64[n], of each worker alone
+    latest: Callable[[np.ndarray], np.ndarray]
+    """f64[n] -> f64[n]: the latest of each worker's time and those it receives from."""
+
+
+_Network = Callable[[int], _Exchange]
+
+
+def _make_network(
+    reducer: str | gossip_lib.Gossip,
+    graph: str | graphs.Graph | graphs.PeriodicGraph,
+    num_workers: int,
+    matcha_budget: float,
+    seed: int,
+    param_bytes: int,
+    link: LinkModel,
+) -> _Network:
+    if not (math.isfinite(param_bytes) and param_bytes >= 0):
+        raise ValueError(
+            f"param_bytes is {param_bytes}; it must be 0 or more, 4 for each float32 parameter."
+        )
+    copy_secs = link.secs(param_bytes)
+    if isinstance(reducer, gossip_lib.Gossip):
+        _check_size("schedule", reducer.partners.shape[1], num_workers)
+        schedule = reducer
+        return lambda round: _of_gossip(schedule, round, copy_secs)
+    _check_name("reducer", reducer, REDUCERS)
+    if reducer in ("all_reduce", "ring"):
+        copies = gossip_lib.ring_copies(num_workers)
+        secs = 2 * (num_workers - 1) * link.latency_secs + copies * param_bytes / link.bytes_per_sec
+        own = np.full(num_workers, secs)
+        everybody = _Exchange(
+            np.full(num_workers, copies), secs, own, lambda ends: np.full_like(ends, ends.max())
+        )
+        return lambda round: everybody
+    graph = _checked_graph(reducer, graph, num_workers)
+    if reducer != "d_psgd":
+        assert isinstance(graph, graphs.Graph)
+        direct = reducer == "matcha_direct"
+        drawn = gossip_lib.matcha(graph, matcha_budget, seed=seed, direct=direct)
+        return lambda round: _of_gossip(drawn, round, copy_secs)
+    if isinstance(graph, graphs.PeriodicGraph):
+        turns = [_of_phase(phase, copy_secs) for phase in graph.phases]
+        return lambda round: turns[round % len(turns)]
+    neighbours = _of_graph(graph, copy_secs)
+    return lambda round: neighbours
+
+
+def _of_graph(graph: graphs.Graph, copy_secs: float) -> _Exchange:
+    """All links in every round."""
+    degrees, (low, high) = graph.degrees, graph.edges.T
+
+    def latest(ends: np.ndarray) -> np.ndarray:
+        out = ends.copy()
+        np.maximum.at(out, low, ends[high])
+        np.maximum.at(out, high, ends[low])
+        return out
+
+    copies = degrees.astype(np.float64)
+    return _Exchange(copies, float(degrees.max()) * copy_secs, degrees * copy_secs, latest)
+
+
+def _of_phase(receives_from: np.ndarray, copy_secs: float) -> _Exchange:
+    """One message from one other worker."""
+    copies = (receives_from != np.arange(receives_from.size)).astype(np.float64)
+    return _Exchange(
+        copies,
+        float(copies.max()) * copy_secs,
+        copies * copy_secs,
+        lambda ends: np.maximum(ends, ends[receives_from]),
+    )
+
+
+def _of_gossip(gossip: gossip_lib.Gossip, round: int, copy_secs: float) -> _Exchange:
+    """The matchings that are active, one after another."""
+    active = gossip.active(round)
+    copies = gossip.sends(active).astype(np.float64)
+
+    def latest(ends: np.ndarray) -> np.ndarray:
+        return np.maximum(ends, np.max(ends[gossip.partners[active]], axis=0, initial=-np.inf))
+
+    return _Exchange(copies, float(active.sum()) * copy_secs, copies * copy_secs, latest)
+
+
+def _row(done: Round, elapsed_secs: float, param_bytes: int) -> tuple:
+    """A round's numbers, in the order of `Simulation`."""
+    here, counts = done.present, done.microbatches_done[done.present]
+    local_secs, exchange_secs = _mean(done.local_secs), _mean(done.exchange_secs)
+    present_secs = float(done.local_secs[here].mean())
+    waiting_secs = float((done.local_secs - done.compute_secs)[here].mean())
+    return (
+        local_secs + exchange_secs,
+        local_secs,
+        exchange_secs,
+        elapsed_secs,
+        waiting_secs / present_secs if present_secs > 0 else 0.0,
+        round(done.copies_sent.sum() * param_bytes),
+        done.microbatches_done.sum(),
+        (done.quotas[here].min(), done.quotas[here].max()),
+        (counts.min(), counts.max()),
+    )
+
+
+def _mean(secs: np.ndarray) -> float:
+    """Exact where all are equal, which a sum over n is not."""
+    return float(secs[0] + (secs - secs[0]).mean())
+
+
+# --- What a caller can get wrong ---
+
+
+def _check_name(field: str, name: str, allowed: Sequence[str]) -> None:
+    if name not in allowed:
+        nearest = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.4)
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"{field} is {name!r}; it must be one of {', '.join(allowed)}.{hint}")
+
+
+def _check_count(field: str, value: int) -> None:
+    if not isinstance(value, numbers.Integral) or value < 1:
+        raise ValueError(f"{field} is {value!r}; it must be a whole number, 1 or more.")
+
+
+def _checked_caps(caps: ArrayLike | None, num_workers: int, budget: int) -> np.ndarray:
+    limits = np.full(num_workers, int(budget)) if caps is None else np.asarray(caps)
+    if limits.shape != (num_workers,) or limits.dtype.kind not in "iu":
+        raise ValueError(
+            f"caps have shape {limits.shape} and type {limits.dtype}; give a whole number for "
+            f"each of the {num_workers} workers, or None for no cap."
+        )
+    return limits
+
+
+def _make_gate(name: str, options: gate_lib.Options, budget: int) -> gate_lib.Gate:
+    _check_name("gate", name, tuple(gate_lib.GATES))
+    if name == "quorum" and not 1 <= options.quorum <= budget:
+        raise ValueError(
+            f"gate 'quorum' has quorum={options.quorum} in gate_options; it must be from 1 to the "
+            f"budget {budget}, the microbatches that a round has."
+        )
+    if name == "deadline" and not options.deadline_secs > 0:
+        raise ValueError(
+            f"gate 'deadline' has deadline_secs={options.deadline_secs} in gate_options; it must "
+            "be above 0."
+        )
+    return gate_lib.GATES[name](options)
+
+
+def _check_neighbours(reducer: str | gossip_lib.Gossip, gate: str) -> None:
+    if isinstance(reducer, str) and reducer in ("all_reduce", "ring"):
+        raise ValueError(
+            f"wait_for='neighbours' does not go with reducer={reducer!r}, whose sums need every "
+            "worker; take d_psgd, matcha or matcha_direct, or wait_for='all'."
+        )
+    if gate not in ("none", "deadline"):
+        raise ValueError(
+            f"wait_for='neighbours' does not go with gate={gate!r}, which closes at news from "
+            "every worker; take gate='deadline' or 'none', or wait_for='all'."
+        )
+
+
+def _check_size(what: str, found: int, num_workers: int) -> None:
+    if found != num_workers:
+        raise ValueError(
+            f"the {what} has {found} workers and the cluster {num_workers}; give both the same, "
+            "or the name alone."
+        )
+
+
+def _checked_graph(
+    reducer: str, graph: str | graphs.Graph | graphs.PeriodicGraph, num_workers: int
+) -> graphs.Graph | graphs.PeriodicGraph:
+    if reducer != "d_psgd" and num_workers > MATCHA_WORKERS:
+        raise ValueError(
+            f"reducer {reducer!r} has a schedule for at most {MATCHA_WORKERS} workers, not "
+            f"{num_workers}; take d_psgd, whose graphs have no limit, or fewer workers."
+        )
+    if isinstance(graph, str):
+        if graph == "complete" and num_workers > _COMPLETE_WORKERS:
+            raise ValueError(
+                f"the complete graph of {num_workers} workers has "
+                f"{num_workers * (num_workers - 1) // 2} links; at most {_COMPLETE_WORKERS} "
+                "workers are possible. all_reduce takes the same mean, and 'exponential' comes "
+                "near to it."
+            )
+        graph = graphs.make_graph(graph, num_workers)
+    _check_size(f"graph {graph.name!r}", graph.num_workers, num_workers)
+    if reducer != "d_psgd" and isinstance(graph, graphs.PeriodicGraph):
+        raise ValueError(
+            f"reducer {reducer!r} draws from the matchings of an undirected graph, and "
+            f"{graph.name!r} has directed phases; take 'exponential' or 'ring', or d_psgd."
+        )
+    return graph

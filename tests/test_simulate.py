@@ -1,0 +1,494 @@
+"""The simulator of rounds: against a slow loop, training itself, and known figures."""
+
+import re
+import subprocess
+import sys
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from hetjax import quota, simulate
+from hetjax.cluster import emulate
+from hetjax.topology import gossip, graphs
+from hetjax.training import gate as gate_lib
+from tests.training import problems
+
+LINK = simulate.LinkModel(0.25, 1000.0)
+PARAM_BYTES = 500
+GOSSIPING = ("d_psgd", "d_psgd", "matcha")  # matcha_direct takes long to plan: a test of its own
+
+
+def worker_round(ends, closes, drop):
+    """(microbatches done, seconds) of one worker whose quota ends at `ends`."""
+    done, secs = 0, 0.0
+    for place, end in enumerate(ends):
+        begins = ends[place - 1] if place else -np.inf
+        if drop and end > closes:
+            return done, closes
+        if not drop and begins >= closes:
+            return done, secs
+        done, secs = done + 1, end
+    return done, secs
+
+
+def closing_time(gate, options, ends):
+    """From the times of all workers, a list of lists."""
+    if gate == "none":
+        return np.inf
+    if gate == "deadline":
+        return options.deadline_secs
+    if gate == "first":
+        return min(times[-1] for times in ends if len(times))
+    return sorted(end for times in ends for end in times)[options.quorum - 1]
+
+
+def exchanges(schedule, graph, round, num_workers):
+    """(whom each worker receives from, messages each sends, messages one after another)."""
+    if schedule is None and isinstance(graph, graphs.PeriodicGraph):
+        phase = graph.phases[round % len(graph.phases)]
+        senders = [{int(phase[i])} - {i} for i in range(num_workers)]
+        return senders, [len(s) for s in senders], max(len(s) for s in senders)
+    if schedule is None:
+        senders = [set(graph.neighbours(i).tolist()) for i in range(num_workers)]
+        return senders, [len(s) for s in senders], max(len(s) for s in senders)
+    active = schedule.active(round)
+    senders = [
+        {int(p[i]) for p, used in zip(schedule.partners, active, strict=True) if used} - {i}
+        for i in range(num_workers)
+    ]
+    return senders, [len(s) for s in senders], int(active.sum())
+
+
+def slow(
+    policy, cluster, num_rounds, *, budget, gate, gate_options, drop, reducer, graph, wait_for
+):
+    """Worker by worker: lists of (starts after, mean round, waiting, bytes, done) a round."""
+    num_workers = cluster.num_workers
+    starts = [0.0] * num_workers
+    schedule = None
+    if reducer.startswith("matcha"):
+        direct = reducer == "matcha_direct"
+        schedule = gossip.matcha(graph, 0.5, seed=cluster.seed, direct=direct)
+    state, lines = policy.init(num_workers, budget), []
+    for index in range(num_rounds):
+        present = cluster.present_at(index)
+        quotas, state = policy.assign(state, budget, np.where(present, budget, 0))
+        ends = [
+            cluster.microbatch_ends(index, i, int(quotas[i])).tolist() for i in range(num_workers)
+        ]
+        closes = closing_time(gate, gate_options, ends)
+        did = [worker_round(times, closes, drop) for times in ends]
+        done, secs = np.array([d for d, _ in did]), np.array([s for _, s in did])
+        first = np.array([t[0] if d else np.nan for t, d in zip(ends, done, strict=True)])
+        state = policy.observe(state, quota.RoundTimes(done, first, secs))
+        if reducer in ("all_reduce", "ring"):
+            copies = [2 * (num_workers - 1) / num_workers] * num_workers
+            message = 0.25 * 2 * (num_workers - 1) + copies[0] * PARAM_BYTES / 1000
+        else:
+            senders, copies, steps = exchanges(schedule, graph, index, num_workers)
+            message = steps * (0.25 + PARAM_BYTES / 1000)
+        after, waiting, local = [], 0.0, 0.0
+        for i in range(num_workers):
+            if wait_for == "all":
+                met, exchange = max(s + t for s, t in zip(starts, secs, strict=True)), message
+            else:
+                met = max(starts[j] + secs[j] for j in {i, *senders[i]})
+                exchange = copies[i] * (0.25 + PARAM_BYTES / 1000)
+            if present[i]:
+                waiting += met - starts[i] - secs[i]
+                local += met - starts[i]
+            after.append(met + exchange)
+        mean = np.mean(np.array(after) - np.array(starts))
+        starts = after
+        lines.append(
+            (max(after), mean, waiting / local, round(sum(copies) * PARAM_BYTES), done, secs)
+        )
+    return lines
+
+
+@st.composite
+def cases(draw):
+    num_workers = draw(st.integers(1, 8))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    secs = rng.choice([0.5, 1.0, 2.0, 4.0], num_workers)
+    changes = ()
+    if num_workers > 2:
+        changes = (
+            emulate.Change(2, 0, secs_per_microbatch=3.0),
+            emulate.Change(3, 1, present=False),
+            emulate.Change(6, 1, present=True),
+        )
+    cluster = emulate.EmulatedCluster(
+        tuple(secs),
+        draw(st.sampled_from([0.0, 0.5])),
+        delay=draw(st.sampled_from(emulate.DELAYS)),
+        delay_per=draw(st.sampled_from(emulate.DELAY_PER)),
+        changes=changes,
+        seed=int(rng.integers(100)),
+    )
+    wait_for = draw(st.sampled_from(simulate.WAIT_FOR))
+    alone = wait_for == "neighbours"
+    summing = () if alone else ("all_reduce", "ring")
+    reducer = draw(st.sampled_from([*GOSSIPING, *summing]))
+    gate = draw(st.sampled_from(["none", "deadline"] if alone else list(gate_lib.GATES)))
+    names = ["ring", "star", "exponential", "random"]
+    name = draw(st.sampled_from([*names, "one_peer_exponential"] if reducer == "d_psgd" else names))
+    budget = num_workers * draw(st.integers(2, 6))
+    options = gate_lib.Options(
+        quorum=int(rng.integers(1, budget + 1)), deadline_secs=float(rng.exponential(6))
+    )
+    policy = draw(st.sampled_from(list(quota.POLICIES)))
+    made = quota.static(1 / secs) if policy == "static" else quota.POLICIES[policy]()
+    return made, cluster, {
+        "budget": budget,
+        "gate": gate,
+        "drop": draw(st.booleans()),
+        "reducer": reducer,
+        "graph": graphs.make_graph(name, num_workers),
+        "wait_for": wait_for,
+        "gate_options": options,
+    }  # fmt: skip
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(cases())
+def test_rounds_are_those_of_a_slow_loop(case):
+    check_against_slow(*case)
+
+
+@pytest.mark.parametrize(("wait_for", "gate"), [("all", "first"), ("neighbours", "deadline")])
+def test_rounds_of_matcha_direct_are_those_of_a_slow_loop(wait_for, gate):
+    cluster = emulate.EmulatedCluster((1.0, 2.0, 1.0, 4.0, 1.0), delay="exponential", seed=2)
+    setting = {
+        "budget": 20,
+        "gate": gate,
+        "drop": False,
+        "reducer": "matcha_direct",
+        "graph": graphs.make_graph("0-1,1-2,2-3,3-4,0-2", 5),
+        "wait_for": wait_for,
+        "gate_options": gate_lib.Options(deadline_secs=5.0),
+    }
+    check_against_slow(quota.adaptive(), cluster, setting)
+
+
+def check_against_slow(policy, cluster, setting):
+    expected = slow(policy, cluster, 9, **setting)
+    rounds = []
+    found = simulate.simulate(
+        policy,
+        cluster,
+        num_rounds=9,
+        param_bytes=PARAM_BYTES,
+        link=LINK,
+        on_round=rounds.append,
+        **setting,
+    )
+    for index, (elapsed, mean, waiting, num_bytes, done, secs) in enumerate(expected):
+        np.testing.assert_array_equal(rounds[index].microbatches_done, done)
+        np.testing.assert_array_equal(rounds[index].compute_secs, secs)
+        assert found.elapsed_secs[index] == pytest.approx(elapsed, rel=1e-12)
+        assert found.round_secs[index] == pytest.approx(mean, rel=1e-9)
+        assert found.waiting_fraction[index] == pytest.approx(waiting, rel=1e-9, abs=1e-12)
+        assert found.bytes_sent[index] == num_bytes
+        assert found.microbatches_done[index] == done.sum()
+    done = np.array([line[4] for line in expected])
+    np.testing.assert_array_equal(found.worker_microbatches, done.sum(axis=0))
+    assert found.microbatches_per_sec == pytest.approx(done.sum() / expected[-1][0])
+
+
+def test_neighbours_waited_for_one_after_another_by_hand():
+    """A path 0-1-2, worker 2 slow in round 0 alone: its lateness takes a round to reach 0."""
+    cluster = emulate.EmulatedCluster(
+        (1.0, 1.0, 5.0), changes=(emulate.Change(1, 2, secs_per_microbatch=1.0),)
+    )
+    rounds = []
+    found = simulate.simulate(
+        "equal",
+        cluster,
+        budget=3,
+        num_rounds=2,
+        reducer="d_psgd",
+        graph="0-1,1-2",
+        wait_for="neighbours",
+        link=simulate.LinkModel(0.5),
+        on_round=rounds.append,
+    )
+    # Round 0 ends at 1 + 0.5, 5 + 2 * 0.5, 5 + 0.5; work of round 1 is done at 2.5, 7, 6.5.
+    assert rounds[0].local_secs.tolist() == [1.0, 5.0, 5.0]
+    assert rounds[0].exchange_secs.tolist() == [0.5, 1.0, 0.5]
+    assert rounds[1].local_secs.tolist() == [7 - 1.5, 1.0, 7 - 5.5]
+    assert found.elapsed_secs.tolist() == [6.0, 8.0]
+    assert found.waiting_fraction.tolist() == pytest.approx([4 / 11, (4.5 + 0.5) / 8])
+
+
+@pytest.mark.parametrize("name", quota.POLICIES)
+@pytest.mark.parametrize("delay", ["constant", "gamma"])
+def test_without_a_gate_rounds_are_those_of_the_virtual_clock(name, delay):
+    cluster = emulate.EmulatedCluster((1.0, 2.0, 1.0, 4.0), 0.5, delay=delay, seed=3)
+    quotas, _, round_secs = emulate.simulate_policy(quota.POLICIES[name](), cluster, 24, 40)
+    rounds = []
+    found = simulate.simulate(name, cluster, budget=24, num_rounds=40, on_round=rounds.append)
+    np.testing.assert_array_equal([line.quotas for line in rounds], quotas)
+    np.testing.assert_array_equal(found.round_secs, round_secs)
+    np.testing.assert_array_equal(found.quota_range[:, 1], quotas.max(axis=1))
+
+
+@pytest.mark.parametrize("num_workers", [4, 8])
+@pytest.mark.parametrize(
+    ("gate", "drop"),
+    [("none", False), ("first", False), ("first", True), ("quorum", False), ("deadline", False)],
+)
+def test_a_training_run_of_the_same_seed_has_the_same_rounds(num_workers, gate, drop):
+    budget, secs = 4 * num_workers, (1.0, 1.0, 0.5, 2.0) * (num_workers // 4)
+    options = {
+        "quorum": {"quorum": 3 * num_workers},
+        "deadline": {"deadline_secs": 3.5},
+    }.get(gate, {})
+    data = problems.classification(203, np.float32)
+    run = problems.fit(
+        data,
+        problems.initial_weights(np.float32),
+        epochs=2,
+        microbatch_size=2,
+        budget=budget,
+        seed=5,
+        local="virtual",
+        quota={"policy": "equal"},
+        gate={"trigger": gate, "in_flight": "drop" if drop else "finish", **options},
+        reducer={"name": "d_psgd", "graph": "ring"},
+        cluster={
+            "num_workers": num_workers,
+            "secs_per_microbatch": secs,
+            "delay": "shifted_exponential",
+            "clock": "virtual",
+        },
+    )
+    cluster = emulate.EmulatedCluster(secs, delay="shifted_exponential", seed=5)
+    rounds = []
+    found = simulate.simulate(
+        "equal",
+        cluster,
+        budget=budget,
+        num_rounds=len(run.history),
+        gate=gate,
+        gate_options=gate_lib.Options(**options),
+        drop=drop,
+        reducer="d_psgd",
+        param_bytes=problems.initial_weights(np.float32).nbytes,
+        on_round=rounds.append,
+    )
+    # No gate closes the round that ends an epoch, and it may be a smaller one.
+    full = [line for line in run.history if line["full"] and line["examples_processed"] % 203]
+    assert len(full) > 2
+    for line in full:
+        index = line["round"]
+        assert line["microbatches_done"] == rounds[index].microbatches_done.tolist()
+        assert line["compute_secs"] == pytest.approx(rounds[index].compute_secs.tolist(), rel=1e-8)
+        assert line["local_secs"] == pytest.approx(found.local_secs[index], rel=1e-8)
+        assert line["waiting_fraction"] == pytest.approx(found.waiting_fraction[index], rel=1e-7)
+        assert line["bytes_sent"] == found.bytes_sent[index]
+
+
+# --- Known figures, worked out or simulated apart ---
+
+
+def throughput_gain(cluster, num_rounds, **setting):
+    common = {"budget": 8 * cluster.num_workers, "num_rounds": num_rounds}
+    gated = simulate.simulate("equal", cluster, gate="first", **common, **setting)
+    blocking = simulate.simulate("equal", cluster, **common)
+    return gated.microbatches_per_sec / blocking.microbatches_per_sec
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "drop", "gain"), [(4, True, 1.67), (8, True, 2.03), (16, True, 2.35),
+                                      (8, False, 1.88)]
+)  # fmt: skip
+def test_gains_under_exponential_delays_are_the_known_ones(num_workers, drop, gain):
+    cluster = emulate.EmulatedCluster(
+        (1.0,) * num_workers, delay="shifted_exponential", delay_per="round"
+    )
+    assert throughput_gain(cluster, 1000, drop=drop) == pytest.approx(gain, rel=0.03)
+
+
+@pytest.mark.parametrize("num_workers", [2, 8, 100])
+@pytest.mark.parametrize("slowness", [2, 4, 8])
+@pytest.mark.parametrize("drop", [False, True])
+def test_one_slow_worker_of_constant_speed_costs_nothing_but_its_own_work(
+    num_workers, slowness, drop
+):
+    cluster = emulate.EmulatedCluster((1.0,) * (num_workers - 1) + (float(slowness),))
+    gain = ((num_workers - 1) * slowness + 1) / num_workers
+    assert throughput_gain(cluster, 3, drop=drop) == pytest.approx(gain, rel=1e-12)
+
+
+# --- Many workers ---
+
+
+def many(num_workers=20_000, secs=2.0, **options):
+    return emulate.EmulatedCluster((secs,) * num_workers, 1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("delay", "cv"), [("exponential", 1.0), ("shifted_exponential", 0.5), ("gamma", 0.3)]
+)
+@pytest.mark.parametrize("per", emulate.DELAY_PER)
+def test_times_of_many_workers_have_the_stated_mean_and_spread(delay, cv, per):
+    cluster = many(delay=delay, delay_cv=0.3, delay_per=per)
+    ends = simulate.microbatch_ends(cluster, 7, np.full(20_000, 4))
+    mean = np.array([3.0, 5.0, 7.0, 9.0])
+    spread = cv * (mean if per == "round" else np.sqrt(1 + 4 * np.arange(1, 5)))
+    np.testing.assert_allclose(ends.mean(axis=0), mean, rtol=4 * cv / 20_000**0.5)
+    np.testing.assert_allclose(ends.std(axis=0), spread, rtol=0.05)
+    assert abs(np.corrcoef(ends[:-1, 3], ends[1:, 3])[0, 1]) < 0.03
+    other = simulate.microbatch_ends(cluster, 8, np.full(20_000, 4))
+    assert abs(np.corrcoef(ends[:, 3], other[:, 3])[0, 1]) < 0.03
+    more = simulate.microbatch_ends(cluster, 7, np.full(20_000, 6))
+    np.testing.assert_array_equal(more[:, :4], ends)
+
+
+def test_constant_times_of_many_workers_are_exactly_those_of_each():
+    rng = np.random.default_rng(0)
+    cluster = emulate.EmulatedCluster(tuple(rng.random(100) + 0.1), tuple(rng.random(100)))
+    quotas = rng.integers(0, 9, 100)
+    ends = simulate.microbatch_ends(cluster, 0, quotas)
+    for worker, count in enumerate(quotas):
+        np.testing.assert_array_equal(
+            ends[worker, :count], cluster.microbatch_ends(0, worker, count)
+        )
+
+
+def test_a_schedule_that_is_made_already_gives_the_same_rounds():
+    cluster = emulate.EmulatedCluster((1.0, 2.0, 1.0, 4.0), delay="exponential", seed=2)
+    common = {"budget": 16, "num_rounds": 20, "wait_for": "neighbours", "param_bytes": 9}
+    made = gossip.matcha(graphs.ring(4), 0.5, seed=2)
+    one = simulate.simulate("equal", cluster, reducer=made, **common)
+    other = simulate.simulate("equal", cluster, reducer="matcha", graph="ring", **common)
+    for field, expected in zip(one, other, strict=True):
+        np.testing.assert_array_equal(field, expected)
+
+
+@pytest.mark.parametrize("wait_for", simulate.WAIT_FOR)
+def test_a_hundred_thousand_workers_exchange_with_one_peer(wait_for):
+    found = simulate.simulate(
+        "equal",
+        many(100_000, delay="shifted_exponential"),
+        budget=400_000,
+        num_rounds=2,
+        reducer="d_psgd",
+        graph="one_peer_exponential",
+        wait_for=wait_for,
+        param_bytes=10,
+    )
+    assert found.microbatches_done.tolist() == [400_000] * 2
+    assert found.bytes_sent.tolist() == [1_000_000] * 2
+
+
+# --- What a caller can get wrong, and what is loaded ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "adaptiv"}, "policy is 'adaptiv'.*Did you mean 'adaptive'"),
+        ({"policy_options": {"band": 1.0}}, "made already"),
+        ({"gate": "frist"}, "gate is 'frist'.*Did you mean 'first'"),
+        ({"gate": "quorum"}, "quorum=0 .* from 1 to the budget 8"),
+        ({"gate": "deadline"}, "deadline_secs=0.0"),
+        ({"reducer": "gossip"}, "all_reduce, ring, d_psgd, matcha, matcha_direct"),
+        ({"wait_for": "everybody"}, "all, neighbours"),
+        ({"wait_for": "neighbours"}, "reducer='all_reduce'.*take d_psgd"),
+        (
+            {"wait_for": "neighbours", "reducer": "d_psgd", "gate": "first"},
+            "gate='first'.*news from every worker; take gate='deadline'",
+        ),
+        ({"reducer": "matcha", "graph": "one_peer_exponential"}, "directed phases"),
+        ({"reducer": gossip.d_psgd(graphs.ring(5))}, "schedule has 5 workers and the cluster 4"),
+        ({"reducer": "d_psgd", "graph": graphs.ring(5)}, "has 5 workers and the cluster 4"),
+        ({"reducer": "d_psgd", "graph": "rong"}, "Did you mean 'ring'"),
+        ({"budget": 0}, "budget is 0"),
+        ({"num_rounds": 1.5}, "num_rounds is 1.5"),
+        ({"caps": [8, 8]}, "caps have shape"),
+        ({"caps": [1, 1, 1, 1]}, "hold only 4"),
+        ({"param_bytes": -1}, "param_bytes is -1"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_by_name(options, message):
+    given = {"policy": quota.equal(), "budget": 8, "num_rounds": 2, **options}
+    with pytest.raises(ValueError, match=message):
+        simulate.simulate(given.pop("policy"), emulate.EmulatedCluster((1.0,) * 4), **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reducer": "matcha"}, "at most 1000 workers, not 5000; take d_psgd"),
+        ({"reducer": "d_psgd", "graph": "complete"}, "12497500 links.*all_reduce"),
+        ({"policy": "static", "policy_options": {"proportions": [1] + [0] * 4999}}, "Give caps"),
+    ],
+)
+def test_what_takes_too_much_memory_is_refused(options, message):
+    given = {"policy": "equal", "budget": 40_000, "num_rounds": 1, **options}
+    with pytest.raises(ValueError, match=message):
+        simulate.simulate(given.pop("policy"), many(5000), **given)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [((-1.0, 1.0), "latency_secs is -1"), ((0.0, 0.0), "bytes_per_sec is 0.0")],
+)
+def test_a_wrong_link_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        simulate.LinkModel(*fields)
+
+
+def run_program(*flags):
+    code = (
+        "import sys\n"
+        "from absl import app\n"
+        "from experiments import simulate\n"
+        f"sys.argv = ['simulate', *{flags!r}]\n"
+        "try:\n"
+        "    app.run(simulate.main)\n"
+        "finally:\n"
+        "    print('jax' in sys.modules, file=sys.stderr)\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_the_program_prints_a_table_and_draws_a_picture_without_jax(tmp_path):
+    done = run_program(
+        "--workers=4,80",
+        "--rounds=5",
+        "--policies=equal,adaptive",
+        "--gates=none,first",
+        "--reducers=all_reduce,d_psgd",
+        f"--directory={tmp_path}",
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 2 * 2 * 2 * 2
+    blocking = [line for line in lines if "| equal | none |" in line]
+    assert len(blocking) == 4
+    assert all(line.endswith("| 1.00 |") for line in blocking)
+    assert (tmp_path / "simulate.png").stat().st_size > 10_000
+    assert done.stderr.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--workers=8,x", "--workers.*'x'.*such as --workers=8,64"),
+        ("--policies=equl", "--policies.*'equl'.*equal, static"),
+        ("--gates=last", "--gates.*none, first, quorum, deadline"),
+        ("--speeds=1,0", "--speeds.*above 0"),
+        ("--wait_for=neighbours", "--wait_for=neighbours.*--reducers=d_psgd"),
+        ("--reducers=matcha", "1000 workers.*--workers=8,64,1000"),
+    ],
+)
+def test_the_program_says_what_flags_would_work(flag, message):
+    done = run_program(flag)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert re.search(message, done.stderr), done.stderr
