@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from experiments import compare
+from experiments import comparison
 
 FILE = "configs/digits.py"
 SMALL = [
@@ -24,12 +24,12 @@ SMALL = [
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     directory = tmp_path_factory.mktemp("compare")
-    arms = compare.read_arms([FILE, f"{FILE} gate.trigger=first reducer.name=d_psgd"], SMALL)
-    return compare.compare(arms, [3, 4], directory, jobs=1), directory, arms
+    arms = comparison.read_arms([FILE, f"{FILE} gate.trigger=first reducer.name=d_psgd"], SMALL)
+    return comparison.compare(arms, [3, 4], directory, jobs=0), directory, arms
 
 
 def test_arms_are_files_with_fields_and_are_named_by_them():
-    arms = compare.read_arms(
+    arms = comparison.read_arms(
         ["configs/digits.py,configs/mnist_logistic.py", f"{FILE} gate.trigger=first"], ["epochs=7"]
     )
     assert [arm.label for arm in arms] == [
@@ -39,7 +39,7 @@ def test_arms_are_files_with_fields_and_are_named_by_them():
     ]
     assert [arm.fields["epochs"] for arm in arms] == [7, 7, 7]
     assert arms[2].fields["gate"]["trigger"] == "first"
-    tuples = compare.read_arms([FILE, f"{FILE} cluster.secs_per_microbatch=(1,2,3,4)"], [])
+    tuples = comparison.read_arms([FILE, f"{FILE} cluster.secs_per_microbatch=(1,2,3,4)"], [])
     assert tuples[1].fields["cluster"]["secs_per_microbatch"] == [1, 2, 3, 4]
 
 
@@ -57,7 +57,7 @@ def test_arms_are_files_with_fields_and_are_named_by_them():
 )
 def test_messages(texts, message):
     with pytest.raises(ValueError, match=message):
-        compare.read_arms(texts, [])
+        comparison.read_arms(texts, [])
 
 
 def test_arms_meet_the_same_delays(found):
@@ -74,19 +74,19 @@ def test_a_second_call_runs_nothing(found, monkeypatch):
     result, directory, arms = found
     before = {path: path.read_text() for path in (directory / "runs").iterdir()}
     assert len(before) == 4
-    monkeypatch.setattr(compare, "train", None)
-    again = compare.compare(arms, [3, 4], directory, jobs=1)
+    monkeypatch.setattr(comparison, "train", None)
+    again = comparison.compare(arms, [3, 4], directory, jobs=0)
     assert again == result
     assert before == {path: path.read_text() for path in (directory / "runs").iterdir()}
 
 
 def test_the_table_and_the_picture(found, tmp_path):
     result, _, _ = found
-    lines = compare.table(result).splitlines()
+    lines = comparison.table(result).splitlines()
     assert len(lines) == 4
     assert lines[2].startswith("| digits |")
     assert "gate.trigger=first" in lines[3]
-    compare.draw(tmp_path / "picture.png", result)
+    comparison.draw(tmp_path / "picture.png", result)
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
@@ -104,7 +104,7 @@ def record_of(losses, examples=10, epochs=2.0, **fields):
 
 def test_the_loss_is_averaged_over_the_last_examples():
     losses = list(np.random.default_rng(0).random(12))
-    found = compare.curve(record_of(losses), 0.5)  # 3 rounds of the 6 of an epoch
+    found = comparison.curve(record_of(losses), 0.5)  # 3 rounds of the 6 of an epoch
     expected = [np.mean(losses[i - 2 : i + 1]) for i in range(2, 12)]
     np.testing.assert_allclose(found.losses, expected)
     assert found.secs == list(range(3, 13))
@@ -115,21 +115,21 @@ def test_the_loss_is_averaged_over_the_last_examples():
 
 def test_ratios_are_taken_seed_by_seed():
     def arm(name):
-        return compare.Arm(name, {"optimizer": {"learning_rate": 0.1}})
+        return comparison.Arm(name, {"optimizer": {"learning_rate": 0.1}})
 
     slow, fast = [4.0, 3.0, 2.0, 1.0], [2.0, 1.0, 1.0, 1.0]
     records = {
         "slow": {0: record_of(slow, epochs=4.0), 1: record_of(slow, epochs=4.0)},
         "fast": {0: record_of(fast, epochs=4.0), 1: record_of(slow, epochs=4.0)},
     }
-    result = compare.Comparison([arm("slow"), arm("fast")], {}, records, 1.0, 1.0)
+    result = comparison.Comparison([arm("slow"), arm("fast")], {}, records, 1.0, 1.0)
     assert result.times("slow") == {0: 4, 1: 4}
     assert result.speedups("fast", "slow") == [2.0, 1.0]
     assert result.final_losses("fast") == [1.0, 1.0]
 
 
 def test_tuning_takes_the_rate_that_is_first_at_the_target(tmp_path, monkeypatch):
-    arms = compare.read_arms([FILE, f"{FILE} gate.trigger=first"], SMALL)
+    arms = comparison.read_arms([FILE, f"{FILE} gate.trigger=first"], SMALL)
 
     def train(run, directory):
         rate, gated = run.rate, run.arm.fields["gate"]["trigger"] == "first"
@@ -140,12 +140,12 @@ def test_tuning_takes_the_rate_that_is_first_at_the_target(tmp_path, monkeypatch
         path.write_text(json.dumps(record_of(losses, epochs=4.0)))
 
     monkeypatch.setattr(
-        compare,
+        comparison,
         "run_all",
         lambda runs, directory, jobs: [train(run, directory) for run in runs],
     )
-    result = compare.compare(arms, [0, 1], tmp_path, rates=(0.1, 0.2), target=1.0, window=1.0)
+    result = comparison.compare(arms, [0, 1], tmp_path, rates=(0.1, 0.2), target=1.0, window=1.0)
     assert list(result.rates.values()) == [0.1, 0.2]
     assert len(list(pathlib.Path(tmp_path, "runs").iterdir())) == 2 * 3
     with pytest.raises(ValueError, match="--target_loss"):
-        compare.compare(arms, [0], tmp_path, rates=(0.1,))
+        comparison.compare(arms, [0], tmp_path, rates=(0.1,))

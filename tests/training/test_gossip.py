@@ -89,13 +89,18 @@ def private_trace(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "graph"),
-    [("d_psgd", "ring"), ("d_psgd", "one_peer_exponential"), ("matcha", "0-1,1-2,2-3,0-2")],
+    ("name", "graph", "sharing", "weighting", "forms"),
+    [
+        ("d_psgd", "ring", "shared", "shard", FORMS),
+        ("matcha", "0-1,1-2,2-3,0-2", "shared", "example", FORMS),
+        ("d_psgd", "one_peer_exponential", "shared", "example", ("stepped", "virtual")),
+        ("d_psgd", "ring", "private", "shard", ("virtual",)),
+        ("matcha", "ring", "private", "shard", ("stepped",)),
+    ],
 )
-@pytest.mark.parametrize(
-    ("sharing", "weighting"), [("shared", "shard"), ("shared", "example"), ("private", "shard")]
-)
-def test_replicas_are_those_of_the_reference(tmp_path, float64, name, graph, sharing, weighting):
+def test_replicas_are_those_of_the_reference(
+    tmp_path, float64, name, graph, sharing, weighting, forms
+):
     data, weights = problems.classification(256), problems.initial_weights()
     path = tmp_path / "trace.jsonl"
     lines = unequal_trace(path, 256) if sharing == "shared" else private_trace(path)
@@ -109,7 +114,7 @@ def test_replicas_are_those_of_the_reference(tmp_path, float64, name, graph, sha
             reducer={"name": name, "graph": graph},
             data={"sharing": sharing, "weighting": weighting},
         )
-        for form in FORMS
+        for form in forms
     ]
     assert len(found[0].history) == len(lines)
     expected = reference(
