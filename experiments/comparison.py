@@ -33,8 +33,9 @@ class Arm(NamedTuple):
     fields: dict[str, Any]  # a whole configuration, nested
 
     def settings(self, seed: int, rate: float | None) -> dict[str, Any]:
-        """The fields of a run of it."""
+        """The fields of a run of it that its result depends on."""
         fields = json.loads(json.dumps(self.fields)) | {"seed": seed}
+        fields.pop("checkpoint", None)
         if rate is not None:
             fields["optimizer"]["learning_rate"] = rate
         return fields

@@ -118,10 +118,8 @@ def _bare_loop(parts: Any, optimizer: Any, rows: np.ndarray) -> Callable[[], Non
 
     def bare_round() -> None:
         state = carry["state"]
-        states = mesh_lib.worker_rows(
-            hetjax.types.WorkerState(state.params, state.running_sum), num_workers
-        )
-        sums = mesh_lib.worker_rows(carry["sums"], num_workers)
+        states = mesh_lib.worker_rows(hetjax.types.WorkerState(state.params, state.running_sum))
+        sums = mesh_lib.worker_rows(carry["sums"])
         tasks = [local._threads.submit(work, w, states[w], sums[w]) for w in range(num_workers)]
         joined = mesh_lib.join_rows([task.result() for task in tasks], mesh)
         carry["state"], carry["sums"] = step(state, joined)

@@ -18,7 +18,7 @@ from absl import app, flags
 
 from hetjax import quota, simulate
 from hetjax.cluster import emulate
-from hetjax.topology import gossip, graphs
+from hetjax.topology import gossip, graphs, links
 from hetjax.training import gate as gate_lib
 
 _WORKERS = flags.DEFINE_list("workers", ["8", "64", "1000", "10000"], "Numbers of workers.")
@@ -27,7 +27,7 @@ _POLICIES = flags.DEFINE_list(
 )
 _GATES = flags.DEFINE_list("gates", ["none", "first"], f"Of {', '.join(gate_lib.GATES)}.")
 _REDUCERS = flags.DEFINE_list(
-    "reducers", ["all_reduce", "d_psgd"], f"Of {', '.join(simulate.REDUCERS)}."
+    "reducers", ["all_reduce", "d_psgd"], f"Of {', '.join(links.REDUCERS)}."
 )
 _GRAPH = flags.DEFINE_enum("graph", "ring", list(graphs.GRAPHS), "Of the reducers that gossip.")
 _ROUNDS = flags.DEFINE_integer("rounds", 100, "Rounds of each run.", lower_bound=1)
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
     speeds = _numbers("speeds", _SPEEDS.value, float, "1,1,0.5")
     _check_names("policies", _POLICIES.value, list(quota.POLICIES))
     _check_names("gates", _GATES.value, list(gate_lib.GATES))
-    _check_names("reducers", _REDUCERS.value, list(simulate.REDUCERS))
+    _check_names("reducers", _REDUCERS.value, list(links.REDUCERS))
     _check_together(sizes)
     directory = pathlib.Path(_DIRECTORY.value)
     try:
@@ -162,7 +162,7 @@ def _run(
         reducer=reducer,
         graph=_GRAPH.value,
         param_bytes=round(_MEGABYTES.value * 1e6),
-        link=simulate.LinkModel(_LATENCY.value, _GIGABITS.value * 1e9 / 8),
+        link=links.LinkModel(_LATENCY.value, _GIGABITS.value * 1e9 / 8),
         wait_for=wait_for,
     )
 
@@ -230,7 +230,7 @@ def _check_names(flag: str, names: Sequence[str], allowed: Sequence[str]) -> Non
 
 def _check_together(sizes: list[int]) -> None:
     """Refuses at once what a run would refuse after those before it."""
-    limit = simulate.MATCHA_WORKERS
+    limit = links.MATCHA_WORKERS
     drawn = [name for name in _REDUCERS.value if name.startswith("matcha")]
     if drawn and max(sizes) > limit:
         sys.exit(

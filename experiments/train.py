@@ -5,6 +5,7 @@
 DIR gets config.json, metrics.jsonl, summary.json and report.html.
 """
 
+import os
 import pathlib
 import sys
 from typing import Any, NoReturn
@@ -12,20 +13,33 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from experiments import config_flag
+from hetjax.cluster import processes
 
 config_flag.define()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
+_PROCESS_ID = flags.DEFINE_integer(
+    "process_id", None, "Of this process in a run of several, from 0; found where a launcher says."
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Of the run.", 1)
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
 
 
-def train_and_evaluate(config: Any, workdir: str | None, *, progress: bool = True) -> Any:
+def train_and_evaluate(
+    config: Any,
+    workdir: str | None,
+    *,
+    progress: bool = True,
+    place: processes.Place | None = None,
+) -> Any:
     """Runs a checked configuration; returns a `hetjax.FitResult`.
 
     Raises:
-        ValueError: what only the data or the devices could tell.
+        ValueError: what only the data, the devices or the other processes could tell.
     """
     import hetjax
 
-    hetjax.use_cpu_workers(1 if config.local == "virtual" else config.cluster.num_workers)
+    processes.join(place)
+    hetjax.use_cpu_workers(_own_workers(config, place))
 
     import optax
     from flax import nnx
@@ -71,6 +85,24 @@ def train_and_evaluate(config: Any, workdir: str | None, *, progress: bool = Tru
         config=config,
         progress=progress,
     )
+
+
+def _own_workers(config: Any, place: processes.Place | None) -> int:
+    num_workers = config.cluster.num_workers
+    if config.local == "virtual":
+        if place is not None:
+            raise ValueError(
+                f"local: got 'virtual', which plays all workers in one process, and this run has "
+                f"{place.num_processes}. Start one process, or set local='stepped'"
+            )
+        return 1
+    num_processes = 1 if place is None else place.num_processes
+    if num_workers % num_processes:
+        raise ValueError(
+            f"cluster.num_workers={num_workers} with {num_processes} processes: each has the same "
+            f"number of workers. Set --config.cluster.num_workers={num_processes}, or a multiple"
+        )
+    return num_workers // num_processes
 
 
 def summary_table(summary: dict[str, Any]) -> str:
@@ -132,16 +164,25 @@ def main(argv: list[str]) -> None:
     if workdir is None:
         _end("--workdir is missing: the directory that gets this run's files.")
     try:
-        result = train_and_evaluate(config, workdir)
+        place = processes.find_place(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
+        result = train_and_evaluate(config, workdir, place=place)
     except ValueError as error:
         _end(str(error))
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
-    print(summary_table(result.summary))
-    print(f"Report: {pathlib.Path(workdir) / 'report.html'}")
+    except RuntimeError as error:
+        if place is None or not processes.is_loss_of_others(error):
+            raise
+        first_line = str(error).splitlines()[0]
+        print(f"Process {place.process_id} has lost the others: {first_line}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)  # what JAX does at exit would wait for those that are gone
+    if place is None or place.process_id == 0:
+        print(summary_table(result.summary))
+        print(f"Report: {pathlib.Path(workdir) / 'report.html'}")
     if result.summary["interrupted"]:
-        sys.exit(130)
+        sys.exit(143 if result.summary["stopped_by"] == "SIGTERM" else 130)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ _HOMES = {
     "RoundReport": "hetjax.training.record",
     "TrainState": "hetjax.types",
     "fit": "hetjax.training.loop",
+    "join_processes": "hetjax.cluster.processes",
     "linen_loss": "hetjax.models.adapters",
     "linen_metrics": "hetjax.models.adapters",
     "make_train_state": "hetjax.training.state",

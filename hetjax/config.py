@@ -132,6 +132,15 @@ class ClusterConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When a run with a workdir is saved; at its end it always is."""
+
+    every_secs: float = fields.number(60.0, at_least=0.0)  # 0: not by the clock
+    every_rounds: int = fields.integer(0)  # 0: not by rounds
+    keep: int = fields.integer(2, at_least=1)  # the newest ones
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
     """One run, checked. Make it with `validate` or `from_json`."""
 
@@ -151,6 +160,7 @@ class ExperimentConfig:
     reducer: ReducerConfig = dataclasses.field(default_factory=ReducerConfig)
     gate: GateConfig = dataclasses.field(default_factory=GateConfig)
     cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
 
 
 Choices = Mapping[str, Sequence[str]]

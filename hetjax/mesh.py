@@ -76,6 +76,12 @@ def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = No
             f"num_workers = {num_workers}, but JAX has {len(devices)} "
             f"{devices[0].platform} device(s). {_MORE_DEVICES.format(n=num_workers)}"
         )
+    if jax.process_count() > 1 and num_workers != len(devices):
+        raise ValueError(
+            f"num_workers = {num_workers}, but the {jax.process_count()} processes of this run "
+            f"have {len(devices)} devices together, and each device is a worker. Set "
+            f"cluster.num_workers={len(devices)}, or start another number of processes"
+        )
     chosen = np.asarray(devices[:num_workers])
     return Mesh(chosen, (WORKER_AXIS,), axis_types=(AxisType.Auto,))
 
@@ -83,6 +89,11 @@ def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = No
 def worker_sharding(mesh: Mesh) -> NamedSharding:
     """Leading axis over the workers."""
     return NamedSharding(mesh, P(WORKER_AXIS))
+
+
+def everywhere(mesh: Mesh) -> NamedSharding:
+    """Whole on every device."""
+    return NamedSharding(mesh, P())
 
 
 def add_worker_axis(tree: types.PyTree, num_workers: int) -> types.PyTree:
@@ -97,26 +108,42 @@ def add_worker_axis(tree: types.PyTree, num_workers: int) -> types.PyTree:
     return jax.tree.map(broadcast, tree)
 
 
+def own_workers(mesh: Mesh) -> list[int]:
+    """The workers of this process, in order: all of them where there is one process."""
+    own = jax.process_index()
+    return [w for w, device in enumerate(mesh.devices) if device.process_index == own]
+
+
 def place(tree: types.PyTree, mesh: Mesh) -> types.PyTree:
-    """Puts leaves `[num_workers, ...]` on the mesh, a row a worker."""
-    return jax.device_put(tree, worker_sharding(mesh))
+    """Puts leaves `[num_workers, ...]` on the mesh, a row a worker; each process its own rows."""
+    workers = own_workers(mesh)
+    if len(workers) == mesh.size:
+        return jax.device_put(tree, worker_sharding(mesh))
+    rows = [
+        jax.device_put(jax.tree.map(lambda leaf, w=w: leaf[w : w + 1], tree), mesh.devices[w])
+        for w in workers
+    ]
+    return join_rows(rows, mesh)
 
 
-def worker_rows(tree: types.PyTree, num_workers: int) -> list[types.PyTree]:
-    """The rows `[1, ...]` of each worker, where they lie: no copy, no computation."""
+def worker_rows(tree: types.PyTree) -> list[types.PyTree]:
+    """The rows `[1, ...]` of this process's workers, where they lie: no copy, no computation."""
     leaves, treedef = jax.tree.flatten(tree)
     return [
-        jax.tree.unflatten(treedef, [leaf.addressable_data(worker) for leaf in leaves])
-        for worker in range(num_workers)
+        jax.tree.unflatten(treedef, [leaf.addressable_data(index) for leaf in leaves])
+        for index in range(len(leaves[0].sharding.addressable_devices))
     ]
 
 
 def join_rows(rows: Sequence[types.PyTree], mesh: Mesh) -> types.PyTree:
-    """Rows `[1, ...]`, one a worker on its device, as one tree of global arrays: no copy."""
+    """Rows `[1, ...]`, one for each of this process's workers, as one tree of global arrays.
+
+    No copy: a row stays on its worker's device.
+    """
     sharding = worker_sharding(mesh)
 
     def join(*parts: jax.Array) -> jax.Array:
-        shape = (len(parts), *parts[0].shape[1:])
+        shape = (mesh.size, *parts[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
 
     return jax.tree.map(join, *rows)

@@ -7,11 +7,8 @@ examples, that links are equal and do not disturb each other, that policies know
 a round when the next one begins, and that no epoch ends: every round is of the whole budget.
 """
 
-import dataclasses
-import difflib
-import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,52 +17,13 @@ from numpy.typing import ArrayLike
 from hetjax import quota
 from hetjax.cluster import emulate
 from hetjax.topology import gossip as gossip_lib
-from hetjax.topology import graphs
+from hetjax.topology import graphs, links
 from hetjax.training import gate as gate_lib
 
-REDUCERS = ("all_reduce", "ring", "d_psgd", "matcha", "matcha_direct")
 WAIT_FOR = ("all", "neighbours")
 EXACT_WORKERS = 64  # up to which the delays are those of a training run, one by one
-MATCHA_WORKERS = 1000  # its schedule takes eigenvalues of n x n matrices
-_COMPLETE_WORKERS = 4096  # 8 million links
 _MOST_TIMES = 1 << 26  # microbatch times of a round: 0.5 GiB, a few times over
 _STREAM = 0x73696D  # keeps the delays apart from other draws of (seed, round)
-
-
-@dataclasses.dataclass(frozen=True)
-class LinkModel:
-    """Seconds of a message: latency_secs + bytes / bytes_per_sec; the default takes no time.
-
-    Args:
-      latency_secs: of every message, ≥ 0.
-      bytes_per_sec: of each worker's link, > 0, possibly infinite.
-
-    Raises:
-      ValueError: a number is out of range.
-
-    Example:
-      >>> LinkModel(0.5, 100.0).secs(200)
-      2.5
-    """
-
-    latency_secs: float = 0.0
-    bytes_per_sec: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency_secs) and self.latency_secs >= 0):
-            raise ValueError(
-                f"latency_secs is {self.latency_secs}; it must be finite and 0 or more, 1e-4 for "
-                "0.1 ms."
-            )
-        if not self.bytes_per_sec > 0:
-            raise ValueError(
-                f"bytes_per_sec is {self.bytes_per_sec}; it must be above 0, 1.25e9 for a link of "
-                "10 Gbit/s, math.inf where only the latency counts."
-            )
-
-    def secs(self, num_bytes: float) -> float:
-        """Of one message."""
-        return self.latency_secs + num_bytes / self.bytes_per_sec
 
 
 class Round(NamedTuple):
@@ -117,7 +75,7 @@ def simulate(
     graph: str | graphs.Graph | graphs.PeriodicGraph = "ring",
     matcha_budget: float = 0.5,
     param_bytes: int = 0,
-    link: LinkModel = LinkModel(),
+    link: links.LinkModel = links.LinkModel(),  # noqa: B008
     wait_for: str = "all",
     on_round: Callable[[Round], None] | None = None,
 ) -> Simulation:
@@ -147,8 +105,8 @@ def simulate(
         is on each worker's own clock.
       gate_options: its quorum or deadline.
       drop: what is in flight when the gate closes is given up, not finished.
-      reducer: one of `REDUCERS`; or the schedule that `gossip.matcha` made, which for 1000 workers
-        takes longer than the rounds.
+      reducer: one of `links.REDUCERS`; or the schedule that `gossip.matcha` made, which for 1000
+        workers takes longer than the rounds.
       graph: of those that gossip: a graph, or text as `graphs.make_graph` takes it.
       matcha_budget: mean share of the matchings that MATCHA uses.
       param_bytes: of one copy of the parameters.
@@ -175,7 +133,7 @@ def simulate(
       2022, arXiv 2211.00889: the rounds that a gate closes.
     """
     if isinstance(policy, str):
-        _check_name("policy", policy, tuple(quota.POLICIES))
+        links.check_name("policy", policy, tuple(quota.POLICIES))
         policy = quota.POLICIES[policy](**(policy_options or {}))
     elif policy_options:
         raise ValueError(
@@ -187,10 +145,10 @@ def simulate(
     _check_count("num_rounds", num_rounds)
     limits = _checked_caps(caps, num_workers, budget)
     closes = _make_gate(gate, gate_options, budget)
-    network = _make_network(
+    network = links.make_network(
         reducer, graph, num_workers, matcha_budget, cluster.seed, param_bytes, link
     )
-    _check_name("wait_for", wait_for, WAIT_FOR)
+    links.check_name("wait_for", wait_for, WAIT_FOR)
     if wait_for == "neighbours":
         _check_neighbours(reducer, gate)
 
@@ -279,95 +237,6 @@ def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.nda
     return ends.T
 
 
-class _Exchange(NamedTuple):
-    """The communication of a round."""
-
-    copies_sent: np.ndarray  # f64[n]
-    secs: float  # where all wait
-    own_secs: np.ndarray  # f64[n], of each worker alone
-    latest: Callable[[np.ndarray], np.ndarray]
-    """f64[n] -> f64[n]: the latest of each worker's time and those it receives from."""
-
-
-_Network = Callable[[int], _Exchange]
-
-
-def _make_network(
-    reducer: str | gossip_lib.Gossip,
-    graph: str | graphs.Graph | graphs.PeriodicGraph,
-    num_workers: int,
-    matcha_budget: float,
-    seed: int,
-    param_bytes: int,
-    link: LinkModel,
-) -> _Network:
-    if not (math.isfinite(param_bytes) and param_bytes >= 0):
-        raise ValueError(
-            f"param_bytes is {param_bytes}; it must be 0 or more, 4 for each float32 parameter."
-        )
-    copy_secs = link.secs(param_bytes)
-    if isinstance(reducer, gossip_lib.Gossip):
-        _check_size("schedule", reducer.partners.shape[1], num_workers)
-        schedule = reducer
-        return lambda round: _of_gossip(schedule, round, copy_secs)
-    _check_name("reducer", reducer, REDUCERS)
-    if reducer in ("all_reduce", "ring"):
-        copies = gossip_lib.ring_copies(num_workers)
-        secs = 2 * (num_workers - 1) * link.latency_secs + copies * param_bytes / link.bytes_per_sec
-        own = np.full(num_workers, secs)
-        everybody = _Exchange(
-            np.full(num_workers, copies), secs, own, lambda ends: np.full_like(ends, ends.max())
-        )
-        return lambda round: everybody
-    graph = _checked_graph(reducer, graph, num_workers)
-    if reducer != "d_psgd":
-        assert isinstance(graph, graphs.Graph)
-        direct = reducer == "matcha_direct"
-        drawn = gossip_lib.matcha(graph, matcha_budget, seed=seed, direct=direct)
-        return lambda round: _of_gossip(drawn, round, copy_secs)
-    if isinstance(graph, graphs.PeriodicGraph):
-        turns = [_of_phase(phase, copy_secs) for phase in graph.phases]
-        return lambda round: turns[round % len(turns)]
-    neighbours = _of_graph(graph, copy_secs)
-    return lambda round: neighbours
-
-
-def _of_graph(graph: graphs.Graph, copy_secs: float) -> _Exchange:
-    """All links in every round."""
-    degrees, (low, high) = graph.degrees, graph.edges.T
-
-    def latest(ends: np.ndarray) -> np.ndarray:
-        out = ends.copy()
-        np.maximum.at(out, low, ends[high])
-        np.maximum.at(out, high, ends[low])
-        return out
-
-    copies = degrees.astype(np.float64)
-    return _Exchange(copies, float(degrees.max()) * copy_secs, degrees * copy_secs, latest)
-
-
-def _of_phase(receives_from: np.ndarray, copy_secs: float) -> _Exchange:
-    """One message from one other worker."""
-    copies = (receives_from != np.arange(receives_from.size)).astype(np.float64)
-    return _Exchange(
-        copies,
-        float(copies.max()) * copy_secs,
-        copies * copy_secs,
-        lambda ends: np.maximum(ends, ends[receives_from]),
-    )
-
-
-def _of_gossip(gossip: gossip_lib.Gossip, round: int, copy_secs: float) -> _Exchange:
-    """The matchings that are active, one after another."""
-    active = gossip.active(round)
-    copies = gossip.sends(active).astype(np.float64)
-
-    def latest(ends: np.ndarray) -> np.ndarray:
-        return np.maximum(ends, np.max(ends[gossip.partners[active]], axis=0, initial=-np.inf))
-
-    return _Exchange(copies, float(active.sum()) * copy_secs, copies * copy_secs, latest)
-
-
 def _row(done: Round, elapsed_secs: float, param_bytes: int) -> tuple:
     """A round's numbers, in the order of `Simulation`."""
     here, counts = done.present, done.microbatches_done[done.present]
@@ -395,13 +264,6 @@ def _mean(secs: np.ndarray) -> float:
 # --- What a caller can get wrong ---
 
 
-def _check_name(field: str, name: str, allowed: Sequence[str]) -> None:
-    if name not in allowed:
-        nearest = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.4)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"{field} is {name!r}; it must be one of {', '.join(allowed)}.{hint}")
-
-
 def _check_count(field: str, value: int) -> None:
     if not isinstance(value, numbers.Integral) or value < 1:
         raise ValueError(f"{field} is {value!r}; it must be a whole number, 1 or more.")
@@ -418,7 +280,7 @@ def _checked_caps(caps: ArrayLike | None, num_workers: int, budget: int) -> np.n
 
 
 def _make_gate(name: str, options: gate_lib.Options, budget: int) -> gate_lib.Gate:
-    _check_name("gate", name, tuple(gate_lib.GATES))
+    links.check_name("gate", name, tuple(gate_lib.GATES))
     if name == "quorum" and not 1 <= options.quorum <= budget:
         raise ValueError(
             f"gate 'quorum' has quorum={options.quorum} in gate_options; it must be from 1 to the "
@@ -443,37 +305,3 @@ def _check_neighbours(reducer: str | gossip_lib.Gossip, gate: str) -> None:
             f"wait_for='neighbours' does not go with gate={gate!r}, which closes at news from "
             "every worker; take gate='deadline' or 'none', or wait_for='all'."
         )
-
-
-def _check_size(what: str, found: int, num_workers: int) -> None:
-    if found != num_workers:
-        raise ValueError(
-            f"the {what} has {found} workers and the cluster {num_workers}; give both the same, "
-            "or the name alone."
-        )
-
-
-def _checked_graph(
-    reducer: str, graph: str | graphs.Graph | graphs.PeriodicGraph, num_workers: int
-) -> graphs.Graph | graphs.PeriodicGraph:
-    if reducer != "d_psgd" and num_workers > MATCHA_WORKERS:
-        raise ValueError(
-            f"reducer {reducer!r} has a schedule for at most {MATCHA_WORKERS} workers, not "
-            f"{num_workers}; take d_psgd, whose graphs have no limit, or fewer workers."
-        )
-    if isinstance(graph, str):
-        if graph == "complete" and num_workers > _COMPLETE_WORKERS:
-            raise ValueError(
-                f"the complete graph of {num_workers} workers has "
-                f"{num_workers * (num_workers - 1) // 2} links; at most {_COMPLETE_WORKERS} "
-                "workers are possible. all_reduce takes the same mean, and 'exponential' comes "
-                "near to it."
-            )
-        graph = graphs.make_graph(graph, num_workers)
-    _check_size(f"graph {graph.name!r}", graph.num_workers, num_workers)
-    if reducer != "d_psgd" and isinstance(graph, graphs.PeriodicGraph):
-        raise ValueError(
-            f"reducer {reducer!r} draws from the matchings of an undirected graph, and "
-            f"{graph.name!r} has directed phases; take 'exponential' or 'ring', or d_psgd."
-        )
-    return graph

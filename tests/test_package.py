@@ -30,8 +30,9 @@ LAYERS = {
     "data": 2,
     "training": 3,
     "simulate": 4,
+    "launch": 3,
 }
-TOP_OF_TRAINING = {"loop", "setup", "summary", "telemetry"}
+TOP_OF_TRAINING = {"loop", "setup", "summary", "telemetry", "resume"}
 
 
 def imports_of(path):

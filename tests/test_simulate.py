@@ -11,11 +11,11 @@ import pytest
 
 from hetjax import quota, simulate
 from hetjax.cluster import emulate
-from hetjax.topology import gossip, graphs
+from hetjax.topology import gossip, graphs, links
 from hetjax.training import gate as gate_lib
 from tests.training import problems
 
-LINK = simulate.LinkModel(0.25, 1000.0)
+LINK = links.LinkModel(0.25, 1000.0)
 PARAM_BYTES = 500
 GOSSIPING = ("d_psgd", "d_psgd", "matcha")  # matcha_direct takes long to plan: a test of its own
 
@@ -212,7 +212,7 @@ def test_neighbours_waited_for_one_after_another_by_hand():
         reducer="d_psgd",
         graph="0-1,1-2",
         wait_for="neighbours",
-        link=simulate.LinkModel(0.5),
+        link=links.LinkModel(0.5),
         on_round=rounds.append,
     )
     # Round 0 ends at 1 + 0.5, 5 + 2 * 0.5, 5 + 0.5; work of round 1 is done at 2.5, 7, 6.5.
@@ -440,7 +440,7 @@ def test_what_takes_too_much_memory_is_refused(options, message):
 )
 def test_a_wrong_link_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        simulate.LinkModel(*fields)
+        links.LinkModel(*fields)
 
 
 def run_program(*flags):

@@ -64,6 +64,7 @@ def test_the_main_job_writes_its_files_and_prints_its_table(first_run):
         "metrics.jsonl",
         "summary.json",
         "report.html",
+        "checkpoints",
     }
     summary = json.loads((workdir / "summary.json").read_text())
     assert set(FIELDS) <= set(summary)

@@ -55,13 +55,15 @@ class ResidentFeed:
 
     Args:
         source: a data source; read once, as a whole.
-        devices: the device of each worker; one that serves several holds one copy.
+        devices: the device of each worker; one that serves several holds one copy, and those of
+            other processes are theirs to fill.
     """
 
     def __init__(self, source: Any, devices: Sequence[jax.Device]) -> None:
         arrays = sources.load_all(source).arrays
-        copies = {device: jax.device_put(arrays, device) for device in set(devices)}
-        self._arrays = [copies[device] for device in devices]
+        own = {device for device in devices if device.process_index == jax.process_index()}
+        copies = {device: jax.device_put(arrays, device) for device in own}
+        self._arrays = [copies.get(device) for device in devices]
         self._gather = jax.jit(_gather)
 
     def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:

@@ -207,9 +207,16 @@ class SharedRounds(_Saving):
         del present
         return quotas
 
-    def upcoming(self, quotas: np.ndarray) -> np.ndarray:
-        """i32[k, B]: the microbatches of the next two rounds, for a feed that reads ahead."""
-        return self._pass.peek(2 * int(quotas.sum()))
+    def upcoming(self, quotas: np.ndarray, workers: Sequence[int]) -> np.ndarray:
+        """i32[k, B]: what these workers do in the next two rounds, if quotas stay as they are."""
+        total, stops = int(quotas.sum()), np.cumsum(quotas)
+        rows = self._pass.peek(2 * total)
+        cuts = [
+            rows[start + stops[worker] - quotas[worker] : start + stops[worker]]
+            for start in (0, total)
+            for worker in workers
+        ]
+        return np.concatenate(cuts)
 
     def whole_pass(self, quotas: np.ndarray) -> list[np.ndarray]:
         """The ids i32[k] of each round of a whole pass by the present order and these quotas."""
@@ -312,10 +319,9 @@ class PrivateRounds(_Saving):
     def _left(self) -> np.ndarray:
         return np.asarray([own.microbatches_left for own in self._passes])
 
-    def upcoming(self, quotas: np.ndarray) -> np.ndarray:
-        """i32[k, B]: the microbatches of the next two rounds, for a feed that reads ahead."""
-        each = zip(self._passes, quotas, strict=True)
-        return np.concatenate([own.peek(2 * int(quota)) for own, quota in each])
+    def upcoming(self, quotas: np.ndarray, workers: Sequence[int]) -> np.ndarray:
+        """i32[k, B]: what these workers do in the next two rounds, if quotas stay as they are."""
+        return np.concatenate([self._passes[w].peek(2 * int(quotas[w])) for w in workers])
 
     def whole_pass(self, quotas: np.ndarray) -> list[np.ndarray]:
         """The ids i32[k] of each round until each worker with a quota has done its whole pass."""

@@ -35,14 +35,22 @@ class Evaluator:
         source: a data source; kept in the memory of `device`.
         params: without worker axis; for shapes alone.
         device: where parameters given to `__call__` lie.
+        on_batch: called before each batch.
 
     Raises:
         ValueError: the metrics are no dict of one number an example each.
     """
 
     def __init__(
-        self, metrics_fn: MetricsFn, source: Any, params: types.PyTree, device: jax.Device
+        self,
+        metrics_fn: MetricsFn,
+        source: Any,
+        params: types.PyTree,
+        device: jax.Device,
+        *,
+        on_batch: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_batch = on_batch
         self._feed = feed_lib.ResidentFeed(source, [device])
         ids = np.arange(len(source), dtype=np.int32)
         batch_size = min(_BATCH_SIZE, len(ids))
@@ -71,6 +79,7 @@ class Evaluator:
         """Returns `{name: mean over the source}`; `params` without worker axis."""
         totals = self._zeros
         for row in self._rows:
+            self._on_batch()
             totals = self._add(params, self._feed.load(0, row), totals)
         return {k: float(total / count) for k, (total, count) in jax.device_get(totals).items()}
 

@@ -206,10 +206,11 @@ class Fused:
         signs: ordering.Signs | None = None,
     ) -> None:
         self._feed, self._mesh, self._pace = feed, mesh, pace
+        self._workers = mesh_lib.own_workers(mesh)
         self._max_microbatches = max_microbatches
         self._empty = accumulate_lib.empty_accumulated(params, signs)
         self._run = jax.jit(make_fused_local(accumulate, mesh), donate_argnums=(1,))
-        self._threads = local.worker_threads(mesh.size)
+        self._threads = local.worker_threads(len(self._workers))
 
     def fresh(self) -> types.Accumulated:
         return mesh_lib.place(mesh_lib.add_worker_axis(self._empty, self._mesh.size), self._mesh)
@@ -218,7 +219,7 @@ class Fused:
         """The plan's microbatches, padded to M for each worker, `[W, M, B, ...]` on the mesh."""
         shape = (1, self._max_microbatches, plan.example_ids.shape[-1])
         parts = []
-        for worker in range(self._mesh.size):
+        for worker in self._workers:
             rows = plan.rows(worker)
             example_ids = np.full(shape, rounds.PADDING, np.int32)
             example_ids[0, : len(rows)] = rows
@@ -250,21 +251,21 @@ class Fused:
             mesh_lib.join_rows([jnp.expand_dims(rng, 0) for rng in rngs], self._mesh),
         )
         meanwhile()
-        parts = mesh_lib.worker_rows(accumulated.loss_sum, self._mesh.size)
+        parts = mesh_lib.worker_rows(accumulated.loss_sum)
+        counts = np.asarray(limits)[self._workers]
         wait = functools.partial(self._wait, round_index, start)
-        times = list(self._threads.map(wait, range(self._mesh.size), parts, limits))
+        times = list(self._threads.map(wait, self._workers, parts, counts))
         compute_secs, overruns = zip(*times, strict=True)
         unit_signs = None
         if jax.tree.leaves(signs):  # cut on the host: on the device each quota would compile
-            on_host = np.asarray(jax.device_get(signs))
-            unit_signs = [on_host[w, :count] for w, count in enumerate(limits)]
+            of_workers = mesh_lib.worker_rows(signs)
+            unit_signs = [np.asarray(s)[0, :n] for s, n in zip(of_workers, counts, strict=True)]
         return local.LocalResult(
             accumulated=accumulated,
-            microbatches_done=np.asarray(limits),
-            first_secs=np.full(self._mesh.size, np.nan),
+            microbatches_done=counts,
+            first_secs=np.full(len(counts), np.nan),
             compute_secs=np.asarray(compute_secs),
-            local_secs=max(compute_secs),
-            overruns=sum(overruns),
+            overruns=np.asarray(overruns),
             unit_signs=unit_signs,
         )
 

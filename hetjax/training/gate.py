@@ -6,9 +6,9 @@ goes back to the head of the order. Assumes that when a microbatch is finished d
 its examples: then every update is an unbiased one.
 
 A gate has two forms that agree (`tests/training/test_gate.py`): an object that the workers' threads
-share, on the wall clock; and the time at which it closes, from the times at which the microbatches
-would end, on the virtual clock and in the simulator. The first microbatch of a worker
-is always begun, so that no shard of private data is ever left out.
+share, and over a board the processes, on the wall clock; and the time at which it closes, from the
+times at which the microbatches would end, on the virtual clock and in the simulator. The first
+microbatch of a worker is always begun, so that no shard of private data is ever left out.
 
 References:
     He, Dube, "Accelerating parallel stochastic gradient descent via non-blocking mini-batches",
@@ -20,7 +20,7 @@ References:
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -50,27 +50,52 @@ class Gate(Protocol):
         """
 
 
+class Board(Protocol):
+    """Values that the processes of a run share: `hetjax.cluster.processes.Board`."""
+
+    def post(self, key: str, value: Any) -> None: ...
+
+    def read(self, key: str) -> Any: ...
+
+    def add(self, key: str, amount: int = 1) -> int: ...
+
+    def remove(self, key: str) -> None: ...
+
+
 class Options(NamedTuple):
     """What the factories of `GATES` are given; each takes what it needs."""
 
     quorum: int = 0  # microbatches
     deadline_secs: float = 0.0
     clock: Callable[[], float] = time.perf_counter
+    board: Board | None = None  # where the workers are in several processes
 
 
 class _Open:
     """Never closes; and the parts that the gates share."""
 
-    def __init__(self) -> None:
+    def __init__(self, board: Board | None = None) -> None:
         self._lock = threading.Lock()
         self._quotas = np.zeros(0, int)
         self._closed = False
+        self._board, self._rounds = board, 0
 
     def begin(self, quotas: np.ndarray) -> None:
         self._quotas, self._closed = np.asarray(quotas), False
+        self._rounds += 1
+        if self._board is not None and self._rounds > 2:  # all have left that round
+            for what in ("closed", "done"):
+                self._board.remove(f"{self._rounds - 2}/{what}")
 
     def is_open(self) -> bool:
+        if not self._closed and self._board is not None:
+            self._closed = self._board.read(f"{self._rounds}/closed") is not None
         return not self._closed
+
+    def _close(self) -> None:
+        if not self._closed and self._board is not None:
+            self._board.post(f"{self._rounds}/closed", True)
+        self._closed = True
 
     def finished(self, worker: int, microbatches_done: int) -> None:
         pass
@@ -82,7 +107,7 @@ class _Open:
 class _First(_Open):
     def finished(self, worker: int, microbatches_done: int) -> None:
         if microbatches_done >= self._quotas[worker]:
-            self._closed = True
+            self._close()
 
     def closes_at(self, ends: np.ndarray, quotas: np.ndarray) -> np.ndarray:
         last = np.take_along_axis(ends, np.maximum(quotas - 1, 0)[..., None], axis=-1)[..., 0]
@@ -90,8 +115,8 @@ class _First(_Open):
 
 
 class _Quorum(_Open):
-    def __init__(self, quorum: int) -> None:
-        super().__init__()
+    def __init__(self, quorum: int, board: Board | None) -> None:
+        super().__init__(board)
         self._quorum = quorum
 
     def begin(self, quotas: np.ndarray) -> None:
@@ -100,8 +125,12 @@ class _Quorum(_Open):
 
     def finished(self, worker: int, microbatches_done: int) -> None:
         with self._lock:
-            self._left -= 1
-            self._closed = self._left <= 0
+            if self._board is None:
+                self._left -= 1
+            else:
+                self._left = self._quorum - self._board.add(f"{self._rounds}/done")
+            if self._left <= 0:
+                self._close()
 
     def closes_at(self, ends: np.ndarray, quotas: np.ndarray) -> np.ndarray:
         flat = ends.reshape(*np.shape(ends)[:-2], -1)
@@ -136,8 +165,7 @@ def none(options: Options) -> Gate:
 
 def first(options: Options) -> Gate:
     """Closes when the first worker has finished its quota; quotas of 0 do not count."""
-    del options
-    return _First()
+    return _First(options.board)
 
 
 def quorum(options: Options) -> Gate:
@@ -145,11 +173,14 @@ def quorum(options: Options) -> Gate:
 
     What is in flight then is added: at most one microbatch of each other worker.
     """
-    return _Quorum(options.quorum)
+    return _Quorum(options.quorum, options.board)
 
 
 def deadline(options: Options) -> Gate:
-    """Closes `deadline_secs` after the round began; what is in flight is finished."""
+    """Closes `deadline_secs` after the round began; what is in flight is finished.
+
+    Each process has a clock of its own: they begin a round when its parameters are there.
+    """
     return _Deadline(options.deadline_secs, options.clock)
 
 

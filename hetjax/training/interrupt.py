@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run between two rounds, with its files written."""
+"""Ctrl-C and SIGTERM end a run between two rounds, with its files written."""
 
 import contextlib
 import signal
@@ -9,30 +9,35 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C into a request; a second one interrupts at once.
+def deferred() -> Iterator[Callable[[], signal.Signals | None]]:
+    """Turns the first Ctrl-C into a request, and SIGTERM; a second Ctrl-C interrupts at once.
 
     Yields:
-        A function that tells whether Ctrl-C was pressed. Outside the main thread, where Python
-        lets nobody handle signals, it is always False.
+        A function that tells which signal came first, if any. Outside the main thread, where
+        Python lets nobody handle signals, it always says None.
     """
-    pressed = threading.Event()
+    came: list[signal.Signals] = []
+
+    def first() -> signal.Signals | None:
+        return came[0] if came else None
+
     if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
+        yield first
         return
 
     def handle(signum: int, frame: Any) -> None:
-        if pressed.is_set():
+        if signum == signal.SIGINT and signal.SIGINT in came:
             signal.default_int_handler(signum, frame)
-        pressed.set()
-        print(
-            "\nCtrl-C: ending after this round; once more to stop at once.",
-            file=sys.stderr,
-            flush=True,
-        )
+        came.append(signal.Signals(signum))
+        if signum == signal.SIGINT:
+            text = "\nCtrl-C: ending after this round; once more to stop at once."
+        else:
+            text = "SIGTERM: ending after this round."
+        print(text, file=sys.stderr, flush=True)
 
-    before = signal.signal(signal.SIGINT, handle)
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield pressed.is_set
+        yield first
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

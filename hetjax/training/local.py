@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
+from hetjax.cluster import beacons as beacons_lib
 from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
 from hetjax.data import rounds
@@ -27,15 +28,14 @@ from hetjax.training import gate as gate_lib
 
 
 class LocalResult(NamedTuple):
-    """What the workers did in a round; times by each worker's own clock."""
+    """What this process's w workers did in a round; times by each worker's own clock."""
 
     accumulated: Any  # what this form's sync phase takes
-    microbatches_done: np.ndarray  # i64[W]
-    first_secs: np.ndarray  # f64[W], round start to end of the first microbatch; NaN = unknown
-    compute_secs: np.ndarray  # f64[W]
-    local_secs: float  # until the last worker finished
-    overruns: int  # microbatches that took longer than the emulated worker would have
-    unit_signs: list[Any] | None  # for each worker i8[done, B]
+    microbatches_done: np.ndarray  # i64[w]
+    first_secs: np.ndarray  # f64[w], round start to end of the first microbatch; NaN = unknown
+    compute_secs: np.ndarray  # f64[w]
+    overruns: np.ndarray  # i64[w], microbatches slower than the emulated worker would have been
+    unit_signs: list[np.ndarray] | None  # for each worker i8[done, B]
 
 
 class LocalPhase(Protocol):
@@ -58,7 +58,7 @@ class LocalPhase(Protocol):
     ) -> LocalResult:
         """Runs at most `limits[w]` microbatches of each worker's plan; uses up `accumulated`.
 
-        `rngs` holds the key of each worker's pass, on its device; `meanwhile` is called while
+        `rngs` holds the key of each own worker's pass, on its device; `meanwhile` is called while
         the workers compute; no gate closes the round unless it `may_close`. Round None warms
         up: no emulation.
         """
@@ -127,6 +127,7 @@ class Stepped:
         params: a pytree of the parameters' shapes, for the sums.
         pace: emulated or real clocks.
         gate: polled between microbatches.
+        beacons: told what each worker does.
         signs: the ordering's device part.
     """
 
@@ -139,20 +140,22 @@ class Stepped:
         params: types.PyTree,
         pace: Pace,
         gate: gate_lib.Gate,
+        beacons: beacons_lib.Beacons,
         signs: Any = None,
     ) -> None:
         self._feed, self._mesh, self._pace, self._gate = feed, mesh, pace, gate
-        self._num_workers = mesh.size
+        self._beacons = beacons
+        self._workers = mesh_lib.own_workers(mesh)
         self._accumulate = jit_rows(accumulate, donate=True)
         self._empty = accumulate_lib.empty_accumulated(params, signs)
         self._signed = signs is not None
-        self._threads = worker_threads(mesh.size)
+        self._threads = worker_threads(len(self._workers))
         check_threads(self._threads)
         self._stopping = threading.Event()
         self._started = threading.Semaphore(0)
 
     def fresh(self) -> types.Accumulated:
-        zeros = mesh_lib.add_worker_axis(self._empty, self._num_workers)
+        zeros = mesh_lib.add_worker_axis(self._empty, self._mesh.size)
         return mesh_lib.place(zeros, self._mesh)
 
     def run(
@@ -168,8 +171,8 @@ class Stepped:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> LocalResult:
         worker_state = types.WorkerState(state.params, state.running_sum)
-        states = mesh_lib.worker_rows(worker_state, self._num_workers)
-        sums = mesh_lib.worker_rows(accumulated, self._num_workers)
+        states = mesh_lib.worker_rows(worker_state)
+        sums = mesh_lib.worker_rows(accumulated)
         gate = self._gate if may_close else gate_lib.none(gate_lib.Options())
         gate.begin(plan.quotas)
         tasks = [
@@ -177,13 +180,13 @@ class Stepped:
                 self._work,
                 round_index,
                 worker,
-                states[worker],
-                sums[worker],
+                states[index],
+                sums[index],
                 plan.rows(worker, int(limits[worker])),
-                rngs[worker],
+                rngs[index],
                 gate,
             )
-            for worker in range(self._num_workers)
+            for index, worker in enumerate(self._workers)
         ]
         try:
             for _ in tasks:  # the host's own work must not delay a worker's start
@@ -202,8 +205,7 @@ class Stepped:
             microbatches_done=np.asarray(counts),
             first_secs=np.asarray(first_secs),
             compute_secs=np.asarray(compute_secs),
-            local_secs=max(compute_secs),
-            overruns=sum(overruns),
+            overruns=np.asarray(overruns),
             unit_signs=stack_signs(signs, plan.example_ids.shape[1]) if self._signed else None,
         )
 
@@ -226,13 +228,16 @@ class Stepped:
             jax.block_until_ready(state)  # the synchronisation is not this worker's compute
         finally:
             self._started.release()
+        self._beacons.at("loading", round_index, worker)
         self._feed.wait(rows[:1])  # nor is waiting for streamed data
         start = time.perf_counter()
         for position, example_ids in enumerate(rows):
             is_open = gate.is_open()
             if self._stopping.is_set() or (position and not is_open):
                 break
+            self._beacons.at("loading", round_index, worker)
             microbatch = self._feed.load(worker, example_ids)
+            self._beacons.at("computing", round_index, worker)
             sums, unit_signs = self._accumulate(state, sums, microbatch, rng)
             jax.block_until_ready(sums.loss_sum)
             signs.append(unit_signs)
@@ -244,6 +249,7 @@ class Stepped:
                     overruns += 1
             stamps.append(time.perf_counter() - start)
             gate.finished(worker, position + 1)
+        self._beacons.at("waiting", round_index, worker)
         if ends is not None and self._pace.virtual:
             stamps = ends[: len(stamps)].tolist()
         first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
@@ -364,8 +370,7 @@ class Virtual:
             microbatches_done=np.asarray(limits),
             first_secs=first_secs,
             compute_secs=compute_secs,
-            local_secs=float(compute_secs.max()),
-            overruns=0,
+            overruns=np.zeros(self._num_workers, np.int64),
             unit_signs=unit_signs,
         )
 

@@ -5,8 +5,11 @@ policy, order, reducer or gate by name: `setup` builds them, records pass betwee
 the workers compute a round, the host reports the one before.
 """
 
+import contextlib
 import dataclasses
+import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +21,12 @@ import optax
 
 from hetjax import config as config_lib
 from hetjax import quota, types
+from hetjax.cluster import beacons as beacons_lib
 from hetjax.data import rounds as rounds_lib
 from hetjax.data import sources
 from hetjax.training import accumulate as accumulate_lib
 from hetjax.training import (
+    agreement,
     evaluate,
     interrupt,
     local,
@@ -30,6 +35,7 @@ from hetjax.training import (
     summary,
     telemetry,
 )
+from hetjax.training import resume as resume_lib
 from hetjax.training import state as state_lib
 
 Callback = Callable[[record.RoundReport], bool | None]
@@ -94,10 +100,11 @@ def fit(
             dropout if that has any; `hetjax.nnx_metrics` and `linen_metrics` evaluate without.
         callbacks: called with each `RoundReport` while the next round computes; True ends the
             run after that one.
-        workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html`; those of an
-            earlier run of the same configuration are replaced.
-        resume: go on from the newest checkpoint in `workdir`, if there is one. This version
-            writes none yet, so a run always begins at its beginning.
+        workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html` and
+            `checkpoints`; those of a finished run of the same configuration are replaced.
+        resume: go on from the newest checkpoint in `workdir` where there is one of this
+            configuration that is not at the run's end; else begin at the beginning. The number
+            of workers may have changed.
         progress: show a progress bar.
         per_example_rng: the loss gets a key for each example, `key[B]`.
         config: a checked configuration; or give `fields`.
@@ -131,7 +138,6 @@ def fit(
         environment", 2021, arXiv 2111.08272. The quotas' cost model, exact solver and change
         detection are hetjax's own.
     """
-    del resume
     setup.check_arguments(params, optimizer, callbacks)
     source = sources.as_source(source)
     eval_source = None if eval_source is None else sources.as_source(eval_source)
@@ -143,21 +149,48 @@ def fit(
     else:
         recorded = config_lib.to_dict(config)
     started = time.perf_counter()
+    beacons = beacons_lib.start()
+    beacons.at("starting")
     parts = setup.build(
-        loss_fn, params, optimizer, source, config=config, per_example_rng=per_example_rng
+        loss_fn,
+        params,
+        optimizer,
+        source,
+        config=config,
+        per_example_rng=per_example_rng,
+        beacons=beacons,
     )
+    if not parts.agree.alone:
+        agreement.check_same_run(recorded, num_examples=len(source), leads=parts.leads)
     evaluator = None
-    if eval_source is not None:
+    if eval_source is not None and parts.leads:
         metrics_fn = metrics_fn or evaluate.metrics_of_loss(loss_fn)
-        evaluator = evaluate.Evaluator(metrics_fn, eval_source, params, parts.devices[0])
-    recorder = record.Recorder(
-        workdir, recorded, num_examples=config.epochs * len(source), progress=progress
-    )
-    try:
-        return _Loop(parts, recorder, evaluator, callbacks, started=started).run()
-    finally:
-        recorder.close()
-        parts.close()
+        evaluator = evaluate.Evaluator(
+            metrics_fn,
+            eval_source,
+            params,
+            parts.own_device,
+            on_batch=lambda: beacons.at("evaluating"),
+        )
+    workdir = None if workdir is None else pathlib.Path(workdir)
+    restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
+    with contextlib.ExitStack() as stack:
+        stack.callback(beacons.close)
+        stack.callback(parts.close)
+        start = resume_lib.find(workdir, recorded, parts=parts, resume=resume, restarted=restarted)
+        keeper = None
+        if workdir is not None:
+            keeper = stack.enter_context(contextlib.closing(resume_lib.Keeper(workdir, parts)))
+        recorder = record.Recorder(
+            workdir if parts.leads else None,
+            recorded,
+            num_examples=config.epochs * len(source),
+            progress=progress and parts.leads,
+            lines=start.lines,
+        )
+        stack.callback(recorder.close)
+        loop = _Loop(parts, recorder, evaluator, callbacks, started=started, keeper=keeper)
+        return loop.run(start)
 
 
 @dataclasses.dataclass
@@ -167,11 +200,11 @@ class _Round:
     index: int
     epoch: int
     plan: rounds_lib.RoundPlan
-    result: local.LocalResult
+    result: agreement.RoundResult
     metrics: types.SyncMetrics
     present: np.ndarray
     full: bool
-    optimal_secs: float | None
+    references: summary.References | None
     examples: int
     examples_processed: int
     began: float  # perf_counter
@@ -180,6 +213,20 @@ class _Round:
     herding: dict[str, float] | None = None
     consensus: dict[str, float] | None = None
     copies_sent: float = 0.0  # of the parameters, by all workers
+
+
+_ASK_OF_SIGNAL = {
+    None: agreement.Ask.NOTHING,
+    signal.SIGINT: agreement.Ask.END_BY_SIGINT,
+    signal.SIGTERM: agreement.Ask.END_BY_SIGTERM,
+}
+
+
+_NAME_OF_STOP = {
+    agreement.Ask.END: "callback",
+    agreement.Ask.END_BY_SIGINT: "SIGINT",
+    agreement.Ask.END_BY_SIGTERM: "SIGTERM",
+}
 
 
 class _Loop:
@@ -193,7 +240,9 @@ class _Loop:
         callbacks: Sequence[Callback],
         *,
         started: float,
+        keeper: "resume_lib.Keeper | None" = None,
     ) -> None:
+        self._keeper = keeper
         self._parts, self._recorder = parts, recorder
         self._evaluator, self._callbacks = evaluator, callbacks
         self._config = parts.config
@@ -203,39 +252,46 @@ class _Loop:
         self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
         self._passes = np.zeros(self._num_workers, int)
         self._pending: _Round | None = None
-        self._ended_by_callback = False
+        self._asks = self._asked = agreement.Ask.NOTHING  # of this process; of all processes
         self._best_params: types.PyTree = None
         self._summary = summary.Summary(parts, started=started)
         self._accumulated: Any = None
         self._telemetry = telemetry.OrderTelemetry(parts)
         self._full_quotas: np.ndarray | None = None  # of the last round of the whole budget
 
-    def run(self) -> FitResult:
-        """All rounds; writes the files however they end."""
+    def run(self, start: resume_lib.Start) -> FitResult:
+        """All rounds from there on; writes the files however they end."""
         stream, trace = self._parts.stream, self._parts.trace
         end = self._config.epochs * stream.num_examples
         with interrupt.deferred() as interrupted:
             self._warm_up()
+            index = self._go_on(start)
             try:
-                index = 0
                 while stream.examples_processed < end:
-                    trace_ends = trace is not None and index >= len(trace)
-                    if trace_ends:
+                    if trace is not None and index >= len(trace):
                         print(
                             f"hetjax: the trace {self._config.replay!r} ends after {index} "
                             "rounds; so does this run, before its last epoch.",
                             file=sys.stderr,
                         )
-                    if interrupted() or self._ended_by_callback or trace_ends:
+                        break
+                    self._asks |= _ASK_OF_SIGNAL[interrupted()]
+                    if self._parts.agree.alone:
+                        self._asked |= self._asks
+                    if self._asked.ends:
                         break
                     self._round(index)
                     index += 1
+                    self._save_if_due(index)
                 self._report()
+                self._summary.stopped_by = _NAME_OF_STOP.get(self._asked & ~agreement.Ask.SAVE)
+                self._save(index)
             except NonFiniteError as error:
                 error.result = self._result(interrupted=True)
                 raise
             except Exception:
-                self._recorder.finish(self._summary.as_dict(interrupted=True))
+                with contextlib.suppress(ValueError):  # the first error is the cause
+                    self._recorder.finish(self._summary.as_dict(interrupted=True))
                 raise
             return self._result(interrupted=stream.examples_processed < end)
 
@@ -245,11 +301,66 @@ class _Loop:
         best = params if self._best_params is None else self._best_params
         return FitResult(params, self._state, written, self._recorder.history, best)
 
+    def _go_on(self, start: resume_lib.Start) -> int:
+        """Takes up the run where it begins; the number of rounds that are done."""
+        saved = start.saved
+        if saved is None:
+            return 0
+        run, self._best_params = resume_lib.from_arrays(saved, self._as_saved(0), self._parts)
+        self._state, self._policy_state = run.train, run.policy
+        self._passes = run.passes
+        self._full_quotas = run.full_quotas if run.full_quotas.any() else None
+        if self._parts.new_pass is not None:
+            nobody = np.zeros(self._num_workers, bool)
+            self._state, self._accumulated = self._parts.new_pass(
+                self._state, self._accumulated, nobody
+            )
+        self._summary.restore(saved.about["summary"], start.lines)
+        self._summary.examples_recomputed = start.examples_recomputed
+        return run.rounds_done
+
+    def _as_saved(self, rounds_done: int) -> resume_lib.RunState:
+        full = self._full_quotas
+        return resume_lib.RunState(
+            self._state,
+            self._policy_state,
+            self._passes,
+            np.zeros(self._num_workers, int) if full is None else full,
+            rounds_done,
+        )
+
+    def _save_if_due(self, rounds_done: int) -> None:
+        """Saves where the clock of process 0 asked for it, or the number of rounds says so."""
+        every = self._config.checkpoint.every_rounds
+        if agreement.Ask.SAVE in self._asked or (every and rounds_done % every == 0):
+            self._save(rounds_done)
+        self._asked &= ~agreement.Ask.SAVE
+        self._asks &= ~agreement.Ask.SAVE
+        if self._keeper is not None and self._keeper.is_due():
+            self._asks |= agreement.Ask.SAVE
+
+    def _save(self, rounds_done: int) -> None:
+        """Keeps the run as it is; the run's clock stands still meanwhile."""
+        if self._keeper is None:
+            return
+        jax.block_until_ready(self._state)
+        self._close_pending(time.perf_counter())
+        self._report()
+        stream = self._parts.stream
+        self._parts.beacons.at("checkpointing", rounds_done)
+        self._keeper.save(
+            self._as_saved(rounds_done),
+            self._best_params,
+            finished=stream.examples_processed >= self._config.epochs * stream.num_examples,
+            summary=self._summary.save(),
+            examples_recomputed=self._summary.examples_recomputed,
+        )
+
     def _params(self) -> tuple[types.PyTree, dict[str, float] | None]:
-        """The run's parameters where worker 0 lies, and how far the replicas are from them."""
+        """The run's parameters on the own device, and how far the replicas are from them."""
         if self._parts.reducer.keeps_replicas_equal:
-            return state_lib.worker_params(self._state), None
-        return state_lib.consensus(self._state, self._parts.devices[0])
+            return state_lib.own_row(self._state.params), None
+        return state_lib.consensus(self._state, self._parts.own_device)
 
     def _warm_up(self) -> None:
         """Compiles and runs both phases for every worker, without effect, and untimed."""
@@ -262,6 +373,8 @@ class _Loop:
             rngs=self._pass_keys(plan.passes),
             limits=plan.quotas,
         )
+        digest = agreement.digest_of(plan, 0)
+        self._parts.agree(result, digest, agreement.Ask.NOTHING)
         self._state, self._accumulated, metrics, _ = self._parts.sync(
             self._state, result.accumulated, self._parts.shares, self._parts.active(0)
         )
@@ -272,15 +385,17 @@ class _Loop:
         if parts.new_pass is not None:
             nobody = np.zeros(self._num_workers, bool)
             self._state, self._accumulated = parts.new_pass(self._state, self._accumulated, nobody)
-        self._summary.order_cost = self._telemetry.cost(params)
+        if parts.leads:
+            self._summary.order_cost = self._telemetry.cost(params)
 
     def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
-        """The key of each worker's pass, on its device; made anew when a pass begins."""
+        """The key of each own worker's pass, on its device; made anew when a pass begins."""
         known, keys = self._keys
         if known is None or not np.array_equal(known, passes):
+            rng, devices = self._parts.rng, self._parts.devices
             keys = [
-                jax.device_put(jax.random.fold_in(self._parts.rng, int(index)), device)
-                for index, device in zip(passes, self._parts.devices, strict=True)
+                jax.device_put(jax.random.fold_in(rng, int(passes[worker])), devices[worker])
+                for worker in self._parts.workers
             ]
             self._keys = (passes, keys)
         return keys
@@ -307,6 +422,7 @@ class _Loop:
 
     def _round(self, index: int) -> None:
         parts, began = self._parts, time.perf_counter()
+        parts.beacons.at("computing" if self._config.local == "fused" else "waiting", index)
         self._close_pending(began)
         present = (
             np.ones(self._num_workers, bool)
@@ -321,9 +437,9 @@ class _Loop:
         active = parts.active(index)
         epoch, before = parts.stream.epoch, parts.stream.examples_processed
         plan = parts.stream.plan(quotas)
-        parts.feed.read_ahead(parts.stream.upcoming(quotas))
+        parts.feed.read_ahead(parts.stream.upcoming(quotas, parts.workers))
         self._begin_passes(plan, epoch)
-        result = parts.local.run(
+        own = parts.local.run(
             index,
             self._state,
             self._accumulated,
@@ -333,12 +449,14 @@ class _Loop:
             may_close=may_close,
             meanwhile=self._report,
         )
+        result = parts.agree(own, agreement.digest_of(plan, index), self._asks)
+        self._asked |= result.ask
         if closing is not None:
             result = result._replace(
                 compute_secs=closing.compute_secs, local_secs=float(closing.round_secs)
             )
         self._state, self._accumulated, metrics, turns = parts.sync(
-            self._state, result.accumulated, parts.shares, active
+            self._state, own.accumulated, parts.shares, active
         )
         parts.stream.commit(plan, result.microbatches_done, _turned(result.unit_signs, turns))
         self._policy_state = parts.policy.observe(
@@ -356,7 +474,7 @@ class _Loop:
             metrics=metrics,
             present=present,
             full=int(quotas.sum()) == self._config.budget,
-            optimal_secs=self._summary.optimal_secs(index, int(quotas.sum()), caps),
+            references=self._summary.references(index, int(quotas.sum()), caps),
             examples=processed - before,
             examples_processed=processed,
             began=began,
@@ -383,27 +501,32 @@ class _Loop:
         if self._pending is None:
             return
         params, self._pending.consensus = self._params()
-        if self._full_quotas is not None:
+        if self._full_quotas is not None and self._parts.leads:
             self._pending.herding = self._telemetry.herding(epochs_done, params, self._full_quotas)
         due = epochs_done % self._config.eval_every == 0 or epochs_done >= self._config.epochs
-        if self._evaluator is None or not due:
+        if not due:
             return
-        self._pending.eval = self._evaluated(self._evaluator, params)
-        if self._summary.evaluated(self._pending.eval):
+        values = {} if self._evaluator is None else self._evaluated(self._evaluator, params)
+        if not self._parts.reducer.keeps_replicas_equal:
+            values |= self._worst(self._evaluator)
+        if self._evaluator is None:
+            return
+        self._pending.eval = values
+        if self._summary.evaluated(values):
             self._best_params = jax.device_get(params)
 
     def _evaluated(self, evaluator: evaluate.Evaluator, params: types.PyTree) -> dict[str, float]:
-        """Of the parameters and, where replicas differ, of the one with the highest loss."""
-        values = {f"test_{name}": value for name, value in evaluator(params).items()}
-        if self._parts.reducer.keeps_replicas_equal or "test_loss" not in values:
-            return values
-        device = self._parts.devices[0]
-        of_replicas = [
-            evaluator(jax.device_put(state_lib.worker_params(self._state, w), device))
-            for w in range(self._num_workers)
-        ]
-        worst = max(of_replicas, key=lambda found: found["loss"])
-        return values | {f"worst_test_{name}": value for name, value in worst.items()}
+        return {f"test_{name}": value for name, value in evaluator(params).items()}
+
+    def _worst(self, evaluator: evaluate.Evaluator | None) -> dict[str, float]:
+        """The metrics of the replica with the highest loss; every process gives its replicas."""
+        found = []
+        for worker in range(self._num_workers):
+            replica = state_lib.worker_row(self._state.params, worker)
+            if evaluator is not None:
+                found.append(evaluator(jax.device_put(replica, self._parts.own_device)))
+        worst = max((f for f in found if "loss" in f), key=lambda f: f["loss"], default={})
+        return {f"worst_test_{name}": value for name, value in worst.items()}
 
     def _close_pending(self, now: float) -> None:
         if self._pending is not None and self._pending.round_secs is None:
@@ -434,8 +557,12 @@ class _Loop:
                 "before this round was kept. Lower the learning rate, clip gradients, look at "
                 "these examples, or set nonfinite='skip' to leave such microbatches out"
             )
+        if self._callbacks:
+            self._parts.beacons.at("reporting", done.index)
         for callback in self._callbacks:
-            self._ended_by_callback |= bool(callback(line))
+            if callback(line):
+                self._asks |= agreement.Ask.END
+        self._parts.beacons.at("waiting", done.index)
 
 
 def _turned(unit_signs: list[Any] | None, turns: Any) -> list[np.ndarray] | None:

@@ -1,9 +1,13 @@
 """What a run leaves behind: the line a round, the progress bar, the summary, the files."""
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import math
 import pathlib
+import sys
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 import numpy as np
@@ -59,6 +63,11 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def versions() -> dict[str, str]:
+    """Of what computes a run."""
+    return {name: importlib.metadata.version(name) for name in ("hetjax", "jax")}
+
+
 _FILES = ("metrics.jsonl", "summary.json", "report.html")
 
 
@@ -70,9 +79,10 @@ class Recorder:
         config: plain values; written as `config.json`.
         num_examples: that the run will process, for the bar.
         progress: show the bar.
+        lines: of the rounds before a resumed run goes on.
 
     Raises:
-        ValueError: if the directory belongs to another configuration, or cannot be written.
+        ValueError: if the directory cannot be written.
     """
 
     def __init__(
@@ -82,15 +92,17 @@ class Recorder:
         *,
         num_examples: int,
         progress: bool,
+        lines: Sequence[RoundReport] = (),
     ) -> None:
-        self.history: list[dict[str, Any]] = []
+        self.history = [json.loads(line.to_json()) for line in lines]
         self._config = config
         self._workdir = None if workdir is None else pathlib.Path(workdir)
         self._lines: TextIO | None = None
         if self._workdir is not None:
-            self._lines = claim_workdir(self._workdir, self._config)
+            self._lines = _begin_files(self._workdir, self._config, lines)
         self._bar = tqdm.tqdm(
             total=num_examples,
+            initial=lines[-1].examples_processed if lines else 0,
             disable=not progress,
             unit="ex",
             unit_scale=True,
@@ -104,7 +116,11 @@ class Recorder:
         text = line.to_json()
         self.history.append(json.loads(text))
         if self._lines is not None:
-            self._lines.write(text + "\n")
+            assert self._workdir is not None
+            try:
+                self._lines.write(text + "\n")
+            except OSError as error:
+                raise _unusable(self._workdir, error) from error
         if self._bar.disable:
             return
         if line.round == 0:
@@ -117,33 +133,46 @@ class Recorder:
         self._bar.update(line.examples)
 
     def finish(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Writes `summary.json` and `report.html`; returns the summary as JSON holds it."""
+        """Writes `summary.json` and `report.html`; returns the summary as JSON holds it.
+
+        Raises:
+            ValueError: if the directory cannot be written any more, such as on a full disk.
+        """
         summary = _plain(summary)
         self.close()
         if self._workdir is not None:
-            (self._workdir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-            report.write_report(
-                self._workdir / "report.html",
-                config=self._config,
-                summary=summary,
-                history=self.history,
-            )
+            try:
+                _write_whole(self._workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
+                report.write_report(
+                    self._workdir / "report.html",
+                    config=self._config,
+                    summary=summary,
+                    history=self.history,
+                )
+            except OSError as error:
+                raise _unusable(self._workdir, error) from error
         return summary
 
     def close(self) -> None:
         """Ends the bar and the file; may be called twice."""
         self._bar.close()
         if self._lines is not None:
-            self._lines.close()
+            with contextlib.suppress(OSError):  # a line that could not be written has been told
+                self._lines.close()
 
 
-def claim_workdir(workdir: pathlib.Path, config: dict[str, Any]) -> TextIO:
-    """Makes the directory this configuration's, or finds that it is already.
+def check_workdir(
+    workdir: pathlib.Path, config: dict[str, Any], *, may_differ: Sequence[str] = ()
+) -> None:
+    """Sees that the directory is this configuration's, or nobody's; changes nothing in it.
 
-    What an earlier run left there is removed. Returns `metrics.jsonl`, empty, to write to.
+    Args:
+        workdir: made if it is missing.
+        config: plain values.
+        may_differ: groups of fields that may have other values there.
 
     Raises:
-        ValueError: if it holds another configuration's run, or cannot be written.
+        ValueError: if it holds another configuration's run, or cannot be read.
     """
     path = workdir / "config.json"
     try:
@@ -156,22 +185,71 @@ def claim_workdir(workdir: pathlib.Path, config: dict[str, Any]) -> TextIO:
             )
         if path.exists():
             theirs = json.loads(path.read_text())
-            different = _differences(theirs, config)
+            different = _differences(
+                {k: v for k, v in theirs.items() if k not in may_differ},
+                {k: v for k, v in config.items() if k not in may_differ},
+            )
             if different:
                 more = f" and {len(different) - 3} more" if len(different) > 3 else ""
                 raise ValueError(
                     f"workdir {str(workdir)!r} belongs to another configuration "
                     f"({'; '.join(different[:3])}{more}); give another directory"
                 )
-        path.write_text(json.dumps(config, indent=2) + "\n")
-        for name in _FILES:
+    except (OSError, json.JSONDecodeError, AttributeError) as error:
+        raise _unusable(workdir, error) from error
+
+
+def _unusable(workdir: pathlib.Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"workdir {str(workdir)!r} cannot be used: {error}; give a directory that can be written"
+    )
+
+
+def _begin_files(
+    workdir: pathlib.Path, config: dict[str, Any], lines: Sequence[RoundReport]
+) -> TextIO:
+    """Removes what an earlier run left, but these lines of it; `metrics.jsonl` to write to."""
+    try:
+        _write_whole(workdir / "config.json", json.dumps(config, indent=2) + "\n")
+        kept = "".join(line.to_json() + "\n" for line in lines)
+        _write_whole(workdir / "metrics.jsonl", kept)
+        for name in _FILES[1:]:
             (workdir / name).unlink(missing_ok=True)
-        return (workdir / "metrics.jsonl").open("w", buffering=1)
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"workdir {str(workdir)!r} cannot be used: {error}; give a directory that can be "
-            "written"
-        ) from error
+        return (workdir / "metrics.jsonl").open("a", buffering=1)
+    except OSError as error:
+        raise _unusable(workdir, error) from error
+
+
+def _write_whole(path: pathlib.Path, text: str) -> None:
+    """A kill now, or a full disk, leaves the file as it was."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.write_text(text)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def kept_lines(workdir: pathlib.Path, rounds_done: int) -> tuple[list[RoundReport], int]:
+    """The lines of the first rounds in `metrics.jsonl`, and the examples of those after them.
+
+    A line that is not whole, as a kill may leave the last one, ends them.
+    """
+    lines: list[RoundReport] = []
+    try:
+        for text in (workdir / "metrics.jsonl").read_text().splitlines():
+            line: dict[str, Any] = json.loads(text)
+            line |= {name: np.nan for name, value in line.items() if value is None}
+            lines.append(RoundReport(**line))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        if len(lines) < rounds_done:
+            print(
+                f"hetjax: {str(workdir / 'metrics.jsonl')!r} has {len(lines)} whole lines of the "
+                f"{rounds_done} rounds that are done ({error}); the report lacks the others",
+                file=sys.stderr,
+            )
+    return lines[:rounds_done], sum(line.examples for line in lines[rounds_done:])
 
 
 def _short(value: Any) -> str:

@@ -8,18 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from hetjax import config as config_lib
 from hetjax import mesh as mesh_lib
 from hetjax import ordering, quota, types
-from hetjax.cluster import emulate
+from hetjax.cluster import beacons as beacons_lib
+from hetjax.cluster import emulate, processes
 from hetjax.data import feed as feed_lib
 from hetjax.data import rounds as rounds_lib
 from hetjax.data import sources
 from hetjax.topology import reducers
 from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import fused, gate, local, replay, state, sync
+from hetjax.training import agreement, fused, gate, local, replay, state, sync
 from hetjax.training.local import Pace
 
 
@@ -108,7 +109,9 @@ class RunParts:
     """Everything that a loop of rounds needs."""
 
     config: config_lib.ExperimentConfig
+    mesh: Mesh | None  # None: all workers on one device
     devices: list[jax.Device]  # of each worker
+    workers: list[int]  # those of this process
     rng: jax.Array
     stream: rounds_lib.Rounds
     policy: quota.QuotaPolicy
@@ -127,6 +130,18 @@ class RunParts:
     shares: jax.Array  # f32[W]: each shard's share of the examples
     reducer: reducers.Reducer
     pace: Pace
+    agree: agreement.Agreement
+    beacons: beacons_lib.Beacons
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process evaluates, writes and reports."""
+        return self.workers[0] == 0
+
+    @property
+    def own_device(self) -> jax.Device:
+        """Of this process's first worker."""
+        return self.devices[self.workers[0]]
 
     def active(self, round_index: int) -> Any:
         """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
@@ -147,6 +162,7 @@ def build(
     *,
     config: config_lib.ExperimentConfig,
     per_example_rng: bool,
+    beacons: beacons_lib.Beacons | None = None,
 ) -> RunParts:
     """Checks what only the data and the devices can tell, and makes the parts.
 
@@ -154,9 +170,12 @@ def build(
         ValueError: more workers than devices, a loss that is not one number an example, a trace
             that does not fit, or data that cannot be read.
     """
+    beacons = beacons or beacons_lib.Beacons()
     num_workers = config.cluster.num_workers
     mesh = None if config.local == "virtual" else mesh_lib.make_worker_mesh(num_workers)
     devices = [jax.devices()[0]] * num_workers if mesh is None else list(mesh.devices)
+    workers = list(range(num_workers)) if mesh is None else mesh_lib.own_workers(mesh)
+    alone = len(workers) == num_workers
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     rng = jax.random.key(config.seed)
     first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
@@ -195,7 +214,9 @@ def build(
     )
     return RunParts(
         config=config,
+        mesh=mesh,
         devices=devices,
+        workers=workers,
         rng=rng,
         stream=stream,
         policy=make_policy(config, math.ceil(len(source) / nominal_examples)),
@@ -210,11 +231,18 @@ def build(
             feed,
             mesh,
             replicas_equal=reducer.keeps_replicas_equal,
+            beacons=beacons,
             params=params,
             pace=pace,
             signs=method.signs,
         ),
-        sync=jax.jit(synchronise, donate_argnums=(1,)),
+        sync=jax.jit(synchronise, donate_argnums=(1,))
+        if alone or mesh is None
+        else jax.jit(
+            synchronise,
+            donate_argnums=(1,),
+            out_shardings=(*[mesh_lib.worker_sharding(mesh)] * 2, *[mesh_lib.everywhere(mesh)] * 2),
+        ),
         method=method,
         loss_fn=loss_fn,
         per_example_rng=per_example_rng,
@@ -223,9 +251,7 @@ def build(
         else jax.jit(
             sync.make_new_pass(method.signs),
             donate_argnums=(0, 1),
-            out_shardings=None
-            if mesh is None
-            else NamedSharding(mesh, PartitionSpec(mesh_lib.WORKER_AXIS)),
+            out_shardings=None if mesh is None else mesh_lib.worker_sharding(mesh),
         ),
         state=state.make_train_state(
             params, optimizer, num_workers=num_workers, mesh=mesh, signs=method.signs
@@ -235,6 +261,14 @@ def build(
         else mesh_lib.place(stream.shares, mesh),
         reducer=reducer,
         pace=pace,
+        agree=agreement.Agreement(
+            mesh,
+            most_signs=0
+            if method.signs is None
+            else config.microbatch_size * _most_microbatches(config),
+            microbatch_size=config.microbatch_size,
+        ),
+        beacons=beacons,
     )
 
 
@@ -264,8 +298,12 @@ def _check_first(config: config_lib.ExperimentConfig) -> None:
         )
 
 
-def _make_gate(config: config_lib.ExperimentConfig) -> gate.Gate:
-    options = gate.Options(quorum=config.gate.quorum, deadline_secs=config.gate.deadline_secs)
+def _make_gate(
+    config: config_lib.ExperimentConfig, board: processes.Board | None = None
+) -> gate.Gate:
+    options = gate.Options(
+        quorum=config.gate.quorum, deadline_secs=config.gate.deadline_secs, board=board
+    )
     return gate.GATES[config.gate.trigger](options)
 
 
@@ -359,6 +397,7 @@ def _make_local(
     mesh: Mesh | None,
     *,
     replicas_equal: bool,
+    beacons: beacons_lib.Beacons,
     **common: Any,
 ) -> local.LocalPhase:
     if mesh is None:
@@ -368,8 +407,10 @@ def _make_local(
         most = _most_microbatches(config)
         return fused.Fused(accumulate, feed, mesh, max_microbatches=most, **common)
     asked = not config.replay and not common["pace"].virtual
-    by_threads = _make_gate(config) if asked else gate.none(gate.Options())
-    return local.Stepped(accumulate, feed, mesh, gate=by_threads, **common)
+    alone = len(mesh_lib.own_workers(mesh)) == mesh.size
+    board = None if alone else processes.Board()
+    by_threads = _make_gate(config, board) if asked else gate.none(gate.Options())
+    return local.Stepped(accumulate, feed, mesh, gate=by_threads, beacons=beacons, **common)
 
 
 def make_policy(config: config_lib.ExperimentConfig, rounds_per_epoch: int) -> quota.QuotaPolicy:

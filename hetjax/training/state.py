@@ -1,5 +1,8 @@
 """Making the training state, and taking one worker's part out of it."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,18 +41,46 @@ def make_train_state(
     return jax.device_put(state) if mesh is None else mesh_lib.place(state, mesh)
 
 
-def worker_params(state: types.TrainState, worker: int = 0) -> types.PyTree:
-    """The parameters of one worker, without worker axis, where they lie."""
+def own_row(tree: types.PyTree) -> types.PyTree:
+    """The row of this process's first worker, leaves without worker axis, where they lie."""
 
     def take(leaf: jax.Array) -> jax.Array:
+        one_shard = len(leaf.addressable_shards) == 1 and leaf.is_fully_addressable
+        return leaf[0] if one_shard else leaf.addressable_data(0)[0]
+
+    return jax.tree.map(take, tree)
+
+
+def worker_row(tree: types.PyTree, worker: int) -> types.PyTree:
+    """The row of any worker, on this process's first device; called by all processes together."""
+    leaf = jax.tree.leaves(tree)[0]
+    if leaf.is_fully_addressable:
         if len(leaf.addressable_shards) == leaf.shape[0]:
-            return leaf.addressable_data(worker)[0]
-        return leaf[worker]
+            return jax.tree.map(lambda x: x.addressable_data(worker)[0], tree)
+        return jax.tree.map(lambda x: x[worker], tree)
+    row = _everywhere(_take_row, leaf.sharding.mesh)(tree, np.int32(worker))
+    return jax.tree.map(lambda x: x.addressable_data(0), row)
 
-    return jax.tree.map(take, state.params)
+
+def all_rows(tree: types.PyTree) -> types.PyTree:
+    """All rows on the host, leaves `[num_workers, ...]`; called by all processes together."""
+    leaves = jax.tree.leaves(tree)
+    if not leaves or leaves[0].is_fully_addressable:
+        return jax.device_get(tree)
+    rows = [jax.device_get(worker_row(tree, worker)) for worker in range(leaves[0].shape[0])]
+    return jax.tree.map(lambda *parts: np.stack(parts), *rows)
 
 
-@jax.jit
+def _take_row(tree: types.PyTree, worker: jax.Array) -> types.PyTree:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, worker, keepdims=False), tree)
+
+
+@functools.cache
+def _everywhere(function: Callable, mesh: Mesh) -> Callable:
+    """`function`, jitted; its results are whole on every device of the mesh."""
+    return jax.jit(function, out_shardings=mesh_lib.everywhere(mesh))
+
+
 def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
     def wide(leaf: jax.Array) -> jax.Array:
         return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
@@ -62,13 +93,22 @@ def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, j
     return jax.tree.map(lambda m, x: m.astype(x.dtype), mean, params), distance, norm
 
 
+_MEASURE = jax.jit(_mean_and_distance)
+
+
 def consensus(state: types.TrainState, device: jax.Device) -> tuple[types.PyTree, dict[str, float]]:
-    """The mean of the replicas, on `device`, and how far they are from it.
+    """The mean of the replicas, on `device`, and how far they are from it; all processes call it.
 
     Returns:
         parameters without worker axis; and `distance`, the root mean square over the workers of
         the Euclidean distance from the mean, and `relative`, that over the mean's norm.
     """
-    mean, distance, norm = _mean_and_distance(state.params)
+    leaf = jax.tree.leaves(state.params)[0]
+    if leaf.is_fully_addressable:
+        mean, distance, norm = _MEASURE(state.params)
+    else:
+        measure = _everywhere(_mean_and_distance, leaf.sharding.mesh)
+        mean, distance, norm = measure(state.params)
+        mean = jax.tree.map(lambda x: x.addressable_data(0), mean)
     relative = float(distance) / max(float(norm), 1e-30)
     return jax.device_put(mean, device), {"distance": float(distance), "relative": relative}

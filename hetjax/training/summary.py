@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -30,7 +31,11 @@ class Summary:
         self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
         self._eval: dict[str, float] = {}
         self._best: dict[str, float] = {}
-        self._references: list[References] = []  # of full rounds, where speeds are known
+        self._references = np.zeros(3)  # sums over full rounds, where speeds are known
+        self._referenced = 0
+        self._earlier_secs = 0.0  # wall time before the run was resumed
+        self.examples_recomputed = 0
+        self.stopped_by: str | None = None
         self.order_cost: dict[str, float] = {}  # of an order that takes signs
         self._herding_secs = 0.0
         of_worker = jax.tree.map(lambda x: x[0], parts.state.params)
@@ -38,8 +43,30 @@ class Summary:
             of_worker = trees.accumulator_zeros(of_worker)
         self._copy_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(of_worker))
 
-    def optimal_secs(self, round_index: int, total: int, caps: np.ndarray) -> float | None:
-        """Exact integer optimum of a round for the true speeds; None where not known."""
+    def save(self) -> dict[str, Any]:
+        """What a resumed run needs, beside the lines: JSON values."""
+        return {
+            "clock": self._clock,
+            "epoch_sums": {str(k): v.tolist() for k, v in self._epoch_sums.items()},
+            "eval": self._eval,
+            "best": self._best,
+            "references": self._references.tolist(),
+            "referenced": self._referenced,
+            "herding_secs": self._herding_secs,
+            "wall_secs": self._earlier_secs + time.perf_counter() - self._started,
+        }
+
+    def restore(self, saved: dict[str, Any], lines: Sequence[record.RoundReport]) -> None:
+        """Goes on from `save`, after the rounds of `lines`."""
+        self._lines = list(lines)
+        self._clock, self._herding_secs = saved["clock"], saved["herding_secs"]
+        self._epoch_sums = {int(k): np.array(v) for k, v in saved["epoch_sums"].items()}
+        self._eval, self._best = saved["eval"], saved["best"]
+        self._references, self._referenced = np.array(saved["references"]), saved["referenced"]
+        self._earlier_secs = saved["wall_secs"]
+
+    def references(self, round_index: int, total: int, caps: np.ndarray) -> "References | None":
+        """How long a round would take at the true speeds; None where they are not known."""
         cluster = self._parts.cluster
         gated = self._parts.config.gate.trigger != "none"
         if cluster is None or not self._parts.emulated or gated:
@@ -47,10 +74,7 @@ class Summary:
         costs = cluster.costs_at(round_index)
         times = (costs.overhead_secs.tobytes(), costs.secs_per_microbatch.tobytes())
         private = self._parts.config.data.sharing == "private"
-        references = _references(*times, total, caps.tobytes(), private)
-        if total == self._parts.config.budget:
-            self._references.append(references)
-        return references.optimal_secs
+        return _references(*times, total, caps.tobytes(), private)
 
     def evaluated(self, values: dict[str, float]) -> bool:
         """Takes an evaluation in; whether its loss is the lowest so far."""
@@ -70,6 +94,9 @@ class Summary:
             )
         sums = np.array([metrics.loss_sum, metrics.weight_sum], np.float64)
         self._epoch_sums[done.epoch] = self._epoch_sums.get(done.epoch, 0) + sums
+        if done.references is not None and done.full:
+            self._references += done.references
+            self._referenced += 1
         waiting = (result.local_secs - result.compute_secs)[done.present]
         line = record.RoundReport(
             round=done.index,
@@ -91,7 +118,7 @@ class Summary:
             else 0.0,
             full=done.full,
             overruns=result.overruns,
-            optimal_round_secs=done.optimal_secs,
+            optimal_round_secs=None if done.references is None else done.references.optimal_secs,
             eval=done.eval,
             bytes_sent=round(done.copies_sent * self._copy_bytes),
             consensus=done.consensus,
@@ -121,7 +148,8 @@ class Summary:
             "examples_duplicated": stream.ledger.duplicated,
             "examples_never_processed": stream.ledger.never_processed,
             "examples_skipped": sum(line.skipped_examples for line in lines),
-            "wall_secs": time.perf_counter() - self._started,
+            "examples_recomputed": self.examples_recomputed,
+            "wall_secs": self._earlier_secs + time.perf_counter() - self._started,
             "train_secs": self._clock,
             "round_secs_mean": float(round_secs.mean()) if len(timed) else None,
             "round_secs_median": float(np.median(round_secs)) if len(timed) else None,
@@ -135,6 +163,7 @@ class Summary:
             "quotas": timed[-1].quotas if timed else [],
             "overrun_fraction": sum(line.overruns for line in lines) / max(microbatches, 1),
             "interrupted": interrupted,
+            "stopped_by": self.stopped_by,
             "emulated": self._parts.emulated,
             "clock": "virtual" if self._parts.virtual_clock else "wall",
             "num_workers": len(self._parts.devices),
@@ -160,8 +189,8 @@ class Summary:
             method = self._parts.config.ordering.method
             cost = {**self.order_cost, "herding_secs": self._herding_secs}
             out["ordering"] = {"method": method, **cost}
-        if self._references and timed[0].full:
-            optimal, bound, equal = np.mean(self._references[: len(timed)], axis=0)
+        if self._referenced:
+            optimal, bound, equal = self._references / self._referenced
             out |= {
                 "optimal_round_secs": float(optimal),
                 "fraction_of_optimum": float(optimal / round_secs.mean()),

@@ -125,6 +125,7 @@ class Herding:
                 row = np.full(self._size, rounds_lib.PADDING, np.int32)
                 part = ids[start : start + self._size]
                 row[: len(part)] = part
+                self._parts.beacons.at("evaluating")
                 microbatch = self._parts.feed.load(0, row)
                 sums, _ = self._accumulate(state, sums, microbatch, self._parts.rng)
             leaves = jax.tree.leaves(jax.device_get(sums.grad_sum))

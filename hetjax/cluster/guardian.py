@@ -1,0 +1,62 @@
+"""Cleans up after a launcher that could not: one that was ended by SIGKILL.
+
+A process of its own, run as a file. Standard input has a line for each thing that the launcher
+made and each that it put away again. When the input ends, whatever is left is ended or removed.
+The workers themselves end with the launcher anyway (`enter.py`); their own children do not.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+_REMOVE_SECS = 5.0
+
+
+def clean(lines: Iterable[str]) -> None:
+    """Follows the lines until they end, then ends and removes what is left.
+
+    Args:
+        lines: `+ KIND NAME` or `- KIND NAME`, with the kinds `process_group` (by its number),
+            `control_group` and `directory` (by their paths).
+    """
+    left: dict[tuple[str, str], None] = {}
+    for line in lines:
+        sign, kind, name = line.rstrip("\n").split(" ", 2)
+        if sign == "+":
+            left[kind, name] = None
+        else:
+            left.pop((kind, name), None)
+    for kind, name in left:
+        if kind == "process_group":
+            with contextlib.suppress(OSError):
+                os.killpg(int(name), signal.SIGKILL)
+    for kind, name in left:
+        if kind == "control_group":
+            remove_control_group(name)
+        elif kind == "directory":
+            shutil.rmtree(name, ignore_errors=True)
+
+
+def remove_control_group(path: str, *, within_secs: float = _REMOVE_SECS) -> bool:
+    """Ends the processes of a control group and removes it; returns whether it is gone."""
+    deadline = time.monotonic() + within_secs
+    while True:
+        with contextlib.suppress(OSError), open(os.path.join(path, "cgroup.procs")) as file:
+            for pid in file.read().split():
+                with contextlib.suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+        if not os.path.isdir(path):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    clean(sys.stdin)

@@ -1,0 +1,227 @@
+"""One run of several processes: who belongs to it, and a few small values that they share.
+
+Who this process is says, in this order: arguments, the launcher (`hetjax.launch`), a scheduler's
+environment (SLURM, MPI, Kubernetes, TPU pods). Without any, it is alone. The engine is
+`jax.distributed`; its coordination service has no public interface for small values, so `Board`
+hides the private one, and nothing else in hetjax uses it.
+"""
+
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+_MOST_BYTES = 4096  # of a value on the board
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_START_SECS = 300
+_LAUNCHER = ("HETJAX_PROCESS_ID", "HETJAX_NUM_PROCESSES")
+_SCHEDULERS = (  # (process id, number of processes), in the environment of each process
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+_boards = itertools.count()
+
+
+class Place(NamedTuple):
+    """Of a process in its run."""
+
+    process_id: int
+    num_processes: int
+    coordinator: str | None  # host:port of process 0; None: JAX finds it
+
+
+def find_place(
+    process_id: int | None = None,
+    num_processes: int | None = None,
+    coordinator: str | None = None,
+    *,
+    environment: Mapping[str, str] = os.environ,
+) -> Place | None:
+    """Who this process is; None where it is alone. Starts nothing.
+
+    Args:
+        process_id: from 0; together with `num_processes`, or neither.
+        num_processes: of the run.
+        coordinator: host:port where process 0 listens; the same for all.
+        environment: where the launcher and schedulers leave theirs.
+
+    Raises:
+        ValueError: the numbers do not fit together, or nobody says where process 0 listens.
+    """
+    coordinator = coordinator or environment.get("HETJAX_COORDINATOR")
+    if (process_id is None) != (num_processes is None):
+        raise ValueError(
+            f"--process_id is {process_id} and --num_processes {num_processes}; give both, and "
+            "--coordinator=HOST:PORT, or none of them"
+        )
+    if process_id is None or num_processes is None:
+        found = _from_environment(environment)
+        if found is None:
+            return None
+        process_id, num_processes = found
+    elif coordinator is None:
+        raise ValueError(
+            "--coordinator is missing: HOST:PORT where process 0 listens, the same for all "
+            "processes, such as --coordinator=10.0.0.1:7000"
+        )
+    if not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"--process_id is {process_id}; it must be from 0 to {num_processes - 1} with "
+            f"--num_processes={num_processes}"
+        )
+    if coordinator is not None:
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"--coordinator is {coordinator!r}; it must be HOST:PORT")
+    return Place(process_id, num_processes, coordinator) if num_processes > 1 else None
+
+
+def _from_environment(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    for id_name, number_name in (_LAUNCHER, *_SCHEDULERS):
+        number = environment.get(number_name, "")
+        if not number.isdecimal():
+            continue
+        if id_name in environment and (int(number) > 1 or id_name == _LAUNCHER[0]):
+            return int(environment[id_name]), int(number)
+    return None
+
+
+def join(place: Place | None) -> None:
+    """Makes this process part of its run; before JAX is used for the first time.
+
+    Where `place` is None nothing happens, but on a TPU pod, which JAX knows by itself.
+
+    Raises:
+        ValueError: process 0 was not found in time, its port is taken, or JAX is in use already.
+    """
+    import jax
+
+    if place is None:
+        if len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
+            jax.distributed.initialize()
+        return
+    if jax.distributed.is_initialized():
+        return
+    jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from us
+    timeout = os.environ.get("HETJAX_START_SECS", str(_START_SECS))
+    if not timeout.isdecimal() or int(timeout) < 1:
+        raise ValueError(
+            f"HETJAX_START_SECS is {timeout!r}; it must be whole seconds, 1 or more, that the "
+            "processes of a run wait for each other"
+        )
+    options: dict[str, Any] = {"initialization_timeout": int(timeout)}
+    if place.coordinator is not None:
+        options["cluster_detection_method"] = "deactivate"
+        if place.coordinator.rpartition(":")[0] in _LOOPBACK:
+            options["coordinator_bind_address"] = place.coordinator
+    try:
+        jax.distributed.initialize(
+            place.coordinator, place.num_processes, place.process_id, **options
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"process {place.process_id} of {place.num_processes} cannot join its run at "
+            f"{place.coordinator or 'the address that the scheduler gives'}: "
+            f"{str(error).splitlines()[0]}. Is process 0 up and reachable there, and its port "
+            "free? Give all processes the same --coordinator=HOST:PORT"
+        ) from error
+
+
+def join_processes(
+    process_id: int | None = None,
+    num_processes: int | None = None,
+    coordinator: str | None = None,
+) -> Place | None:
+    """Makes this process part of a run of several; before JAX is used for the first time.
+
+    Without arguments the launcher's or a scheduler's environment says who it is; a process that
+    nobody started so is alone, and nothing happens.
+
+    Args:
+        process_id: from 0.
+        num_processes: of the run.
+        coordinator: host:port where process 0 listens; the same for all.
+
+    Returns:
+        its place in the run, or None.
+
+    Raises:
+        ValueError: the arguments do not fit together, or process 0 was not found.
+    """
+    place = find_place(process_id, num_processes, coordinator)
+    join(place)
+    return place
+
+
+def is_loss_of_others(error: RuntimeError) -> bool:
+    """Whether an error of JAX says that another process of the run is gone."""
+    return any(words in str(error) for words in ("Gloo", "NCCL", "UNAVAILABLE", "Connection"))
+
+
+class Board:
+    """Small JSON values that all processes of a run see; 0.3 to 0.4 ms a call.
+
+    Each board has keys of its own: all processes make their boards in the same order.
+
+    Raises:
+        RuntimeError: this process belongs to no run of several.
+    """
+
+    def __init__(self) -> None:
+        from jax._src import distributed
+
+        client = distributed.global_state.client
+        if client is None:
+            raise RuntimeError("Board: this process is alone; call processes.join first")
+        self._client: Any = client
+        self._prefix = f"hetjax/{next(_boards)}/"
+
+    def post(self, key: str, value: Any) -> None:
+        """Puts up a value; one that is there is replaced."""
+        text = json.dumps(value, allow_nan=False)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"Board: {key!r} has {len(text)} bytes, at most {_MOST_BYTES} go")
+        self._client.key_value_set(self._prefix + key, text, allow_overwrite=True)
+
+    def read(self, key: str) -> Any:
+        """The value that is there now; None where there is none."""
+        try:
+            text = self._client.key_value_try_get(self._prefix + key)
+        except Exception as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+        return _checked(text)
+
+    def wait(self, key: str, timeout_secs: float) -> Any:
+        """The value, as soon as it is there.
+
+        Raises:
+            TimeoutError: it was not in time.
+        """
+        try:
+            milliseconds = int(timeout_secs * 1000)
+            text = self._client.blocking_key_value_get(self._prefix + key, milliseconds)
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                raise TimeoutError(f"nobody put up {key!r} in {timeout_secs:g} s") from error
+            raise
+        return _checked(text)
+
+    def add(self, key: str, amount: int = 1) -> int:
+        """Adds to a counter, which begins at 0; its new value."""
+        return int(self._client.key_value_increment(self._prefix + key, amount))
+
+    def remove(self, key: str) -> None:
+        """Takes a value away; nothing happens where there is none."""
+        self._client.key_value_delete(self._prefix + key)
+
+
+def _checked(text: str) -> Any:
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"Board: a value has {len(text)} bytes, at most {_MOST_BYTES} go")
+    return json.loads(text)

@@ -1,0 +1,147 @@
+"""Starts a program as local workers and looks after them.
+
+    python -m hetjax.launch --workers=4 [--cpus=1,0.5,0.25,0.25] -- python -m experiments.train …
+
+The command behind `--` runs once for each worker, with its number, the number of all and the
+coordinator's address in its environment (HETJAX_PROCESS_ID, HETJAX_NUM_PROCESSES,
+HETJAX_COORDINATOR, HETJAX_ATTEMPT). When a worker dies or hangs all are started again, and a
+program that saves checkpoints goes on from the last. Exit codes: 0 all finished, 1 the restarts
+are spent, 2 bad input, 130 ended by Ctrl-C, 143 ended by SIGTERM.
+"""
+
+import argparse
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hetjax.cluster import cpu_shares, supervisor
+
+_FLAGS: tuple[tuple[str, Callable[[str], Any], Any, str], ...] = (
+    ("cpus", str, "", "share of one core of each worker: 1,0.5,… (no limits)"),
+    ("max_restarts", int, 3, "how often all may be started again (%(default)s)"),
+    ("heartbeat_secs", float, 30.0, "what hangs is noticed within two of these (%(default)s)"),
+    (
+        "start_secs",
+        float,
+        300.0,
+        "how long a worker may take to start and compile (%(default)s); inf for programs that "
+        "do not say what they do",
+    ),
+    (
+        "grace_secs",
+        float,
+        10.0,
+        "between SIGTERM and SIGKILL (%(default)s); three times as long to end the round and "
+        "save when the launcher itself gets SIGTERM",
+    ),
+    ("host", str, "127.0.0.1", "where the coordinator listens (%(default)s: for nobody else)"),
+    ("port", int, 0, "the coordinator's port until the first restart (a free one)"),
+)
+
+
+def parse(argv: Sequence[str]) -> supervisor.Options:
+    """Reads the command line; exits with code 2 and a message where it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hetjax.launch",
+        usage="python -m hetjax.launch --workers=N [options] -- COMMAND …",
+        description="Starts a command as N local workers, each held to its share of the "
+        "processor, and restarts all when one dies or hangs.",
+        allow_abbrev=False,
+    )
+    for name, kind, default, text in _FLAGS:
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    parser.add_argument("--workers", type=int, required=True, help="how many processes")
+
+    argv = list(argv)
+    cut = argv.index("--") if "--" in argv else len(argv)
+    flags, command = parser.parse_args(argv[:cut]), argv[cut + 1 :]
+    try:
+        options = supervisor.Options(
+            command=tuple(command),
+            num_workers=flags.workers,
+            cpus=_read_cpus(flags.cpus, flags.workers),
+            max_restarts=flags.max_restarts,
+            heartbeat_secs=flags.heartbeat_secs,
+            start_secs=flags.start_secs,
+            grace_secs=flags.grace_secs,
+            host=flags.host,
+            port=flags.port,
+        )
+        _check(options)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the launcher and returns its exit code."""
+    options = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        return supervisor.supervise(options)
+    except OSError as error:
+        print(f"hetjax.launch: the workers cannot be started: {error}", file=sys.stderr)
+        return 1
+
+
+def _read_cpus(text: str, num_workers: int) -> tuple[float, ...]:
+    if not text:
+        return ()
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"--cpus={text}: must be numbers with commas between them, as in --cpus=1,0.5,0.25"
+        ) from None
+    if len(shares) != num_workers:
+        raise ValueError(
+            f"--cpus={text}: {len(shares)} shares for --workers={num_workers}; give one share for "
+            "each worker"
+        )
+    try:
+        cpu_shares.check_shares(shares, len(cpu_shares.available_cores()) or os.cpu_count() or 1)
+    except ValueError as error:
+        raise ValueError(f"--cpus={text}: {error}") from None
+    return shares
+
+
+def _check(options: supervisor.Options) -> None:
+    if options.num_workers < 1:
+        raise ValueError(f"--workers={options.num_workers}: must be 1 or more")
+    if options.max_restarts < 0:
+        raise ValueError(f"--max_restarts={options.max_restarts}: must be 0 or more")
+    for name in ("heartbeat_secs", "start_secs"):
+        if not getattr(options, name) > 0:
+            raise ValueError(f"--{name}={getattr(options, name):g}: must be above 0")
+    if not (options.grace_secs >= 0 and math.isfinite(options.grace_secs)):
+        raise ValueError(f"--grace_secs={options.grace_secs:g}: must be 0 or more seconds")
+    if not options.command:
+        raise ValueError(
+            "there is no command; put it behind --, as in "
+            "python -m hetjax.launch --workers=2 -- python -m experiments.train --config=…"
+        )
+    if shutil.which(options.command[0]) is None:
+        raise ValueError(
+            f"the command {options.command[0]!r} is not a program that can be run; give its path, "
+            "or python -m MODULE"
+        )
+    if not 0 <= options.port < 1 << 16:
+        raise ValueError(f"--port={options.port}: must be from 0 (a free one) to 65535")
+    try:
+        supervisor.find_port(options.host, options.port)
+    except OSError as error:
+        if options.port:
+            raise ValueError(
+                f"--port={options.port}: nobody can listen there on {options.host} "
+                f"({error.strerror}); choose another one, or leave --port out for a free one"
+            ) from None
+        raise ValueError(
+            f"--host={options.host}: nobody can listen there ({error.strerror}); give an address "
+            "of this machine, 127.0.0.1 for local workers alone"
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""How long the exchanges of a round take: who sends to whom, over links of a given speed.
+
+NumPy alone; links are equal and do not disturb each other.
+"""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hetjax.topology import gossip as gossip_lib
+from hetjax.topology import graphs
+
+REDUCERS = ("all_reduce", "ring", "d_psgd", "matcha", "matcha_direct")
+MATCHA_WORKERS = 1000  # its schedule takes eigenvalues of n x n matrices
+_COMPLETE_WORKERS = 4096  # 8 million links
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkModel:
+    """Seconds of a message: latency_secs + bytes / bytes_per_sec; the default takes no time.
+
+    Args:
+      latency_secs: of every message, ≥ 0.
+      bytes_per_sec: of each worker's link, > 0, possibly infinite.
+
+    Raises:
+      ValueError: a number is out of range.
+
+    Example:
+      >>> LinkModel(0.5, 100.0).secs(200)
+      2.5
+    """
+
+    latency_secs: float = 0.0
+    bytes_per_sec: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.latency_secs) and self.latency_secs >= 0):
+            raise ValueError(
+                f"latency_secs is {self.latency_secs}; it must be finite and 0 or more, 1e-4 for "
+                "0.1 ms."
+            )
+        if not self.bytes_per_sec > 0:
+            raise ValueError(
+                f"bytes_per_sec is {self.bytes_per_sec}; it must be above 0, 1.25e9 for a link of "
+                "10 Gbit/s, math.inf where only the latency counts."
+            )
+
+    def secs(self, num_bytes: float) -> float:
+        """Of one message."""
+        return self.latency_secs + num_bytes / self.bytes_per_sec
+
+
+class Exchange(NamedTuple):
+    """The communication of a round, between n workers."""
+
+    copies_sent: np.ndarray  # f64[n]
+    secs: float  # where all wait
+    own_secs: np.ndarray  # f64[n], of each worker alone
+    latest: Callable[[np.ndarray], np.ndarray]
+    """f64[n] -> f64[n]: the latest of each worker's time and those it receives from."""
+
+
+Network = Callable[[int], Exchange]
+
+
+def make_network(
+    reducer: str | gossip_lib.Gossip,
+    graph: str | graphs.Graph | graphs.PeriodicGraph,
+    num_workers: int,
+    matcha_budget: float,
+    seed: int,
+    param_bytes: int,
+    link: LinkModel,
+) -> Network:
+    """The exchange of each round, by its number: arguments as `hetjax.simulate.simulate`'s.
+
+    Raises:
+      ValueError: the graph has another number of workers, or does not go with the reducer.
+    """
+    if not (math.isfinite(param_bytes) and param_bytes >= 0):
+        raise ValueError(
+            f"param_bytes is {param_bytes}; it must be 0 or more, 4 for each float32 parameter."
+        )
+    copy_secs = link.secs(param_bytes)
+    if isinstance(reducer, gossip_lib.Gossip):
+        check_size("schedule", reducer.partners.shape[1], num_workers)
+        schedule = reducer
+        return lambda round: _of_gossip(schedule, round, copy_secs)
+    check_name("reducer", reducer, REDUCERS)
+    if reducer in ("all_reduce", "ring"):
+        copies = gossip_lib.ring_copies(num_workers)
+        secs = 2 * (num_workers - 1) * link.latency_secs + copies * param_bytes / link.bytes_per_sec
+        own = np.full(num_workers, secs)
+        everybody = Exchange(
+            np.full(num_workers, copies), secs, own, lambda ends: np.full_like(ends, ends.max())
+        )
+        return lambda round: everybody
+    graph = _checked_graph(reducer, graph, num_workers)
+    if reducer != "d_psgd":
+        assert isinstance(graph, graphs.Graph)
+        direct = reducer == "matcha_direct"
+        drawn = gossip_lib.matcha(graph, matcha_budget, seed=seed, direct=direct)
+        return lambda round: _of_gossip(drawn, round, copy_secs)
+    if isinstance(graph, graphs.PeriodicGraph):
+        turns = [_of_phase(phase, copy_secs) for phase in graph.phases]
+        return lambda round: turns[round % len(turns)]
+    neighbours = _of_graph(graph, copy_secs)
+    return lambda round: neighbours
+
+
+def _of_graph(graph: graphs.Graph, copy_secs: float) -> Exchange:
+    """All links in every round."""
+    degrees, (low, high) = graph.degrees, graph.edges.T
+
+    def latest(ends: np.ndarray) -> np.ndarray:
+        out = ends.copy()
+        np.maximum.at(out, low, ends[high])
+        np.maximum.at(out, high, ends[low])
+        return out
+
+    copies = degrees.astype(np.float64)
+    return Exchange(copies, float(degrees.max()) * copy_secs, degrees * copy_secs, latest)
+
+
+def _of_phase(receives_from: np.ndarray, copy_secs: float) -> Exchange:
+    """One message from one other worker."""
+    copies = (receives_from != np.arange(receives_from.size)).astype(np.float64)
+    return Exchange(
+        copies,
+        float(copies.max()) * copy_secs,
+        copies * copy_secs,
+        lambda ends: np.maximum(ends, ends[receives_from]),
+    )
+
+
+def _of_gossip(gossip: gossip_lib.Gossip, round: int, copy_secs: float) -> Exchange:
+    """The matchings that are active, one after another."""
+    active = gossip.active(round)
+    copies = gossip.sends(active).astype(np.float64)
+
+    def latest(ends: np.ndarray) -> np.ndarray:
+        return np.maximum(ends, np.max(ends[gossip.partners[active]], axis=0, initial=-np.inf))
+
+    return Exchange(copies, float(active.sum()) * copy_secs, copies * copy_secs, latest)
+
+
+# --- What a caller can get wrong ---
+
+
+def check_name(field: str, name: str, allowed: Sequence[str]) -> None:
+    if name not in allowed:
+        nearest = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.4)
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"{field} is {name!r}; it must be one of {', '.join(allowed)}.{hint}")
+
+
+def check_size(what: str, found: int, num_workers: int) -> None:
+    if found != num_workers:
+        raise ValueError(
+            f"the {what} has {found} workers and the cluster {num_workers}; give both the same, "
+            "or the name alone."
+        )
+
+
+def _checked_graph(
+    reducer: str, graph: str | graphs.Graph | graphs.PeriodicGraph, num_workers: int
+) -> graphs.Graph | graphs.PeriodicGraph:
+    if reducer != "d_psgd" and num_workers > MATCHA_WORKERS:
+        raise ValueError(
+            f"reducer {reducer!r} has a schedule for at most {MATCHA_WORKERS} workers, not "
+            f"{num_workers}; take d_psgd, whose graphs have no limit, or fewer workers."
+        )
+    if isinstance(graph, str):
+        if graph == "complete" and num_workers > _COMPLETE_WORKERS:
+            raise ValueError(
+                f"the complete graph of {num_workers} workers has "
+                f"{num_workers * (num_workers - 1) // 2} links; at most {_COMPLETE_WORKERS} "
+                "workers are possible. all_reduce takes the same mean, and 'exponential' comes "
+                "near to it."
+            )
+        graph = graphs.make_graph(graph, num_workers)
+    check_size(f"graph {graph.name!r}", graph.num_workers, num_workers)
+    if reducer != "d_psgd" and isinstance(graph, graphs.PeriodicGraph):
+        raise ValueError(
+            f"reducer {reducer!r} draws from the matchings of an undirected graph, and "
+            f"{graph.name!r} has directed phases; take 'exponential' or 'ring', or d_psgd."
+        )
+    return graph

@@ -1,0 +1,168 @@
+"""A state as host arrays by name, and back: what a checkpoint is made of."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax import types
+
+_INT64 = np.iinfo(np.int64)
+
+
+def flatten(tree: types.PyTree, prefix: str = "") -> dict[str, np.ndarray]:
+    """The leaves of a tree as host arrays by name, which `unflatten` makes a tree again.
+
+    A name is the prefix and the keys that lead to the leaf, with "/" between them (in a key,
+    "~" becomes "~0" and "/" becomes "~1"). Python numbers become bool, int64 and float64
+    arrays of no dimension; a typed random key becomes its key data, and its implementation is
+    the last part of the name. The arrays are copies: what was flattened may be changed or
+    donated afterwards. None and empty containers leave nothing.
+
+    Args:
+        tree: a pytree of NumPy and JAX arrays, typed random keys, NumPy scalars, bool, int and
+            float. A JAX array has to lie on this process's devices, or be the same on all.
+        prefix: put before every name, so that several trees fit into one checkpoint.
+
+    Raises:
+        ValueError: a leaf is something else, or an int of more than 64 bits.
+
+    Example:
+        >>> arrays = flatten({"w": np.ones(2, np.float32), "seed": (3, 4)}, "run")
+        >>> {name: array.tolist() for name, array in arrays.items()}
+        {'run/seed/0': 3, 'run/seed/1': 4, 'run/w': [1.0, 1.0]}
+    """
+    named = list(_named_leaves(tree, prefix))
+    for _, leaf in named:
+        if isinstance(leaf, jax.Array) and not _is_key(leaf) and leaf.is_fully_addressable:
+            leaf.copy_to_host_async()  # all under way before the first is waited for
+    arrays = {name: _to_host(name, leaf) for name, leaf in named}
+    if len(arrays) < len(named):
+        raise ValueError(
+            "two leaves of the tree to be saved have the same name; its containers need keys "
+            "whose texts differ"
+        )
+    return arrays
+
+
+def unflatten(
+    like: types.PyTree,
+    arrays: dict[str, np.ndarray],
+    prefix: str = "",
+    *,
+    check_shapes: bool = True,
+) -> types.PyTree:
+    """The stored values in the structure of `like`, each leaf of the kind that it has there.
+
+    Python numbers stay Python numbers and NumPy stays NumPy; a JAX array is placed as the one
+    in `like` is (every process needs all values for that).
+
+    Args:
+        like: a freshly made state; its values are not used.
+        arrays: names and values, as `flatten` gave them; what is not under the prefix is not
+            looked at.
+        prefix: as given to `flatten`.
+        check_shapes: False lets arrays differ from `like` in shape, not in dtype.
+
+    Raises:
+        ValueError: a leaf is missing, there is one too many, or it has another dtype or shape.
+
+    Example:
+        >>> unflatten((0, None), flatten((7, None)))
+        (7, None)
+    """
+    named = list(_named_leaves(like, prefix))
+    names = {name for name, _ in named}
+    found = {n for n in arrays if not prefix or n == prefix or n.startswith(f"{prefix}/")}
+    wrong = [f"{name!r} is missing in the checkpoint" for name in sorted(names - found)]
+    wrong += [f"{name!r} is not known to this run" for name in sorted(found - names)]
+    wrong += [
+        text
+        for name, leaf in named
+        if name in found and (text := _difference(name, leaf, arrays[name], check_shapes))
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ValueError(
+            f"the checkpoint does not fit this run: {'; '.join(wrong[:3])}{more}. It was made "
+            "with another model, optimiser, policy or version: resume it with the "
+            "configuration that it was made with, or give another directory"
+        )
+    values = [_like(leaf, arrays[name]) for name, leaf in named]
+    return jax.tree.unflatten(jax.tree.structure(like), values)
+
+
+def _named_leaves(tree: types.PyTree, prefix: str) -> Iterator[tuple[str, Any]]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        keys = [str(getattr(k, "name", getattr(k, "idx", getattr(k, "key", k)))) for k in path]
+        parts = [key.replace("~", "~0").replace("/", "~1") for key in keys]
+        if _is_key(leaf):
+            parts.append(str(jax.random.key_impl(leaf)))
+        yield "/".join([prefix, *parts] if prefix else parts), leaf
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _to_host(name: str, leaf: Any) -> np.ndarray:
+    if isinstance(leaf, jax.Array):
+        if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+            raise ValueError(
+                f"{name!r} lies on devices of other processes; gather it before it is saved"
+            )
+        # A copy: a view would make XLA copy the array when the next round donates it.
+        return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    if isinstance(leaf, int) and not _INT64.min <= leaf <= _INT64.max:
+        raise ValueError(f"{name!r} is the int {leaf}, of more than 64 bits; save it in parts")
+    if not isinstance(leaf, np.ndarray | np.generic | bool | int | float):
+        raise ValueError(
+            f"{name!r} is a {type(leaf).__name__}; a checkpoint holds arrays and numbers, what "
+            "else is to be saved goes into `about`"
+        )
+    array = np.array(leaf)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    check_dtype(name, array.dtype)
+    return array
+
+
+def check_dtype(name: str, dtype: np.dtype) -> None:
+    """Refuses what a checkpoint does not hold."""
+    is_number = jax.dtypes.issubdtype(dtype, np.number) or dtype == np.bool_
+    if not is_number or dtype in (np.longdouble, np.clongdouble):
+        raise ValueError(
+            f"{name!r} has dtype {dtype}; a checkpoint holds bool, integers, and real and "
+            "complex numbers of at most 64 bits a part"
+        )
+
+
+def _difference(name: str, leaf: Any, stored: np.ndarray, check_shapes: bool) -> str | None:
+    """How a stored array does not fit the leaf."""
+    if _is_key(leaf):
+        leaf = jax.eval_shape(jax.random.key_data, leaf)
+    is_array = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray)
+    like = leaf if is_array else np.asarray(leaf)
+    dtype, shape = np.dtype(like.dtype).newbyteorder("="), tuple(like.shape)
+    if stored.dtype != dtype:
+        return f"{name!r} is {stored.dtype} in the checkpoint and {dtype} in this run"
+    if stored.shape != shape and (check_shapes or not is_array):
+        return (
+            f"{name!r} has shape {list(stored.shape)} in the checkpoint and {list(shape)} in "
+            "this run"
+        )
+    return None
+
+
+def _like(leaf: Any, stored: np.ndarray) -> Any:
+    if _is_key(leaf):
+        keys = jax.random.wrap_key_data(jnp.asarray(stored), impl=jax.random.key_impl(leaf))
+        return jax.device_put(keys, leaf.sharding) if leaf.committed else keys
+    if isinstance(leaf, jax.Array):
+        if not leaf.committed:
+            return jnp.array(stored)
+        return jax.make_array_from_callback(stored.shape, leaf.sharding, stored.__getitem__)
+    if isinstance(leaf, np.ndarray):
+        return stored.astype(leaf.dtype)
+    return stored[()] if isinstance(leaf, np.generic) else stored.item()

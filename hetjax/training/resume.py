@@ -1,0 +1,253 @@
+"""What of a run is saved between two rounds, and how a run goes on from it.
+
+A checkpoint holds all that the rounds to come depend on: one copy of what the workers have in
+common, a row for each worker of what they have not, the orders, the ledger and the quota policy's
+state. With another number of workers the examples, the orders and the parameters stay as they
+were; speeds are learnt anew, and replicas that differed begin at their mean.
+"""
+
+import dataclasses
+import pathlib
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.cluster import processes
+from hetjax.data import rounds
+from hetjax.training import checkpoint, leaves, record, setup
+from hetjax.training import state as state_lib
+
+DIRECTORY = "checkpoints"  # in the workdir
+
+
+class RunState(NamedTuple):
+    """A run between two rounds."""
+
+    train: types.TrainState
+    policy: Any
+    passes: np.ndarray  # i64[W]: that each worker's order is in, as its device part knows
+    full_quotas: np.ndarray  # i64[W], of the last round of the whole budget; 0: none yet
+    rounds_done: int
+
+
+@dataclasses.dataclass
+class Start:
+    """Where a run begins: at its beginning, or at a checkpoint."""
+
+    saved: checkpoint.Saved | None = None
+    lines: list[record.RoundReport] = dataclasses.field(default_factory=list)
+    examples_recomputed: int = 0
+    """Done after the checkpoint and before the run ended; not committed, and done again."""
+
+
+def find(
+    workdir: pathlib.Path | None,
+    config: dict[str, Any],
+    *,
+    parts: setup.RunParts,
+    resume: bool,
+    restarted: bool,
+) -> Start:
+    """Decides where the run begins; process 0 does, and all others follow it.
+
+    Args:
+        workdir: of the run; None: nothing is kept.
+        config: as recorded.
+        parts: of the run.
+        resume: go on from the newest checkpoint.
+        restarted: a supervisor has started the run again, so that even one that is finished is
+            gone on from.
+
+    Raises:
+        ValueError: the directory is another configuration's, or cannot be used.
+    """
+    if workdir is None:
+        return Start()
+    directory = workdir / DIRECTORY
+    board = None if parts.agree.alone else processes.Board()
+    if not parts.leads:
+        assert board is not None
+        step = board.wait("step", timeout_secs=600.0)
+        return Start() if step is None else Start(checkpoint.read(directory, step))
+    saved = checkpoint.newest(directory) if resume and directory.is_dir() else None
+    if saved is not None and saved.about["finished"] and not restarted:
+        saved = None
+    record.check_workdir(workdir, config, may_differ=_MAY_DIFFER if saved else ())
+    start = Start(saved)
+    if saved is None:
+        checkpoint.clear(directory)
+    else:
+        start.lines, dropped = record.kept_lines(workdir, saved.about["rounds"])
+        start.examples_recomputed = saved.about["examples_recomputed"] + dropped
+        _check_workers(saved, parts)
+    if board is not None:
+        board.post("step", None if saved is None else saved.step)
+    return start
+
+
+_MAY_DIFFER = ("checkpoint", "cluster", "quota")
+"""Groups of the configuration that a run may be resumed with other values of."""
+
+
+def _check_workers(saved: checkpoint.Saved, parts: setup.RunParts) -> None:
+    before, now = saved.about["num_workers"], len(parts.devices)
+    if before != now and parts.config.data.sharing == "private":
+        raise ValueError(
+            f"the checkpoint of round {saved.step} has {before} workers and this run {now}: with "
+            "data.sharing='private' each worker owns a shard, so resume with the same number, or "
+            "give another directory"
+        )
+
+
+class Keeper:
+    """Saves a run; process 0 writes, in the background, and the others help to gather.
+
+    Args:
+        workdir: of the run.
+        parts: of the run.
+    """
+
+    def __init__(self, workdir: pathlib.Path, parts: setup.RunParts) -> None:
+        self._parts, self._every_secs = parts, parts.config.checkpoint.every_secs
+        self._checkpoints = None
+        if parts.leads:
+            keep = parts.config.checkpoint.keep
+            self._checkpoints = checkpoint.Checkpoints(workdir / DIRECTORY, keep=keep)
+        self._last = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether it is time to save, by the clock of process 0."""
+        late = time.monotonic() - self._last >= self._every_secs > 0
+        return late and self._checkpoints is not None
+
+    def save(
+        self, run: RunState, best_params: types.PyTree, *, finished: bool, **about: Any
+    ) -> None:
+        """Takes the run as it is, and returns while it is written; waits for the save before.
+
+        All processes call it. What is known of the run goes into `about`.
+
+        Raises:
+            ValueError: it, or the save before it, could not be written.
+        """
+        arrays = to_arrays(run, best_params, self._parts)
+        if self._checkpoints is None:
+            return
+        self._checkpoints.wait()
+        if self._checkpoints.latest == run.rounds_done:  # as when one is interrupted after it
+            return
+        about |= {
+            "finished": finished,
+            "rounds": run.rounds_done,
+            "num_workers": len(self._parts.devices),
+            "has_best": best_params is not None,
+            "versions": record.versions(),
+        }
+        self._checkpoints.save(run.rounds_done, arrays, about)
+        self._last = time.monotonic()
+
+    def close(self) -> None:
+        """Waits until all is on the disk."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+
+
+def to_arrays(
+    run: RunState, best_params: types.PyTree, parts: setup.RunParts
+) -> dict[str, np.ndarray]:
+    """All of the run as host arrays by name; every process calls it, process 0 has the result."""
+    train, signs = run.train, parts.method.signs
+    common = train._replace(running_sum=())
+    arrays: dict[str, np.ndarray] = {}
+    if parts.reducer.keeps_replicas_equal:
+        arrays |= leaves.flatten(state_lib.own_row(common), "train")
+    else:
+        arrays |= leaves.flatten(state_lib.all_rows(common), "train")
+    if signs is not None:
+        rows = state_lib.all_rows(train.running_sum)  # in some orders each worker holds a part
+        if _are_equal(rows):
+            rows = jax.tree.map(lambda leaf: leaf[:1], rows)
+        arrays |= leaves.flatten(rows, "running_sum")
+    host = run._replace(train=())  # type: ignore[arg-type]
+    arrays |= leaves.flatten(host, "run")
+    arrays |= leaves.flatten(parts.stream.save(), "rounds")
+    if best_params is not None:
+        arrays |= leaves.flatten(best_params, "best_params")
+    return arrays
+
+
+def from_arrays(
+    saved: checkpoint.Saved, fresh: RunState, parts: setup.RunParts
+) -> tuple[RunState, types.PyTree]:
+    """The run and the best parameters; moves `parts.stream` to where it was.
+
+    Args:
+        saved: from `to_arrays`.
+        fresh: a run at its beginning, for structures.
+        parts: of the run.
+    """
+    arrays, num_workers = saved.arrays, len(parts.devices)
+    same_workers = saved.about["num_workers"] == num_workers
+    signs = parts.method.signs
+    one = jax.device_get(state_lib.own_row(fresh.train))
+    common = one._replace(running_sum=())
+    if parts.reducer.keeps_replicas_equal:
+        rows = _repeated(leaves.unflatten(common, arrays, "train"), num_workers)
+    else:
+        like = _repeated(common, saved.about["num_workers"])
+        rows = _fitted(leaves.unflatten(like, arrays, "train"), num_workers)
+    running_sum: Any = ()
+    if signs is not None:
+        like = _repeated(one.running_sum, num_workers)
+        found = leaves.unflatten(like, arrays, "running_sum", check_shapes=False)
+        if _num_rows(found) == 1:
+            found = _repeated(jax.tree.map(lambda leaf: leaf[0], found), num_workers)
+        same_shapes = jax.tree.map(np.shape, found) == jax.tree.map(np.shape, like)
+        running_sum = found if same_shapes else like
+    train = rows._replace(running_sum=running_sum)
+    train = jax.device_put(train) if parts.mesh is None else mesh_lib.place(train, parts.mesh)
+
+    like_rounds: rounds.SavedRounds = parts.stream.save()
+    parts.stream.restore(leaves.unflatten(like_rounds, arrays, "rounds", check_shapes=False))
+    host = fresh._replace(train=())  # type: ignore[arg-type]
+    if same_workers:
+        run = leaves.unflatten(host, arrays, "run", check_shapes=False)
+    else:
+        epoch = np.full(num_workers, parts.stream.epoch)
+        run = host._replace(passes=epoch, rounds_done=saved.about["rounds"])
+    best = None
+    if saved.about["has_best"]:
+        best = leaves.unflatten(one.params, arrays, "best_params")
+    return run._replace(train=train), best
+
+
+def _num_rows(rows: types.PyTree) -> int:
+    return len(jax.tree.leaves(rows)[0])
+
+
+def _are_equal(rows: types.PyTree) -> bool:
+    return all(
+        np.array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
+        for leaf in jax.tree.leaves(rows)
+    )
+
+
+def _repeated(row: types.PyTree, num_workers: int) -> types.PyTree:
+    return mesh_lib.add_worker_axis(row, num_workers)
+
+
+def _fitted(rows: types.PyTree, num_workers: int) -> types.PyTree:
+    """Rows as they are; their mean for each worker where there were others."""
+
+    def fit(leaf: np.ndarray) -> np.ndarray:
+        if len(leaf) == num_workers:
+            return leaf
+        is_float = jax.dtypes.issubdtype(leaf.dtype, np.inexact)
+        row = leaf.mean(axis=0, dtype=np.float64).astype(leaf.dtype) if is_float else leaf[0]
+        return np.broadcast_to(row, (num_workers, *row.shape))
+
+    return jax.tree.map(fit, rows)

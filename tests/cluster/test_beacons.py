@@ -1,0 +1,264 @@
+"""Beacons: who is at fault, as a function of what was said; and what a real process says."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hetjax.cluster import beacons
+
+ROOT = pathlib.Path(__file__).parents[2]
+Entry, Snapshot = beacons.Entry, beacons.Snapshot
+NOW = 1000.0
+
+
+def said(*entries, silent=1.0, closed=False):
+    """A snapshot with entries (phase, seconds ago, round, worker)."""
+    return Snapshot(
+        7,
+        NOW - silent,
+        tuple(Entry(phase, NOW - ago, *more) for phase, ago, *more in entries),
+        closed,
+    )
+
+
+def find(snapshots, *, launched_ago=200.0, stopped=()):
+    if not isinstance(snapshots, dict):
+        snapshots = dict(enumerate(snapshots))
+    fault = beacons.find_fault(
+        snapshots,
+        now=NOW,
+        launched=NOW - launched_ago,
+        heartbeat_secs=30.0,
+        start_secs=300.0,
+        stopped=stopped,
+    )
+    return None if fault is None else (fault.process, fault.reason)
+
+
+WAITS = said(("waiting", 50, 17, 0))
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "process", "reason"),
+    [
+        # An entry that is too old.
+        ([WAITS, said(("computing", 46, 17, 1))], 1, "worker 1: computing for 46 s in round 17"),
+        ([WAITS, said(("loading", 46, 3, 1))], 1, "worker 1's data: loading for 46 s in round 3"),
+        ([said(("evaluating", 46))], 0, "worker 0: evaluating for 46 s"),
+        ([said(("reporting", 46, 2))], 0, "worker 0: reporting for 46 s in round 2"),
+        ([said(("checkpointing", 99, 2))], 0, "worker 0: checkpointing for 99 s in round 2"),
+        # The oldest of several, over all processes and workers.
+        (
+            [said(("computing", 46, 5, 0)), said(("computing", 48, 5, 1))],
+            1,
+            "worker 1: computing for 48 s in round 5",
+        ),
+        (
+            [WAITS, said(("waiting", 60, 5), ("computing", 47, 5, 2), ("loading", 48, 5, 3))],
+            1,
+            "worker 3 (process 1)'s data: loading for 48 s in round 5",
+        ),
+        # Starting has a limit of its own, and begins with the launch.
+        (
+            [WAITS, said(("starting", 301))],
+            1,
+            "worker 1: starting for 301 s, where --start_secs=300 are allowed",
+        ),
+        # Silence comes before whatever was said.
+        (
+            [said(("computing", 90, 5, 0)), said(("waiting", 60, 5, 1), silent=46)],
+            1,
+            "worker 1: frozen, no sign of life for 46 s",
+        ),
+        ([said(("computing", 46, 5, 0), silent=46)], 0, "worker 0: frozen, no sign of life for 46"),
+        # All wait.
+        (
+            [said(("waiting", 61, 5, 0)), said(("waiting", 70, 5, 1))],
+            None,
+            "all workers wait for each other for 61 s in round 5",
+        ),
+        ([said(("waiting", 61)), said(("waiting", 70))], None, "all workers wait for each other f"),
+        (
+            [said(("waiting", 61, 6, 0)), said(("waiting", 70, 5, 1)), said(("done", 80))],
+            1,
+            "worker 1: waiting in round 5, others in round 6; all workers wait for each other "
+            "for 61 s",
+        ),
+    ],
+)
+def test_who_is_at_fault(snapshots, process, reason):
+    found = find(snapshots)
+    assert found is not None
+    assert found[0] == process
+    assert found[1].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "snapshots",
+    [
+        [],
+        [said(("computing", 44, 17, 0)), WAITS],
+        [said(("computing", 1, 17, 0)), said(("waiting", 5000, 17, 1))],  # waiting is no fault
+        [said(("waiting", 59, 5, 0)), said(("waiting", 5000, 5, 1))],
+        [said(("waiting", 61, 5, 0), ("computing", 3, 5, 1))],
+        [said(("starting", 299)), WAITS],
+        [said(("starting", 299), silent=290), WAITS],  # compiling may hold the interpreter
+        [said(("starting", 10), ("waiting", 500)), WAITS],
+        [None, None],
+        [said(), WAITS],  # alive, and has said nothing yet
+        [said(("done", 200)), said(silent=200, closed=True)],
+        [said(silent=200, closed=True), said(("computing", 10, 5, 1))],  # the others go on
+    ],
+)
+def test_who_is_not_at_fault(snapshots):
+    assert find(snapshots) is None
+
+
+def test_a_process_that_never_spoke_is_starting_since_its_launch():
+    assert find({3: None, 4: WAITS}, launched_ago=299) is None
+    process, reason = find({3: None, 4: WAITS}, launched_ago=301)
+    assert process == 3
+    assert reason.startswith("worker 3: starting for 301 s")
+    assert reason.endswith("a program without beacons needs --start_secs=inf")
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        said(("waiting", 60, 5, 0), silent=46),
+        said(("starting", 60), silent=46),
+        said(("computing", 60, 5, 0), silent=46),
+        said(silent=46, closed=True),
+        None,
+    ],
+)
+def test_a_stopped_process_is_named_in_every_phase(snapshot):
+    process, reason = find([WAITS, snapshot, said(("computing", 99, 5, 2))], stopped={1})
+    assert process == 1
+    assert reason.startswith("worker 1: stopped (SIGSTOP), no sign of life for ")
+
+
+def test_a_short_stop_is_no_fault():
+    assert find([WAITS, said(("computing", 3, 5, 1), silent=44)], stopped={1}) is None
+
+
+@pytest.mark.parametrize("heartbeat_secs", [0.5, 1.0, 30.0])
+def test_a_fault_is_noticed_within_two_heartbeats_at_the_worst(heartbeat_secs):
+    """With the file written last just before the stop, and read last just before the limit."""
+    period = heartbeat_secs / beacons.WRITES_PER_HEARTBEAT
+    snapshot = Snapshot(7, 0.0, (Entry("computing", 0.0, 5, 0),))
+    look = period / 3
+    while not beacons.find_fault(
+        {0: snapshot}, now=look, launched=0, heartbeat_secs=heartbeat_secs, start_secs=99
+    ):
+        look += period
+    assert look + period <= 2 * heartbeat_secs
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {
+        "HETJAX_BEACONS": str(tmp_path),
+        "HETJAX_PROCESS_ID": "2",
+        "HETJAX_HEARTBEAT_SECS": "0.2",
+    }
+
+
+def test_what_threads_say_is_read(environ, tmp_path):
+    beacon = beacons.start(environ)
+    try:
+        beacon.at("waiting", 4)
+
+        def work(worker):
+            for index in range(200):
+                beacon.at("computing", index, worker)
+            beacon.at("loading", 200, worker)
+
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in (5, 6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        began = time.monotonic()
+        wait_until(lambda: (beacons.read(tmp_path, 2) or said(silent=NOW)).alive > began)
+        snapshot = beacons.read(tmp_path, 2)
+    finally:
+        beacon.close()
+    assert snapshot.pid == os.getpid()
+    entries = {entry.worker: entry for entry in snapshot.entries}
+    assert (entries[None].phase, entries[None].round_index) == ("waiting", 4)
+    assert entries[None].thread == threading.get_ident()
+    for worker in (5, 6):
+        assert (entries[worker].phase, entries[worker].round_index) == ("loading", 200)
+        assert entries[worker].since <= began
+    assert beacons.read(tmp_path, 2).closed
+    assert not list(tmp_path.glob("*.tmp"))
+    beacon.close()  # once more does no harm
+
+
+def test_the_first_word_is_written_at_once(environ, tmp_path):
+    beacon = beacons.start({**environ, "HETJAX_HEARTBEAT_SECS": "1000"})
+    try:
+        beacon.at("starting")
+        wait_until(lambda: (snapshot := beacons.read(tmp_path, 2)) and snapshot.entries)
+    finally:
+        beacon.close()
+
+
+def test_without_a_supervisor_nothing_happens(tmp_path):
+    beacon = beacons.start({"HETJAX_PROCESS_ID": "2"})
+    beacon.at("computing", 3, 1)
+    beacon.close()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("missing", ["HETJAX_PROCESS_ID", "HETJAX_HEARTBEAT_SECS"])
+def test_half_an_environment_gets_a_message(environ, missing):
+    with pytest.raises(ValueError, match=r"HETJAX_BEACONS is set, and then.*unset HETJAX_BEACONS"):
+        beacons.start({name: value for name, value in environ.items() if name != missing})
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"pid": 1}', json.dumps({"x": "y" * (1 << 21)}), "\xff"],
+)
+def test_what_cannot_be_read_counts_as_not_said(content, tmp_path):
+    (tmp_path / "process-0.json").write_text(content, encoding="latin-1")
+    assert beacons.read(tmp_path, 0) is None
+    assert beacons.read(tmp_path, 1) is None
+
+
+def test_a_process_writes_its_stacks_when_it_is_asked(environ, tmp_path):
+    program = """
+import time
+from hetjax.cluster import beacons
+beacons.start().at("computing", 1)
+def endless():
+    time.sleep(60)
+endless()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, **environ}
+    )
+    try:
+        wait_until(lambda: (snapshot := beacons.read(tmp_path, 2)) and snapshot.entries)
+        process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: "in endless" in beacons.stack_path(tmp_path, 2).read_text())
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,246 @@
+"""CPU shares: where processes go, what they really get, and that nothing is left."""
+
+import contextlib
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from hetjax.cluster import cpu_shares, enter, guardian
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+BUSY = "while True: pass"
+BUSY_PAIR = f"import os; os.fork()\n{BUSY}"
+
+
+def groups_permitted():
+    try:
+        cpu_shares.hold([0.5], method="group").close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture(params=cpu_shares.METHODS)
+def method(request):
+    if request.param == "group" and not groups_permitted():
+        pytest.skip("this system lets nobody make a CPU controller group here")
+    return request.param
+
+
+@contextlib.contextmanager
+def running(shares, method, program=BUSY):
+    """Process ids of busy processes that are held to their shares."""
+    held = cpu_shares.hold(shares, method=method)
+    processes = []
+    try:
+        for index in range(len(shares)):
+            place = held.place(index)
+            cores = ",".join(map(str, place.cores))
+            entrance = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid())]
+            command = [*entrance, cores, place.group, sys.executable, "-S", "-c", program]
+            processes.append(subprocess.Popen(command, start_new_session=True))
+            held.started(index, processes[-1].pid)
+        yield held, [process.pid for process in processes]
+    finally:
+        for index, process in enumerate(processes):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            held.ended(index)
+        held.close()
+
+
+def cpu_secs(pid):
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def shares_got(pids, secs=1.0):
+    before, began = [cpu_secs(pid) for pid in pids], time.monotonic()
+    time.sleep(secs)
+    wall = time.monotonic() - began
+    return [(cpu_secs(pid) - b) / wall for pid, b in zip(pids, before, strict=True)]
+
+
+def check_shares_got(pids, shares, tries=4):
+    """What they get is never much more; a busy machine may give less, for a while."""
+    for _ in range(tries):
+        got = shares_got(pids)
+        for one, share in zip(got, shares, strict=True):
+            assert one < 1.15 * share
+        if all(one > 0.85 * share for one, share in zip(got, shares, strict=True)):
+            return
+    raise AssertionError(f"asked for {shares}, got {got}")
+
+
+@LINUX
+def test_processes_get_their_shares(method):
+    shares = [0.25, 0.5]  # both on one core
+    with running(shares, method) as (held, pids):
+        time.sleep(0.3)  # until they are what they are to be
+        cores = [os.sched_getaffinity(pid) for pid in pids]
+        check_shares_got(pids, shares)
+        assert cores[0] == cores[1]
+        assert len(cores[0]) == 1
+        assert ("groups" if method == "group" else "duty cycle") in held.description
+
+
+@LINUX
+def test_a_share_holds_for_all_processes_of_a_group_together():
+    if not groups_permitted():
+        pytest.skip("this system lets nobody make a CPU controller group here")
+    with running([0.3], "group", BUSY_PAIR) as (held, (pid,)):
+        procs = pathlib.Path(held.groups[0]) / "cgroup.procs"
+        deadline = time.monotonic() + 10
+        while len(procs.read_text().split()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        pids = [int(line) for line in procs.read_text().split()]
+        assert len(pids) == 2
+        assert pid in pids
+        assert sum(shares_got(pids)) < 1.15 * 0.3
+
+
+@LINUX
+def test_groups_are_removed_with_whatever_is_in_them():
+    if not groups_permitted():
+        pytest.skip("this system lets nobody make a CPU controller group here")
+    held = cpu_shares.hold([0.5, 0.5], method="group")
+    assert all(pathlib.Path(path).is_dir() for path in held.groups)
+    command = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid()), ""]
+    process = subprocess.Popen([*command, held.place(0).group, "sleep", "60"])
+    while not pathlib.Path(held.place(0).group).read_text():
+        time.sleep(0.01)
+    held.close()
+    assert process.wait() == -signal.SIGKILL
+    assert not any(pathlib.Path(path).exists() for path in held.groups)
+
+
+@LINUX
+def test_a_stopped_duty_cycle_leaves_its_processes_running():
+    with running([0.05], "duty_cycle") as (held, pids):
+        time.sleep(0.2)
+        held.close()
+        assert shares_got(pids, 0.3)[0] > 0.1
+
+
+def test_whole_cores_need_no_duty_cycle():
+    cores = len(cpu_shares.available_cores())
+    if not cores:
+        pytest.skip("the system does not tell its cores")
+    held = cpu_shares.DutyCycle([1.0])
+    assert not held.stops(0)
+    assert cpu_shares.DutyCycle([0.5]).stops(0)
+    held.close()
+
+
+@hypothesis.given(st.lists(st.floats(0.01, 3.0), min_size=1, max_size=12), st.integers(0, 6))
+def test_every_packing_has_room(shares, more):
+    cores = list(range(math.ceil(sum(shares)) + more))
+    if max(shares) > len(cores):
+        return
+    places = cpu_shares.pack(shares, cores)
+    for share, place in zip(shares, places, strict=True):
+        assert set(place) <= set(cores)
+        assert len(place) >= share - 1e-6
+    for core in cores:  # what is bound to one core alone fits on it
+        alone = sum(s for s, place in zip(shares, places, strict=True) if place == (core,))
+        assert alone <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("shares", "cores", "places"),
+    [
+        ([1, 0.5, 0.25, 0.25], [0, 1], [(0,), (1,), (1,), (1,)]),
+        ([0.25, 0.25, 0.5, 1], [2, 7], [(7,), (7,), (7,), (2,)]),
+        ([0.75, 0.75, 0.5], [0, 1], [(0,), (1,), (0, 1)]),
+        ([2], [0, 1], [(0, 1)]),
+        ([0.1] * 10, [0, 1], [(0,)] * 10),
+    ],
+)
+def test_packings_by_hand(shares, cores, places):
+    assert cpu_shares.pack(shares, cores) == places
+
+
+V1 = "31 24 0:27 / /sys/fs/cgroup/cpu rw,nosuid - cgroup cgroup rw,cpu,cpuacct"
+CONTAINER = "31 24 0:27 /docker/ab /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu"
+CPUSET = "32 24 0:28 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "own", "directory"),
+    [
+        (V1, "4:cpu,cpuacct:/", "/sys/fs/cgroup/cpu"),
+        (f"{CPUSET}\n{V1}", "5:cpuset:/\n4:cpu,cpuacct:/user/me", "/sys/fs/cgroup/cpu/user/me"),
+        (CONTAINER, "4:cpu:/docker/ab/job", "/sys/fs/cgroup/cpu/job"),
+        (CONTAINER, "4:cpu:/", "/sys/fs/cgroup/cpu"),
+    ],
+)
+def test_the_controller_of_version_1_is_found(mounts, own, directory):
+    assert cpu_shares.find_controller(mounts, own) == (pathlib.Path(directory), 1)
+
+
+def test_the_controller_of_version_2_is_found_where_it_is_passed_on(tmp_path):
+    mounts = f"30 24 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw,nsdelegate"
+    own = tmp_path / "user.slice" / "session"
+    own.mkdir(parents=True)
+    for directory, controllers in ((own, ""), (own.parent, "cpu memory"), (tmp_path, "cpu")):
+        (directory / "cgroup.subtree_control").write_text(controllers)
+    found = cpu_shares.find_controller(mounts, "0::/user.slice/session")
+    assert found == (own.parent, 2)
+    assert cpu_shares.find_controller(mounts, "0::/") == (tmp_path, 2)
+    (own.parent / "cgroup.subtree_control").write_text("memory")
+    with pytest.raises(OSError, match="no CPU controller"):
+        cpu_shares.find_controller(mounts, "0::/user.slice/session")
+
+
+def test_no_shares_hold_nobody():
+    held = cpu_shares.hold([])
+    assert held.place(3) == cpu_shares.Place()
+    assert "the whole machine" in held.description
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ([0.5, 0.0], "share of worker 1 is 0; it must be from 0.01 to 2"),
+        ([2.5], "share of worker 0 is 2.5; it must be"),
+        ([1, 1, 0.5], "1, 1, 0.5 add up to 2.5, but 2 cores may be used here. Make them sm"),
+    ],
+)
+def test_messages(shares, message):
+    with pytest.raises(ValueError, match=message):
+        cpu_shares.check_shares(shares, 2)
+
+
+def test_the_guardian_puts_away_what_was_not_dropped(tmp_path):
+    for name in ("kept of all", "dropped"):
+        (tmp_path / name).mkdir()
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    guardian.clean(
+        [
+            f"+ directory {tmp_path / 'dropped'}\n",
+            f"+ process_group {process.pid}\n",
+            f"+ directory {tmp_path / 'kept of all'}\n",
+            f"- directory {tmp_path / 'dropped'}\n",
+        ]
+    )
+    assert process.wait() == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == ["dropped"]
+
+
+def test_a_worker_that_cannot_take_its_place_says_so():
+    entrance = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid())]
+    done = subprocess.run(
+        [*entrance, "", "/nowhere/cgroup.procs", "true"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "cannot take its CPU share" in done.stderr
+    done = subprocess.run([*entrance, "", "", "/nowhere/program"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "/nowhere/program cannot be run: No such file" in done.stderr

@@ -1,0 +1,140 @@
+"""The launcher's command line, and what its workers are told and print."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from hetjax import launch as launcher
+from hetjax.cluster import cpu_shares, gang
+from tests.cluster import launches
+
+
+def test_lines_carry_the_workers_number_and_keep_their_stream(launch):
+    program = "print('to out', worker); print('to err', file=sys.stderr); print('end', end='')"
+    run = launch(program, "--workers=3")
+    assert run.end() == 0
+    for worker in range(3):
+        own = [line for line in run.out() if line.startswith(f"[{worker}] ")]
+        assert own[1:] == [f"[{worker}] to out {worker}", f"[{worker}] end"]
+        assert f"[{worker}] to err" in run.err()
+    assert len(run.out()) == 9
+    assert any("no CPU shares" in line for line in run.err())
+
+
+def test_progress_bars_are_seldom_and_of_worker_0_alone(launch):
+    program = """
+for step in range(300):
+    print(f"\\rstep {step}", end="", file=sys.stderr)
+print("\\rall steps", file=sys.stderr)
+print("dos line\\r")
+"""
+    run = launch(program, "--workers=2")
+    assert run.end() == 0
+    assert run.text().count("step ") < 10
+    assert "[0] step 0" in run.err()
+    assert "[1] step" not in run.text()
+    assert {"[0] all steps", "[1] all steps"} <= set(run.err())
+    assert {"[0] dos line", "[1] dos line"} <= set(run.out())
+
+
+def test_workers_are_told_who_they_are_and_restarts_get_a_new_port(launch):
+    names = "PROCESS_ID NUM_PROCESSES ATTEMPT HEARTBEAT_SECS COORDINATOR BEACONS"
+    program = f"""
+print("told", *[os.environ["HETJAX_" + name] for name in "{names}".split()])
+print("mode %o" % os.stat(os.environ["HETJAX_BEACONS"]).st_mode, os.environ["PYTHONUNBUFFERED"])
+sys.exit(worker if attempt == 0 else 0)
+"""
+    run = launch(program, "--workers=2", "--heartbeat_secs=7")
+    assert run.end() == 0
+    told = [line.split()[2:] for line in run.out() if " told " in line]
+    assert sorted(line[:4] for line in told) == [
+        [str(worker), "2", str(attempt), "7.0"] for worker in (0, 1) for attempt in (0, 1)
+    ]
+    assert len({line[4] for line in told}) == 2
+    assert len({line[5] for line in told}) == 2
+    assert all(line[4].startswith("127.0.0.1:") for line in told)
+    assert run.text().count("mode 40700 1") == 4
+    assert "worker 1 ended with exit code 1; restart 1 of 3 from the last" in run.text()
+
+
+def test_shares_are_told_and_their_groups_removed(launch):
+    run = launch("print('ready'); time.sleep(0.2)", "--workers=2", "--cpus=0.5,0.25")
+    run.wait_for("ready", 2)
+    in_groups = len(launches.groups_of(run.pid))
+    assert run.end() == 0
+    message = "by CPU controller groups" if in_groups else "by affinity"
+    assert f"CPU shares 0.5, 0.25 {message}" in run.text()
+    assert in_groups in (0, 2)
+
+
+GOOD = [sys.executable, "-c", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--", *GOOD], "the following arguments are required: --workers"),
+        (["--workers=2"], "there is no command; put it behind --"),
+        (["--workers=2", "--"], "there is no command; put it behind --"),
+        (["--workers=2", "python"], "unrecognized arguments: python"),
+        (["--workers=two", "--", *GOOD], "--workers: invalid int value: 'two'"),
+        (["--workers=0", "--", *GOOD], "--workers=0: must be 1 or more"),
+        (["--workers=2", "--", "no-such-program"], "'no-such-program' is not a program"),
+        (["--workers=2", "--cpus=1", "--", *GOOD], "1 shares for --workers=2; give one"),
+        (["--workers=1", "--cpus=0.5,0.5", "--", *GOOD], "2 shares for --workers=1; give one"),
+        (["--workers=2", "--cpus=1,0", "--", *GOOD], "share of worker 1 is 0; it must be from"),
+        (["--workers=2", "--cpus=1,-1", "--", *GOOD], "share of worker 1 is -1; it must be"),
+        (["--workers=2", "--cpus=1,nan", "--", *GOOD], "share of worker 1 is nan; it must"),
+        (["--workers=2", "--cpus=1,x", "--", *GOOD], "must be numbers with commas"),
+        (["--workers=1", "--cpus=9999", "--", *GOOD], "share of worker 0 is 9999; it must be"),
+        (["--workers=1", "--max_restarts=-1", "--", *GOOD], "--max_restarts=-1: must be 0 or"),
+        (["--workers=1", "--heartbeat_secs=0", "--", *GOOD], "--heartbeat_secs=0: must be ab"),
+        (["--workers=1", "--start_secs=nan", "--", *GOOD], "--start_secs=nan: must be above 0"),
+        (["--workers=1", "--grace_secs=-1", "--", *GOOD], "--grace_secs=-1: must be 0 or more"),
+        (["--workers=1", "--port=70000", "--", *GOOD], "--port=70000: must be from 0"),
+        (["--workers=1", "--host=192.0.2.1", "--", *GOOD], "--host=192.0.2.1: nobody can list"),
+    ],
+)
+def test_messages(arguments, message, capsys):
+    with pytest.raises(SystemExit) as raised:
+        launcher.main(arguments)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_more_shares_than_cores_get_a_message(capsys):
+    count = len(cpu_shares.available_cores()) + 1
+    with pytest.raises(SystemExit):
+        launcher.parse([f"--workers={count}", f"--cpus={','.join('1' * count)}", "--", *GOOD])
+    assert f"add up to {count}, but {count - 1} cores may be used" in capsys.readouterr().err
+
+
+def test_a_port_in_use_gets_a_message(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(SystemExit) as raised:
+            launcher.parse(["--workers=1", f"--port={port}", "--", *GOOD])
+    assert raised.value.code == 2
+    assert f"--port={port}: nobody can listen there on 127.0.0.1" in capsys.readouterr().err
+
+
+def test_the_launcher_starts_without_jax_and_numpy():
+    code = "import hetjax.launch, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=launches.ROOT, check=True, capture_output=True, text=True
+    )
+    assert not {"jax", "flax", "numpy", "optax"} & set(done.stdout.split())
+
+
+def test_a_reader_that_goes_away_does_not_block_the_workers():
+    read, write = os.pipe()
+    source, sink = os.pipe()
+    os.close(read)
+    os.write(sink, b"line\n" * 3)
+    os.close(sink)
+    gang.Log(out=write).copy(source, 0, to_stderr=False)
+    for end in (source, write):
+        os.close(end)

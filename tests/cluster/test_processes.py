@@ -1,0 +1,61 @@
+"""Who a process is in a run of several."""
+
+import pytest
+
+from hetjax.cluster import processes
+
+LAUNCHER = {
+    "HETJAX_PROCESS_ID": "1",
+    "HETJAX_NUM_PROCESSES": "4",
+    "HETJAX_COORDINATOR": "127.0.0.1:7000",
+}
+SLURM = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "8"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "place"),
+    [
+        ((), {}, None),
+        ((), LAUNCHER, (1, 4, "127.0.0.1:7000")),
+        ((0, 2, "host:80"), LAUNCHER, (0, 2, "host:80")),
+        ((), SLURM, (2, 8, None)),
+        ((), {**SLURM, **LAUNCHER}, (1, 4, "127.0.0.1:7000")),
+        ((), {"SLURM_JOB_ID": "5", "SLURM_PROCID": "0"}, None),  # a shell in an allocation
+        ((), {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ((None, None, "host:80"), {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
+         (3, 4, "host:80")),
+        ((None, None, "[::1]:80"), {"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2, "[::1]:80")),
+        ((0, 1, "host:80"), {}, None),
+    ],
+)  # fmt: skip
+def test_arguments_come_before_the_launcher_and_the_launcher_before_a_scheduler(
+    arguments, environment, place
+):
+    assert processes.find_place(*arguments, environment=environment) == place
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1, None), "--process_id is 1 and --num_processes None; give both"),
+        ((0, 2), r"--coordinator is missing: HOST:PORT"),
+        ((2, 2, "host:80"), "--process_id is 2; it must be from 0 to 1"),
+        ((-1, 2, "host:80"), "--process_id is -1"),
+        ((0, 2, "host"), "--coordinator is 'host'; it must be HOST:PORT"),
+        ((0, 2, "host:0"), "must be HOST:PORT"),
+        ((0, 2, ":80"), "must be HOST:PORT"),
+        ((0, 2, "host:70000"), "must be HOST:PORT"),
+    ],
+)
+def test_a_wrong_place_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        processes.find_place(*arguments, environment={})
+
+
+def test_a_process_that_is_alone_has_no_board():
+    with pytest.raises(RuntimeError, match="this process is alone"):
+        processes.Board()
+
+
+def test_joining_alone_does_nothing():
+    processes.join(None)

@@ -1,0 +1,271 @@
+"""Gangs of real processes that die, hang and are told to end; none of them needs JAX."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hetjax.cluster import stacks
+from tests.cluster import launches
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+
+
+def test_the_budget_of_restarts_is_kept(launch):
+    run = launch("os.kill(os.getpid(), signal.SIGSEGV)", "--workers=1", "--max_restarts=2")
+    assert run.end() == 1
+    assert run.text().count("[0] pid") == 3
+    assert "worker 0 ended by SIGSEGV; restart 2 of 2" in run.text()
+    assert "worker 0 ended by SIGSEGV; no restart is left of --max_restarts=2" in run.text()
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "message"),
+    [
+        ("time.sleep(0.3 * worker)", 0, "2 workers"),
+        ("sys.exit(2) if worker else time.sleep(60)", 2, "worker 1 refused its input"),
+        ("time.sleep(0.3 * worker); sys.exit(130)", 130, ""),
+        ("time.sleep(0.3 * worker); sys.exit(143)", 143, ""),
+        ("sys.exit(143) if worker else time.sleep(60)", 1, "worker 0 did not end within 0.6 s"),
+    ],
+)
+def test_exit_codes_that_need_no_restart(launch, program, code, message):
+    run = launch(program, "--workers=2", "--grace_secs=0.2")
+    assert run.end() == code
+    assert message in run.text()
+    assert "restart 1" not in run.text()
+    assert run.text().count(" pid ") <= 2
+
+
+def test_a_killed_worker_is_named_and_the_gang_restarted(launch):
+    run = launch("print('ready'); time.sleep(0 if attempt else 60)", "--workers=3")
+    pids = run.pids(3)
+    os.kill(pids[1], signal.SIGKILL)
+    assert run.end() == 0
+    assert "hetjax.launch: worker 1 ended by SIGKILL; restart 1 of 3 from the la" in run.text()
+    assert run.text().count("restart") == 1
+
+
+def test_the_cause_is_the_killed_one_and_not_who_noticed_first(launch):
+    program = """
+if worker == 0:
+    sys.exit("the connection is lost")
+time.sleep(0.3)
+os.kill(os.getpid(), signal.SIGKILL if worker == 1 else signal.SIGABRT)
+"""
+    run = launch(program, "--workers=3", "--max_restarts=0")
+    assert run.end() == 1
+    assert "worker 1 ended by SIGKILL; no restart is left" in run.text()
+    assert "[0] the connection is lost" in run.err()
+
+
+def test_who_ignores_sigterm_is_killed_with_what_it_started(launch):
+    program = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "60"])
+print("pid", child.pid)
+print("ready")
+time.sleep(60)
+"""
+    run = launch(program, "--workers=2", "--max_restarts=0", "--grace_secs=0.2")
+    run.wait_for("ready", 2)
+    os.kill(run.pids(1).popitem()[1], signal.SIGKILL)
+    assert run.end() == 1
+    assert len(re.findall(r"pid \d+", run.text())) == 4  # none of them runs: `end` looks
+
+
+def test_what_a_finished_worker_left_is_ended(launch):
+    run = launch("print('pid', subprocess.Popen(['sleep', '60']).pid)", "--workers=1")
+    assert run.end() == 0
+
+
+@LINUX
+@pytest.mark.parametrize("limits", [(), ("--cpus=0.3,0.3",)])
+def test_nothing_outlives_a_killed_launcher(launch, limits):
+    program = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("pid", subprocess.Popen(["sleep", "60"]).pid)
+print("ready")
+time.sleep(60)
+"""
+    run = launch(program, "--workers=2", *limits)
+    run.wait_for("ready", 2)
+    assert len(list(run.tmp.iterdir())) == 1
+    run.send(signal.SIGKILL)
+    assert run.end() == -signal.SIGKILL
+
+
+@LINUX
+def test_a_stopped_worker_is_noticed_and_named(launch):
+    program = (
+        launches.BEACONS
+        + """
+while not attempt:
+    beacon.at("computing", 17)
+    time.sleep(0.05)
+"""
+    )
+    run = launch(program, "--workers=2", "--heartbeat_secs=1", "--grace_secs=0.5")
+    run.wait_for("ready", 2)
+    time.sleep(0.5)
+    os.kill(run.pids(2)[0], signal.SIGSTOP)
+    stopped = time.monotonic()
+    _, noticed = run.wait_for(r"hung: worker 0: stopped \(SIGSTOP\), no sign of life for ")
+    assert noticed - stopped < 3  # two heartbeats, and one for a busy machine
+    assert run.end() == 0
+    assert re.search(r"worker 0: stopped \(SIGSTOP\).*; restart 1 of 3", run.text())
+
+
+@LINUX
+def test_a_stopped_worker_is_the_cause_when_others_lose_patience_first(launch):
+    program = """
+print("ready")
+time.sleep(60 if worker == 1 else 0.5)
+sys.exit(5)
+"""
+    run = launch(program, "--workers=2", "--max_restarts=0", "--grace_secs=0.2")
+    os.kill(run.pids(2)[1], signal.SIGSTOP)
+    assert run.end() == 1
+    assert "worker 1: stopped (SIGSTOP), and then worker 0 ended with exit code 5" in run.text()
+
+
+@pytest.mark.parametrize("phase", ["computing", "loading"])
+def test_an_endless_sleep_is_noticed_and_its_stack_kept(launch, phase):
+    program = (
+        launches.BEACONS.replace("computing", phase)
+        + """
+def endless():
+    time.sleep(60)
+if worker == 1 and attempt == 0:
+    endless()
+while attempt == 0:
+    time.sleep(0.1)
+"""
+    )
+    run = launch(program, "--workers=2", "--heartbeat_secs=1", "--grace_secs=0.5")
+    _, began = run.wait_for("ready", 2)
+    name = {"computing": "worker 1", "loading": "worker 1's data"}[phase]
+    _, noticed = run.wait_for(rf"hung: {name}: {phase} for 1\.\d s in round 17")
+    assert noticed - began < 3
+    (match,), _ = run.wait_for(r"the stacks of worker 1 are in (.*):")
+    assert run.end() == 0
+    path = pathlib.Path(match[1])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "in endless" in path.read_text()
+    assert any("in endless" in line for line in run.err())
+
+
+def test_workers_that_wait_for_each_other_are_restarted(launch):
+    program = (
+        launches.BEACONS
+        + """
+beacon.at("waiting", 16 if worker == 1 else 17)
+time.sleep(0 if attempt else 60)
+"""
+    )
+    run = launch(program, "--workers=2", "--heartbeat_secs=0.5", "--grace_secs=0.5")
+    assert run.end() == 0
+    assert "hung: worker 1: waiting in round 16, others in round 17; all workers wa" in run.text()
+
+
+def test_a_worker_that_never_speaks_is_ended(launch):
+    flags = ["--workers=1", "--heartbeat_secs=0.4", "--start_secs=0.6", "--max_restarts=0"]
+    run = launch("time.sleep(60)", *flags)
+    assert run.end() == 1
+    assert "where --start_secs=0.6 are allowed; a program without beacons needs" in run.text()
+
+
+def test_ctrl_c_is_forwarded_once(launch):
+    program = """
+pressed = []
+signal.signal(signal.SIGINT, lambda *_: pressed.append(1))
+print("ready")
+while not pressed:
+    time.sleep(0.05)
+time.sleep(0.3)
+print("ends after the round", len(pressed))
+sys.exit(130)
+"""
+    run = launch(program, "--workers=2")
+    run.wait_for("ready", 2)
+    run.send(signal.SIGINT)
+    assert run.end() == 130
+    assert run.text().count("ends after the round 1") == 2
+    assert run.text().count("Ctrl-C: ending after this round; once more to stop at once") == 1
+
+
+def test_a_second_ctrl_c_stops_at_once(launch):
+    program = "signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready'); time.sleep(60)"
+    run = launch(program, "--workers=2")
+    run.wait_for("ready", 2)
+    run.send(signal.SIGINT)
+    run.wait_for("Ctrl-C")
+    run.send(signal.SIGINT)
+    assert run.end() == 130
+
+
+def test_a_program_without_handlers_ends_by_ctrl_c_too(launch):
+    run = launch("print('ready'); time.sleep(60)", "--workers=2")
+    run.wait_for("ready", 2)
+    run.send(signal.SIGINT)
+    assert run.end() == 130
+
+
+@pytest.mark.parametrize(
+    "program", [launches.SAVES + "time.sleep(60)", "print('ready'); time.sleep(60)"]
+)
+def test_sigterm_ends_all_and_lets_them_save(launch, program):
+    run = launch(program, "--workers=2")
+    run.wait_for("ready", 2)
+    run.send(signal.SIGTERM)
+    assert run.end() == 143
+    assert run.text().count("saved") == (2 if "saved" in program else 0)
+
+
+def test_sigterm_has_a_limit(launch):
+    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(60)"
+    run = launch(program, "--workers=2", "--grace_secs=0.1")
+    run.wait_for("ready", 2)
+    run.send(signal.SIGTERM)
+    assert run.end() == 1
+    assert "worker 0, 1 did not end within 0.3 s and was killed" in run.text()
+
+
+@LINUX
+def test_a_duty_cycle_does_not_look_like_a_hang():
+    """Its workers are stopped most of the time, and by nobody else."""
+    program = (
+        launches.BEACONS
+        + """
+end = time.monotonic() + 1.2
+while time.monotonic() < end:
+    beacon.at("computing", 17)
+"""
+    )
+    code = f"""
+import sys
+from hetjax.cluster import supervisor
+command = (sys.executable, "-c", {launches.PREAMBLE + program!r})
+sys.exit(supervisor.supervise(supervisor.Options(
+    command, 2, cpus=(0.1, 0.1), cpu_method="duty_cycle", heartbeat_secs=0.5, max_restarts=0)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=launches.ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CPU shares 0.1, 0.1 by affinity to cores" in done.stderr
+
+
+def test_the_main_part_of_a_stack_is_the_threads_own_and_short():
+    frames = "\n".join(f"  File {index}" for index in range(20))
+    text = (
+        f"Thread 0x00000b (most recent call first):\n  File 1\n\nCurrent thread 0x0c [x]:\n{frames}"
+    )
+    assert stacks.main_part(text, 11).endswith("File 1")
+    assert stacks.main_part(text).splitlines()[-1] == "  ... 9 more"
+    assert stacks.main_part(text, 99) == stacks.main_part(text, 12)

@@ -1,0 +1,331 @@
+import json
+import os
+import pathlib
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from experiments import checkpoint_drill
+from hetjax.training import checkpoint, checkpoint_files
+from tests.training import checkpoints
+
+
+def flip(path: pathlib.Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def files_of(step: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path for path in step.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("two")
+    checkpoints.save_all(directory, [1, 2])
+    return directory
+
+
+@pytest.fixture
+def pair(two, tmp_path):
+    """A directory with the checkpoints 1 and 2, to be damaged."""
+    return shutil.copytree(two, tmp_path / "run")
+
+
+def assert_falls_back(directory, capfd, reason: str) -> None:
+    saved = checkpoint.newest(directory)
+    assert saved.step == 1
+    checkpoints.assert_equal_arrays(saved.arrays, checkpoints.arrays_of(1))
+    assert checkpoints.names_in(directory) == ["00000001", "00000002.damaged"]
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "00000002' is damaged (" in lines[0]
+    assert reason in lines[0]
+    assert "set aside as '00000002.damaged', and the one before it is taken" in lines[0]
+
+
+def test_one_flipped_bit_anywhere_is_found(two, tmp_path, capfd):
+    rng = np.random.default_rng(0)
+    for trial, path in enumerate(files_of(two / "00000002")):
+        directory = shutil.copytree(two, tmp_path / str(trial))
+        name = path.relative_to(two)
+        flip(directory / name, int(rng.integers(8 * path.stat().st_size)))
+        reason = "manifest.json is not what" if name.name == "manifest.json" else "the SHA-256 sum"
+        assert_falls_back(directory, capfd, reason)
+
+
+def test_any_flipped_bit_of_the_manifest_is_found(pair):
+    path = pair / "00000002" / "manifest.json"
+    content = path.read_bytes()
+    for bit in range(0, 8 * len(content), 7):
+        flip(path, bit)
+        with pytest.raises(checkpoint_files.DamageError):
+            checkpoint_files.verify(path.parent)
+        path.write_bytes(content)
+    checkpoint_files.verify(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda step: os.truncate(largest(step), 100), "has 100 bytes in place of"),
+        (lambda step: os.truncate(step / "manifest.json", 0), "manifest.json is not what was"),
+        (lambda step: largest(step).unlink(), "is missing"),
+        (lambda step: (step / "manifest.json").unlink(), "No such file"),
+        (lambda step: (step / "about.json").unlink(), "about.json is missing"),
+        (lambda step: shutil.rmtree(step / "arrays"), "is missing"),
+        (lambda step: [path.unlink() for path in files_of(step)], "No such file"),
+        (lambda step: (shutil.rmtree(step), step.mkdir()), "No such file"),
+        (lambda step: (shutil.rmtree(step), step.touch()), "Not a directory"),
+        (lambda step: (step / "arrays" / "new").touch(), "arrays/new is not in manifest.json"),
+        (lambda step: (step / "link").symlink_to("about.json"), "link (a link) is not in"),
+        (lambda step: link_to_copy(largest(step)), "is missing"),
+        (lambda step: (step / "about.json").write_bytes(b"\xff\0{"), "about.json has 3 bytes"),
+        (lambda step: (step / "manifest.json").write_text("[1]"), "manifest.json is not what was"),
+        (lambda step: (step / "manifest.json").write_text("[" * 99999), "manifest.json is not"),
+        (lambda step: (step / "arrays" / "_METADATA").write_text("{}"), "_METADATA has 2 bytes"),
+        (lambda step: swap(step / "manifest.json"), "manifest.json is not what was written"),
+        (lambda step: swap(step / "about.json"), "the SHA-256 sum of about.json is another"),
+    ],
+)
+def test_damage_is_set_aside_and_the_one_before_is_used(pair, capfd, damage, reason):
+    damage(pair / "00000002")
+    assert_falls_back(pair, capfd, reason)
+
+
+def largest(step: pathlib.Path) -> pathlib.Path:
+    return max(files_of(step), key=lambda path: path.stat().st_size)
+
+
+def link_to_copy(path: pathlib.Path) -> None:
+    copy = path.rename(path.parents[4] / "copy")
+    path.symlink_to(copy)
+    copy.rename(path.parents[5] / "copy")
+
+
+def swap(path: pathlib.Path) -> None:
+    """Takes the same file of the other checkpoint."""
+    shutil.copy(path.parent.with_name("00000001") / path.name, path)
+
+
+def test_what_orbax_cannot_read_is_set_aside(pair, capfd):
+    step = pair / "00000002"
+    (step / "arrays" / "_METADATA").write_text("{}")
+    (step / "manifest.json").unlink()
+    checkpoint_files.seal(step, 2)  # the sums agree
+    assert_falls_back(pair, capfd, "Orbax cannot read it")
+
+
+def test_arrays_that_the_index_does_not_know_are_set_aside(pair, capfd):
+    step = pair / "00000002"
+    described = json.loads((step / "about.json").read_text())
+    described["arrays"]["order"] = ["int64", [9]]
+    (step / "about.json").write_text(json.dumps(described))
+    (step / "manifest.json").unlink()
+    checkpoint_files.seal(step, 2)
+    assert_falls_back(pair, capfd, "the arrays are not those that were saved")
+
+
+def test_a_second_damaged_one_has_a_name_of_its_own(pair, capfd):
+    for step in (2, 3):
+        shutil.copytree(pair / "00000001", pair / "00000003", dirs_exist_ok=True)
+        (pair / f"0000000{step}" / "manifest.json").unlink()
+    assert checkpoint.newest(pair).step == 1
+    shutil.copytree(pair / "00000002.damaged", pair / "00000002")
+    assert checkpoint.newest(pair).step == 1
+    damaged = ["00000002.damaged", "00000002.damaged-2", "00000003.damaged"]
+    assert checkpoints.names_in(pair) == ["00000001", *damaged]
+    assert len(capfd.readouterr().err.splitlines()) == 3
+
+
+def test_a_run_goes_on_after_a_fall_back(pair, capfd):
+    (pair / "00000002" / "about.json").unlink()
+    assert_falls_back(pair, capfd, "about.json is missing")
+    checkpoints.save_all(pair, [2, 3])
+    assert checkpoints.names_in(pair) == ["00000002", "00000002.damaged", "00000003"]
+    assert checkpoint.newest(pair).step == 3
+
+
+def test_a_file_that_may_not_be_read_is_no_damage(pair, monkeypatch):
+    def refuse(path, *args):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(checkpoint_files, "_file_entry", refuse)
+    with pytest.raises(ValueError, match=r"cannot be read: .*Permission denied.* this user may"):
+        checkpoint.newest(pair)
+    assert checkpoints.names_in(pair) == ["00000001", "00000002"]
+
+
+def test_a_newer_format_is_no_damage(pair, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "_FORMAT", 0)
+    with pytest.raises(ValueError, match=r"has format 1 and .* reads format 0; take the version"):
+        checkpoint.newest(pair)
+    assert checkpoints.names_in(pair) == ["00000001", "00000002"]
+
+
+# Disks
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(ValueError, match=r"no checkpoints can be kept in .*give a directory"):
+        checkpoint.Checkpoints(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"cannot be read: .*Not a directory"):
+        checkpoint.newest(tmp_path / "run")
+
+
+def big(num_mb: int) -> dict[str, np.ndarray]:
+    return {f"w{i}": np.random.default_rng(i).normal(size=(1 << 17)) for i in range(num_mb)}
+
+
+def test_a_file_that_grows_too_large_leaves_the_earlier_checkpoints(pair):
+    store = checkpoint.Checkpoints(pair)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, hard))
+    try:
+        store.save(3, big(1), {})
+        with pytest.raises(ValueError, match=r"checkpoint 3 .*: File too large; .* untouched"):
+            store.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert checkpoints.names_in(pair) == ["00000001", "00000002"]
+    assert checkpoint.newest(pair).step == 2
+    store.save(3, big(1), {})  # there is room again
+    store.close()
+    assert checkpoint.newest(pair).step == 3
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 8 MB of its own."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(path)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a small disk needs the permission to mount one")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoints(small_disk, capfd, caplog):
+    store = checkpoint.Checkpoints(small_disk)
+    store.save(1, big(3), {})
+    capfd.readouterr()
+    store.save(2, big(6), {})
+    with pytest.raises(
+        ValueError, match=r"checkpoint 2 could not .*No space left on device: 7 MB needed.*room"
+    ):
+        store.save(3, big(1), {})
+    assert checkpoints.names_in(small_disk) == ["00000001"]
+    assert (capfd.readouterr(), caplog.records) == (("", ""), [])
+    store.save(3, big(1), {})
+    store.close()
+    assert checkpoint.newest(small_disk).step == 3
+
+
+def test_a_read_only_disk_is_named_and_can_be_read(small_disk, capfd):
+    checkpoints.save_all(small_disk, [1, 2])
+    (small_disk / "00000002" / "about.json").unlink()
+    store = checkpoint.Checkpoints(small_disk)
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]
+    subprocess.run(remount, check=True)
+    store.save(3, checkpoints.arrays_of(3), {})
+    with pytest.raises(ValueError, match=r"checkpoint 3 could not be written .*Read-only file"):
+        store.close()
+    with pytest.raises(ValueError, match=r"no checkpoints .*Read-only file system.*give a direct"):
+        checkpoint.Checkpoints(small_disk)
+    assert checkpoint.newest(small_disk).step == 1
+    assert "it could not be set aside" in capfd.readouterr().err
+
+
+# Processes
+
+
+def run_program(text: str, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(text), *arguments]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+TWO_PROCESSES = """
+    import sys
+    import jax
+    import numpy as np
+    process, port, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, process)
+    from jax.experimental import multihost_utils
+    from hetjax.training import checkpoint
+    assert jax.process_count() == 2
+    if process == 0:
+        store = checkpoint.Checkpoints(directory)
+        store.save(1, {"w": np.arange(5.0)}, {"round": 1})
+        store.save(2, {"w": np.arange(6.0)}, {"round": 2})
+        store.close()
+        print(checkpoint.newest(directory).step)
+    multihost_utils.sync_global_devices("written")
+    if process == 1:
+        print(checkpoint.newest(directory).arrays["w"].tolist())
+    multihost_utils.sync_global_devices("read")
+"""
+
+
+def test_one_process_of_two_saves_without_the_other(tmp_path, free_port):
+    programs = [
+        run_program(TWO_PROCESSES, str(i), str(free_port), str(tmp_path / "run")) for i in range(2)
+    ]
+    try:
+        outputs = [program.communicate(timeout=60) for program in programs]
+    finally:
+        for program in programs:
+            program.kill()
+    answers = ["2", "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]"]
+    for (out, error), answer in zip(outputs, answers, strict=True):
+        assert answer in out.splitlines(), error  # Gloo prints a line, too
+    assert [program.returncode for program in programs] == [0, 0]
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+QUIET = """
+    import sys
+    from absl import app
+    import numpy as np
+    from hetjax.training import checkpoint
+    def main(argv):
+        store = checkpoint.Checkpoints(argv[1])
+        store.save(1, {"w": np.arange(5.0)}, {})
+        store.close()
+        checkpoint.newest(argv[1])
+        assert "orbax" in " ".join(sys.modules)
+    assert "orbax.checkpoint" not in sys.modules
+    app.run(main)
+"""
+
+
+def test_nothing_is_logged_and_orbax_comes_late(tmp_path):
+    program = run_program(QUIET, str(tmp_path))
+    assert program.communicate(timeout=60) == ("", "")
+    assert program.returncode == 0
+
+
+def test_a_short_drill_finds_all_damage_and_every_kill(tmp_path):
+    path = tmp_path / "results" / "drill.jsonl"
+    for _ in range(2):  # the second adds to the first
+        text = checkpoint_drill.run(12, path)
+    damaged, killed = (checkpoint_drill.add_up(path, drill) for drill in ("damage", "kill"))
+    assert damaged == {"trials": 24, "found": 24, "silent": 0, "fell_back": 24, "runs": 2}
+    assert (killed["trials"], killed["found"], killed["wrong_values"]) == (6, 6, 0)
+    assert "| damaged checkpoints found and set aside | 24 of 24 | 24 of 24 |" in text

@@ -1,0 +1,129 @@
+"""Runs of several real processes: the same results as one process, with every part."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.training import problems
+
+SPEEDS = [1.0, 1.5, 2.0, 4.0]
+VIRTUAL = {"num_workers": 4, "secs_per_microbatch": SPEEDS, "clock": "virtual"}
+EVAL = {"epochs": 3, "cluster": VIRTUAL, "quota": {"policy": "adaptive"}}
+CASES = {
+    "all_reduce": {},
+    "ring": {"reducer": {"name": "ring"}},
+    "d_psgd": {"reducer": {"name": "d_psgd", "graph": "ring"}},
+    "one_peer": {"reducer": {"name": "d_psgd", "graph": "one_peer_exponential"}},
+    "matcha": {"reducer": {"name": "matcha", "graph": "ring"}},
+    "d_grab": {"ordering": {"method": "d_grab", "herding_every": 0}},
+    "d_grab_exact": {"ordering": {"method": "d_grab_exact", "herding_every": 0}},
+    "pair_balance": {
+        "ordering": {"method": "pair_balance", "herding_every": 0},
+        "reducer": {"name": "d_psgd", "graph": "complete"},
+    },
+    "private": {"data": {"sharing": "private"}},
+    "streamed": {"data": {"feed": "streamed"}},
+    "fused": {"local": "fused"},
+    "first": {"gate": {"trigger": "first"}},
+    "quorum": {"gate": {"trigger": "quorum", "quorum": 4}},
+}
+CUT = ("d_psgd", "d_grab_exact", "pair_balance", "private")
+WALL = {"num_workers": 4, "secs_per_microbatch": [0.02, 0.02, 0.02, 0.2]}
+LIVE = {
+    "live_first": {"gate": {"trigger": "first"}},
+    "live_quorum": {"gate": {"trigger": "quorum", "quorum": 5}},
+    "live_deadline": {"gate": {"trigger": "deadline", "deadline_secs": 0.05}},
+}
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def run_gang(cases, directory, num_processes):
+    """Trains `cases` in real processes; {name: (params, summary, history)}."""
+    directory.mkdir()
+    path = directory / "cases.json"
+    path.write_text(json.dumps(cases))
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "tests.training.process_cases"]
+    gang = [
+        subprocess.Popen(
+            [*command, str(index), str(num_processes), address, str(path), str(directory)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(num_processes)
+    ]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in gang]
+    finally:
+        for process in gang:
+            process.kill()
+    assert [process.returncode for process in gang] == [0] * num_processes, "\n".join(errors)
+    found = {}
+    for name in cases:
+        told = json.loads((directory / f"{name}.json").read_text())
+        arrays = np.load(directory / f"{name}.npz")
+        found[name] = arrays["params"], told["summary"], told["history"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory):
+    cases = {name: {**EVAL, **fields} for name, fields in CASES.items()}
+    live = {
+        name: {"epochs": 2, "cluster": WALL, "quota": {"policy": "equal"}, **fields}
+        for name, fields in LIVE.items()
+    }
+    directory = tmp_path_factory.mktemp("gang")
+    cut = {}
+    for name in CUT:
+        fields = {
+            **cases[name],
+            "workdir": str(directory / name),
+            "checkpoint": {"every_rounds": 2},
+        }
+        cut[f"{name}_begun"] = {**fields, "last_round": 7}
+        cut[f"{name}_resumed"] = fields
+    return run_gang({**cases, **live, **cut}, directory / "out", 2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_train_as_one_does(name, gang, float64):
+    params, summary, history = gang[name]
+    alone = problems.fit(
+        problems.classification(), problems.initial_weights(), **{**EVAL, **CASES[name]}
+    )
+    for key in ("quotas", "microbatches_done", "examples_counted", "compute_secs", "bytes_sent"):
+        assert [line[key] for line in history] == [line[key] for line in alone.history], key
+    np.testing.assert_allclose(params, alone.params, rtol=1e-10)
+    assert summary["examples_missing"] == summary["examples_duplicated"] == 0
+    assert summary["train_loss"] == pytest.approx(alone.summary["train_loss"], rel=1e-8)
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_run_of_several_processes_goes_on(name, gang, tmp_path):
+    whole, _, rounds = gang[name]
+    _, begun, _ = gang[f"{name}_begun"]
+    params, summary, history = gang[f"{name}_resumed"]
+    assert begun["stopped_by"] == "callback"
+    assert begun["rounds"] < summary["rounds"] == len(rounds)
+    np.testing.assert_array_equal(params, whole)
+    assert [line["loss"] for line in history] == [line["loss"] for line in rounds]
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_a_gate_closes_the_rounds_of_all_processes(name, gang):
+    _, summary, history = gang[name]
+    assert summary["examples_missing"] == summary["examples_duplicated"] == 0
+    assert summary["examples_processed"] == 2 * 203
+    assert any(sum(line["microbatches_done"]) < sum(line["quotas"]) for line in history)
+    slow = [line["microbatches_done"][3] for line in history[:-1]]
+    assert min(slow) == 1  # the first microbatch is always begun, and finished

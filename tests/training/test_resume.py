@@ -1,0 +1,199 @@
+"""Runs that end early and go on: bit-equal to those that were never interrupted."""
+
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from hetjax.training import resume
+from tests.training import problems
+
+STATIC = {
+    "epochs": 2,
+    "cluster": {
+        "num_workers": 4,
+        "secs_per_microbatch": [1.0, 1.5, 2.0, 4.0],
+        "clock": "virtual",
+    },
+    "quota": {"policy": "static", "proportions": [4, 3, 2, 1]},
+    "checkpoint": {"every_rounds": 1},
+}
+CASES = {
+    "all_reduce": {},
+    "adaptive": {"quota": {"policy": "adaptive"}},
+    "gate": {"gate": {"trigger": "first"}, "reducer": {"name": "ring"}},
+    "d_grab": {"ordering": {"method": "d_grab"}, "local": "virtual"},
+    "gossip": {
+        "ordering": {"method": "pair_balance"},
+        "reducer": {"name": "matcha"},
+        "local": "virtual",
+    },
+    "private": {"data": {"sharing": "private"}, "local": "fused"},
+}
+
+
+def fit(workdir, callbacks=(), **fields):
+    dtype = np.float64 if jax.config.jax_enable_x64 else np.float32
+    data, weights = problems.classification(dtype=dtype), problems.initial_weights(dtype)
+    fields = {**STATIC, **fields}
+    return problems.fit(
+        data, weights, eval_source=data, workdir=workdir, callbacks=callbacks, **fields
+    )
+
+
+def end_after(every, workdir, **fields):
+    """One run, ended after each `every` rounds and started again: (result, number of starts)."""
+    for starts in range(1, 100):
+        result = fit(workdir, [lambda line: line.round % every == every - 1], **fields)
+        if not result.summary["interrupted"]:
+            return result, starts
+    raise AssertionError("the run does not come to its end")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_that_is_cut_again_and_again_is_bit_equal(name, tmp_path, float64):
+    whole = fit(None, **CASES[name])
+    every = 1 if name == "all_reduce" else 5
+    cut, starts = end_after(every, tmp_path, **CASES[name])
+    assert starts == -(-len(whole.history) // every)
+    assert len(cut.history) == len(whole.history)
+    np.testing.assert_array_equal(cut.params, whole.params)
+    np.testing.assert_array_equal(cut.best_params, whole.best_params)
+    assert cut.history == [json.loads(line) for line in read_lines(tmp_path)]
+    keys = ("quotas", "microbatches_done", "loss", "eval", "round_secs", "bytes_sent")
+    for mine, theirs in zip(cut.history, whole.history, strict=True):
+        assert {k: mine.get(k) for k in keys} == {k: theirs.get(k) for k in keys}
+    times = ("wall_secs", "ordering")
+    assert {k: v for k, v in cut.summary.items() if k not in times} == {
+        k: v for k, v in whole.summary.items() if k not in times
+    }
+
+
+def read_lines(workdir):
+    return (workdir / "metrics.jsonl").read_text().splitlines()
+
+
+def stop_at(round_index):
+    return lambda line: line.round == round_index
+
+
+def test_what_was_done_after_the_checkpoint_is_done_again_and_told(tmp_path):
+    class Crash(Exception):
+        pass
+
+    def crash(line):
+        if line.round == 5:
+            raise Crash
+
+    every = {"checkpoint": {"every_rounds": 4}}
+    with pytest.raises(Crash):
+        fit(tmp_path, [crash], **every)
+    assert len(read_lines(tmp_path)) == 6
+    result = fit(tmp_path, **every)
+    assert result.summary["examples_recomputed"] == 2 * 32
+    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+    assert [line["round"] for line in result.history] == list(range(len(result.history)))
+
+
+def test_a_finished_run_begins_anew_unless_a_supervisor_starts_it_again(tmp_path, monkeypatch):
+    first = fit(tmp_path)
+    rounds = []
+    again = fit(tmp_path, [lambda line: rounds.append(line.round)])
+    assert rounds == list(range(len(first.history)))
+    monkeypatch.setenv("HETJAX_ATTEMPT", "1")
+    rounds.clear()
+    supervised = fit(tmp_path, [lambda line: rounds.append(line.round)])
+    assert rounds == []
+    np.testing.assert_array_equal(supervised.params, again.params)
+    assert supervised.history == again.history
+
+
+def test_without_resume_a_run_begins_anew(tmp_path):
+    fit(tmp_path, [stop_at(2)])
+    rounds = []
+    fit(tmp_path, [lambda line: rounds.append(line.round)], resume=False)
+    assert rounds[0] == 0
+
+
+@pytest.mark.parametrize("reducer", ["all_reduce", "matcha"])
+def test_another_number_of_workers_goes_on(reducer, tmp_path):
+    fields = {"reducer": {"name": reducer}, "ordering": {"method": "pair_balance"}}
+    if reducer == "all_reduce":
+        fields["ordering"] = {"method": "d_grab"}
+    before = fit(tmp_path, [stop_at(4)], **fields)
+    fewer = {
+        "cluster": {**STATIC["cluster"], "num_workers": 3, "secs_per_microbatch": [1.0, 2.0, 3.0]},
+        "quota": {"policy": "adaptive"},
+    }
+    rounds = []
+    result = fit(tmp_path, [lambda line: rounds.append(line.round)], **{**fields, **fewer})
+    assert rounds[0] == len(before.history)
+    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+    assert result.summary["examples_processed"] == 2 * 203
+    assert result.summary["train_loss"] < before.history[0]["loss"]
+    assert len(result.history[-1]["quotas"]) == 3
+
+
+def test_private_data_keeps_its_workers(tmp_path):
+    private = {"data": {"sharing": "private"}}
+    fit(tmp_path, [stop_at(3)], **private)
+    cluster = {**STATIC["cluster"], "num_workers": 2, "secs_per_microbatch": [1.0, 2.0]}
+    with pytest.raises(ValueError, match=r"has 4 workers and this run 2.*owns a shard"):
+        fit(tmp_path, **private, cluster=cluster, quota={"policy": "adaptive"})
+
+
+def test_another_configuration_is_refused_and_nothing_is_changed(tmp_path):
+    fit(tmp_path, [stop_at(3)])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"belongs to another configuration .*seed: 0 there, 1"):
+        fit(tmp_path, seed=1)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path, capfd):
+    fit(tmp_path, [stop_at(5)])
+    directory = tmp_path / resume.DIRECTORY
+    newest = max(directory.iterdir())
+    victim = next(path for path in (newest / "arrays").rglob("*") if path.is_file())
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    result = fit(tmp_path)
+    assert f"{newest.name}.damaged" in capfd.readouterr().err
+    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+    np.testing.assert_array_equal(result.params, fit(None).params)
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")]
+)
+def test_a_signal_ends_the_run_with_a_checkpoint(number, name, tmp_path):
+    def send(line):
+        if line.round == 2:
+            os.kill(os.getpid(), number)
+
+    result = fit(tmp_path, [send], checkpoint={"every_secs": 0.0})
+    assert result.summary["stopped_by"] == name
+    assert len(list((tmp_path / resume.DIRECTORY).iterdir())) == 1
+    again = fit(tmp_path, checkpoint={"every_secs": 0.0})
+    assert again.history[: len(result.history)] == result.history
+    np.testing.assert_array_equal(again.params, fit(None).params)
+
+
+def test_a_workdir_that_cannot_be_written(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(ValueError, match="cannot be used"):
+        fit(path)
+
+
+def test_lost_lines_of_the_metrics_are_told(tmp_path, capsys):
+    fit(tmp_path, [stop_at(4)])
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("\n".join(read_lines(tmp_path)[:2]) + '\n{"round": 2, "ep')
+    result = fit(tmp_path)
+    assert "has 2 whole lines of the 5 rounds" in capsys.readouterr().err
+    assert result.summary["examples_processed"] == 2 * 203
