@@ -251,10 +251,15 @@ def compare(
     *,
     rates: Sequence[float] = (),
     target: float | None = None,
+    tune_for_last_loss: bool = False,
     window: float = 0.25,
     jobs: int = 1,
 ) -> Comparison:
-    """Does what is missing, tunes, and gathers everything."""
+    """Does what is missing, tunes, and gathers everything.
+
+    Of `rates` each arm gets, with the first seed, the one that reaches `target` first, or that
+    ends with the lowest loss.
+    """
     if rates and target is None:
         raise ValueError("--rates: to tune, give the --target_loss whose time is compared.")
     own: dict[str, float | None] = dict.fromkeys(arm.label for arm in arms)
@@ -266,7 +271,9 @@ def compare(
                 record = read(Run(arm, seeds[0], rate), directory)
                 assert record is not None
                 assert target is not None
-                scores[rate] = curve(record, window).time_to(target)
+                found = curve(record, window)
+                last = math.inf if record["diverged"] else found.losses[-1]
+                scores[rate] = last if tune_for_last_loss else found.time_to(target)
             own[arm.label] = min(scores, key=scores.__getitem__)
     runs = [Run(arm, seed, own[arm.label]) for seed in seeds for arm in arms]
     run_all(runs, directory, jobs=jobs)

@@ -79,7 +79,7 @@ def rounds_of(
         recorder = record.Recorder(
             workdir, config_lib.to_dict(config), num_examples=1, progress=False
         )
-        run = loop._Loop(parts, recorder, None, (), started=time.perf_counter())
+        run = loop.Loop(parts, recorder, None, (), started=time.perf_counter())
         run._warm_up()
         try:
             yield run, parts

@@ -16,7 +16,7 @@ _HOMES = {
     "NonFiniteError": "hetjax.training.loop",
     "RoundReport": "hetjax.training.record",
     "TrainState": "hetjax.types",
-    "fit": "hetjax.training.loop",
+    "fit": "hetjax.training.fit",
     "join_processes": "hetjax.cluster.processes",
     "linen_loss": "hetjax.models.adapters",
     "linen_metrics": "hetjax.models.adapters",

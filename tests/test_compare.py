@@ -8,6 +8,8 @@ import pytest
 
 from experiments import comparison
 
+pytestmark = pytest.mark.slow
+
 FILE = "configs/digits.py"
 SMALL = [
     "epochs=1",

@@ -11,6 +11,8 @@ import pytest
 import hetjax
 from experiments import compare_orders, order_report, order_results, order_tasks
 
+pytestmark = pytest.mark.slow
+
 TINY = dataclasses.replace(
     order_tasks.MNIST,
     name="tiny",

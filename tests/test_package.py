@@ -32,7 +32,7 @@ LAYERS = {
     "simulate": 4,
     "launch": 3,
 }
-TOP_OF_TRAINING = {"loop", "setup", "summary", "telemetry", "resume"}
+TOP_OF_TRAINING = {"fit", "loop", "setup", "summary", "telemetry", "resume"}
 
 
 def imports_of(path):

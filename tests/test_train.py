@@ -77,6 +77,7 @@ def test_the_main_job_writes_its_files_and_prints_its_table(first_run):
     assert "tensorflow" not in done.stderr.lower()
 
 
+@pytest.mark.slow
 def test_the_written_configuration_runs_the_same_again(first_run, tmp_path):
     workdir, _ = first_run
     again = run(f"--config={workdir / 'config.json'}", f"--workdir={tmp_path}")
@@ -114,6 +115,7 @@ def test_a_mistake_gets_one_message_and_status_2(arguments, message, tmp_path):
     assert re.search(message, done.stderr, re.DOTALL), done.stderr
 
 
+@pytest.mark.slow
 def test_lenet_learns_from_real_cifar10(test_data, tmp_path):
     data_dir = tmp_path / "data"  # the prepared copy goes here, not into the originals
     data_dir.mkdir()

@@ -157,6 +157,22 @@ def join_processes(
     return place
 
 
+def check_joined() -> None:
+    """Refuses to train alone in a process that the launcher started as one of several.
+
+    Raises:
+        ValueError: it has not joined the others.
+    """
+    import jax
+
+    number = os.environ.get("HETJAX_NUM_PROCESSES", "1")
+    if number != "1" and not jax.distributed.is_initialized():
+        raise ValueError(
+            f"this process was started as one of {number}, and has not joined the others: call "
+            "hetjax.join_processes() at the beginning of the program, before JAX is used"
+        )
+
+
 def is_loss_of_others(error: RuntimeError) -> bool:
     """Whether an error of JAX says that another process of the run is gone."""
     return any(words in str(error) for words in ("Gloo", "NCCL", "UNAVAILABLE", "Connection"))

@@ -19,7 +19,8 @@ from hetjax.cluster import processes
 from hetjax.data import rounds
 from hetjax.training import local, record
 
-_PATIENCE_SECS = 120.0
+_PATIENCE_SECS = 600.0
+_MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
 
 
 class Ask(enum.IntFlag):
@@ -73,6 +74,7 @@ def check_same_run(config: dict[str, Any], *, num_examples: int, leads: bool) ->
         "examples": num_examples,
     }
     own |= {f"config.{name}": value for name, value in config.items()}
+    own = {name: _short(value) for name, value in own.items()}
     if leads:
         for name, value in own.items():
             board.post(name, value)
@@ -86,12 +88,19 @@ def check_same_run(config: dict[str, Any], *, num_examples: int, leads: bool) ->
         ) from error
     for name, value in own.items():
         theirs = board.read(name)
-        if theirs != json.loads(json.dumps(value)):
+        if theirs != value:
             raise ValueError(
                 f"process {jax.process_index()} has {name} = {value!r} and process 0 has "
                 f"{theirs!r}; start all processes of a run with the same program, configuration "
                 "and data"
             )
+
+
+def _short(value: Any) -> Any:
+    text = json.dumps(value, sort_keys=True)
+    if len(text) > _MOST_CHARACTERS:
+        return f"of SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
+    return json.loads(text)
 
 
 class Agreement:

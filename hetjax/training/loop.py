@@ -1,14 +1,11 @@
 """The training loop: rounds of local and sync phases until the epochs are done.
 
-`fit` is the one seam that the command line, a notebook and a test share. The loop knows no
-policy, order, reducer or gate by name: `setup` builds them, records pass between them. While
-the workers compute a round, the host reports the one before.
+It knows no policy, order, reducer or gate by name: `setup` builds them, records pass between them.
+While the workers compute a round, the host reports the one before.
 """
 
 import contextlib
 import dataclasses
-import os
-import pathlib
 import signal
 import sys
 import time
@@ -17,14 +14,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
-from hetjax import config as config_lib
 from hetjax import quota, types
-from hetjax.cluster import beacons as beacons_lib
 from hetjax.data import rounds as rounds_lib
-from hetjax.data import sources
-from hetjax.training import accumulate as accumulate_lib
 from hetjax.training import (
     agreement,
     evaluate,
@@ -67,132 +59,6 @@ class FitResult:
     """At the evaluation with the lowest loss; `params` where no evaluation had a loss."""
 
 
-def fit(
-    loss_fn: accumulate_lib.LossFn,
-    params: types.PyTree,
-    optimizer: optax.GradientTransformation,
-    source: Any,
-    *,
-    eval_source: Any = None,
-    metrics_fn: evaluate.MetricsFn | None = None,
-    callbacks: Sequence[Callback] = (),
-    workdir: str | pathlib.Path | None = None,
-    resume: bool = True,
-    progress: bool = True,
-    per_example_rng: bool = False,
-    config: config_lib.ExperimentConfig | None = None,
-    **fields: Any,
-) -> FitResult:
-    """Trains a model of your own on workers that are not equal.
-
-    Args:
-        loss_fn: `(params, examples, rng) -> losses f32[B]`, one number an example, or
-            `(losses, weights)`: the objective is `sum(weights * losses) / sum(weights)` over
-            the round. `hetjax.nnx_loss` and `hetjax.linen_loss` make one from a Flax model.
-        params: a pytree of arrays.
-        optimizer: any optax optimiser; gradient clipping in its chain acts on the gradient of
-            the whole round. Schedules: `hetjax.scale_by_progress`.
-        source: the examples: a dict of NumPy arrays, or anything with `__len__` and
-            `__getitem__`.
-        eval_source: evaluated every `eval_every` epochs; same form.
-        metrics_fn: `(params, examples) -> {name: f32[B]}` for it. The best parameters are those
-            of the lowest `loss` there, if it has one. By default the training loss, with
-            dropout if that has any; `hetjax.nnx_metrics` and `linen_metrics` evaluate without.
-        callbacks: called with each `RoundReport` while the next round computes; True ends the
-            run after that one.
-        workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html` and
-            `checkpoints`; those of a finished run of the same configuration are replaced.
-        resume: go on from the newest checkpoint in `workdir` where there is one of this
-            configuration that is not at the run's end; else begin at the beginning. The number
-            of workers may have changed.
-        progress: show a progress bar.
-        per_example_rng: the loss gets a key for each example, `key[B]`.
-        config: a checked configuration; or give `fields`.
-        **fields: fields of the configuration, groups as dicts: `epochs=5, budget=32,
-            cluster={"num_workers": 4}, quota={"policy": "adaptive"}`. By default there is a
-            worker for each device.
-
-    Returns:
-        Last and best parameters, state, summary and history. After Ctrl-C too:
-        `summary["interrupted"]` is true then.
-
-    Raises:
-        ValueError: what was given cannot be run; said before anything is computed.
-        NonFiniteError: a loss or gradient was not finite; its `result` holds the state before.
-
-    Example:
-        >>> import numpy as np, optax
-        >>> x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
-        >>> data = {"x": x, "y": x @ np.array([1.0, -2.0, 3.0], np.float32)}
-        >>> def loss_fn(params, batch, rng):
-        ...     return (batch["x"] @ params - batch["y"]) ** 2
-        >>> result = fit(
-        ...     loss_fn, np.zeros(3, np.float32), optax.sgd(0.2), data, epochs=40,
-        ...     microbatch_size=4, budget=4, cluster={"num_workers": 1}, progress=False,
-        ... )
-        >>> np.round(result.params, 2).tolist()
-        [1.0, -2.0, 3.0]
-
-    References:
-        Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
-        environment", 2021, arXiv 2111.08272. The quotas' cost model, exact solver and change
-        detection are hetjax's own.
-    """
-    setup.check_arguments(params, optimizer, callbacks)
-    source = sources.as_source(source)
-    eval_source = None if eval_source is None else sources.as_source(eval_source)
-    if config is None:
-        config = setup.config_of_fields(fields)
-        recorded = setup.recorded_fields(config)
-    elif fields:
-        raise ValueError(f"fit: give either config or fields, not both: {sorted(fields)}")
-    else:
-        recorded = config_lib.to_dict(config)
-    started = time.perf_counter()
-    beacons = beacons_lib.start()
-    beacons.at("starting")
-    parts = setup.build(
-        loss_fn,
-        params,
-        optimizer,
-        source,
-        config=config,
-        per_example_rng=per_example_rng,
-        beacons=beacons,
-    )
-    if not parts.agree.alone:
-        agreement.check_same_run(recorded, num_examples=len(source), leads=parts.leads)
-    evaluator = None
-    if eval_source is not None and parts.leads:
-        metrics_fn = metrics_fn or evaluate.metrics_of_loss(loss_fn)
-        evaluator = evaluate.Evaluator(
-            metrics_fn,
-            eval_source,
-            params,
-            parts.own_device,
-            on_batch=lambda: beacons.at("evaluating"),
-        )
-    workdir = None if workdir is None else pathlib.Path(workdir)
-    restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
-    with contextlib.ExitStack() as stack:
-        stack.callback(beacons.close)
-        stack.callback(parts.close)
-        start = resume_lib.find(workdir, recorded, parts=parts, resume=resume, restarted=restarted)
-        keeper = None
-        if workdir is not None:
-            keeper = stack.enter_context(contextlib.closing(resume_lib.Keeper(workdir, parts)))
-        recorder = record.Recorder(
-            workdir if parts.leads else None,
-            recorded,
-            num_examples=config.epochs * len(source),
-            progress=progress and parts.leads,
-            lines=start.lines,
-        )
-        stack.callback(recorder.close)
-        loop = _Loop(parts, recorder, evaluator, callbacks, started=started, keeper=keeper)
-        return loop.run(start)
-
-
 @dataclasses.dataclass
 class _Round:
     """A round that is done and not reported yet: its numbers may still be on the devices."""
@@ -229,7 +95,7 @@ _NAME_OF_STOP = {
 }
 
 
-class _Loop:
+class Loop:
     """One run. `run` does all of it; the methods below are its steps in order."""
 
     def __init__(

@@ -59,3 +59,11 @@ def test_a_process_that_is_alone_has_no_board():
 
 def test_joining_alone_does_nothing():
     processes.join(None)
+
+
+def test_a_process_of_several_that_did_not_join_does_not_train_alone(monkeypatch):
+    monkeypatch.setenv("HETJAX_NUM_PROCESSES", "4")
+    with pytest.raises(ValueError, match=r"one of 4.*call hetjax.join_processes"):
+        processes.check_joined()
+    monkeypatch.setenv("HETJAX_NUM_PROCESSES", "1")
+    processes.check_joined()

@@ -149,6 +149,7 @@ def test_the_complete_graph_by_example_is_all_reduce(float64):
     np.testing.assert_allclose(mixed.state.params, pooled.state.params, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_orders_that_each_worker_balances_alone_work_with_gossip():
     data, weights = problems.classification(203, np.float32), problems.initial_weights(np.float32)
     reducer = {"name": "d_psgd", "graph": "ring"}

@@ -62,6 +62,7 @@ def private_trace(path, data, num_rounds):
     return [line["quotas"] for line in result.history]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "block_pairs", "local", "sharing"),
     [
@@ -238,6 +239,7 @@ def test_a_loss_that_mixes_examples_is_refused():
             problems.fit(data, start, loss_fn=loss_fn, epochs=1, ordering={"method": "d_grab"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grab_random_sign", "frozen"])
 @pytest.mark.parametrize("feed", ["resident", "streamed"])
 def test_other_orders_run_with_weights_and_streamed_data(method, feed, monkeypatch):
@@ -284,6 +286,7 @@ def test_a_round_in_which_nobody_finishes(local, tmp_path):
     assert result.summary["examples_processed"] == 48
 
 
+@pytest.mark.slow
 def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
     """All that an order needs lies in the training state and in the stream."""
     data, weights = problems.classification(61), problems.initial_weights()

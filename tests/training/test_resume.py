@@ -53,6 +53,7 @@ def end_after(every, workdir, **fields):
     raise AssertionError("the run does not come to its end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_that_is_cut_again_and_again_is_bit_equal(name, tmp_path, float64):
     whole = fit(None, **CASES[name])
