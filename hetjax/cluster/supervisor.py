@@ -8,6 +8,7 @@ their last checkpoint holds; nothing here knows of it.
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import queue
 import shutil
@@ -90,9 +91,12 @@ def supervise(options: Options) -> int:
         stack.callback(shares.close)
         for group in shares.groups:
             guardian.add("control_group", group)
+        cache = pathlib.Path(tempfile.mkdtemp(prefix="hetjax-cache-"))
+        guardian.add("directory", cache)
+        stack.callback(shutil.rmtree, cache, ignore_errors=True)
         log.say(f"{options.num_workers} workers; {shares.description}")
         for attempt in range(options.max_restarts + 1):
-            verdict = _attempt(options, attempt, shares, log, events, stop, guardian)
+            verdict = _attempt(options, attempt, shares, log, events, stop, guardian, cache)
             if not verdict.restart or stop.code:
                 if verdict.cause:
                     log.say(verdict.cause)
@@ -125,6 +129,19 @@ def find_port(host: str, port: int = 0) -> int:
         return listener.getsockname()[1]
 
 
+def _compilation_cache(directory: pathlib.Path) -> dict[str, str]:
+    """What makes JAX keep all that it compiles, so that a restart compiles nothing again.
+
+    Variables that are set already stay as they are.
+    """
+    wanted = {
+        "JAX_COMPILATION_CACHE_DIR": str(directory),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
 @dataclasses.dataclass
 class _Stop:
     """Whether the user, or the system, asked for the end of the whole run."""
@@ -132,13 +149,14 @@ class _Stop:
     code: int = 0
 
 
-def _attempt(options, attempt, shares, log, events, stop, guardian) -> Verdict:
+def _attempt(options, attempt, shares, log, events, stop, guardian, cache) -> Verdict:
     port = find_port(options.host, options.port if attempt == 0 else 0)
     host = f"[{options.host}]" if ":" in options.host else options.host
     directory = pathlib.Path(tempfile.mkdtemp(prefix="hetjax-beacons-"))
     guardian.add("directory", directory)
     try:
         common = {
+            **_compilation_cache(cache),
             "HETJAX_NUM_PROCESSES": str(options.num_workers),
             "HETJAX_COORDINATOR": f"{host}:{port}",
             "HETJAX_ATTEMPT": str(attempt),

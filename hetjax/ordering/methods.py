@@ -10,7 +10,7 @@ _DEFAULTS = Options()
 # c of the random signs: about the largest that costs nothing on 10⁴ unit vectors, d = 16
 # (bound of one worker after 10 epochs: 1.67 with sure signs; c = 0.3 1.68, 1 2.07, 3 3.14).
 _RANDOM_SCALE = 0.3
-_COORDINATED = ("all_reduce",)  # replicas must be equal for a common running sum
+_COORDINATED = ("all_reduce", "ring")  # replicas must be equal for a common running sum
 
 
 def _unsigned(make_parts: Callable[[], orders.Parts], options: Options = _DEFAULTS) -> Ordering:

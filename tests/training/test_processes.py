@@ -15,7 +15,7 @@ VIRTUAL = {"num_workers": 4, "secs_per_microbatch": SPEEDS, "clock": "virtual"}
 EVAL = {"epochs": 3, "cluster": VIRTUAL, "quota": {"policy": "adaptive"}}
 CASES = {
     "all_reduce": {},
-    "ring": {"reducer": {"name": "ring"}},
+    "ring": {"reducer": {"name": "ring"}, "ordering": {"method": "d_grab", "herding_every": 0}},
     "d_psgd": {"reducer": {"name": "d_psgd", "graph": "ring"}},
     "one_peer": {"reducer": {"name": "d_psgd", "graph": "one_peer_exponential"}},
     "matcha": {"reducer": {"name": "matcha", "graph": "ring"}},
