@@ -89,7 +89,7 @@ def kill_gang(
     session: Session,
 ) -> tuple[list[Record], Record]:
     """The kills of one gang, and what was left of its run in the end."""
-    rounds = _ROUNDS_PER_KILL * num_kills
+    rounds = 10 + _ROUNDS_PER_KILL * num_kills
     config = fault_cases.gang_config(num_workers, rounds, differences)
     options = (f"--max_restarts={10 * num_kills}", "--heartbeat_secs=20")
     kills: list[Record] = []

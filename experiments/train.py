@@ -8,6 +8,7 @@ DIR gets config.json, metrics.jsonl, summary.json and report.html.
 import os
 import pathlib
 import sys
+import traceback
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
@@ -155,6 +156,14 @@ def _end(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def _leave(code: int, message: str) -> NoReturn:
+    """Ends one process of several; what JAX does at exit would wait for the others."""
+    print(message, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         _end(f"Unexpected arguments: {' '.join(argv[1:])}. Write --config.FIELD=VALUE.")
@@ -163,21 +172,24 @@ def main(argv: list[str]) -> None:
     workdir = _WORKDIR.value
     if workdir is None:
         _end("--workdir is missing: the directory that gets this run's files.")
+    place = None
     try:
         place = processes.find_place(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
         result = train_and_evaluate(config, workdir, place=place)
     except ValueError as error:
-        _end(str(error))
+        if place is None:
+            _end(str(error))
+        _leave(2, str(error))
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
-    except RuntimeError as error:
-        if place is None or not processes.is_loss_of_others(error):
+    except Exception as error:
+        if place is None:
             raise
-        first_line = str(error).splitlines()[0]
-        print(f"Process {place.process_id} has lost the others: {first_line}", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(1)  # what JAX does at exit would wait for those that are gone
+        if isinstance(error, RuntimeError) and processes.is_loss_of_others(error):
+            first_line = str(error).splitlines()[0]
+            _leave(1, f"Process {place.process_id} has lost the others: {first_line}")
+        _leave(1, traceback.format_exc())
     if place is None or place.process_id == 0:
         print(summary_table(result.summary))
         print(f"Report: {pathlib.Path(workdir) / 'report.html'}")

@@ -1,11 +1,24 @@
 """Eight CPU devices, the strictest settings, and float64 where a test asks for it."""
 
+import atexit
 import os
 import pathlib
+import shutil
+import tempfile
 
 import jax
 import pytest
 
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # What one test, or a program that it starts, has compiled is not compiled again.
+    _DIRECTORY = tempfile.mkdtemp(prefix="hetjax-tests-")
+    atexit.register(shutil.rmtree, _DIRECTORY, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _DIRECTORY
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

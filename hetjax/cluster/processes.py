@@ -9,8 +9,12 @@ hides the private one, and nothing else in hetjax uses it.
 import itertools
 import json
 import os
+import sys
+import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+from hetjax.cluster import supervisor
 
 _MOST_BYTES = 4096  # of a value on the board
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -96,7 +100,9 @@ def join(place: Place | None) -> None:
     Where `place` is None nothing happens, but on a TPU pod, which JAX knows by itself.
 
     Raises:
-        ValueError: process 0 was not found in time, its port is taken, or JAX is in use already.
+        ValueError: the port of process 0 is taken, or JAX is in use already. Where the others
+            do not come in time, the process ends with a message and exit code 2: JAX waits for
+            them in a way that nothing can interrupt.
     """
     import jax
 
@@ -107,28 +113,53 @@ def join(place: Place | None) -> None:
     if jax.distributed.is_initialized():
         return
     jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from us
-    timeout = os.environ.get("HETJAX_START_SECS", str(_START_SECS))
-    if not timeout.isdecimal() or int(timeout) < 1:
-        raise ValueError(
-            f"HETJAX_START_SECS is {timeout!r}; it must be whole seconds, 1 or more, that the "
-            "processes of a run wait for each other"
-        )
-    options: dict[str, Any] = {"initialization_timeout": int(timeout)}
+    start_secs = _read_start_secs()
+    options: dict[str, Any] = {"initialization_timeout": start_secs + 60}
     if place.coordinator is not None:
         options["cluster_detection_method"] = "deactivate"
-        if place.coordinator.rpartition(":")[0] in _LOOPBACK:
+        host, _, port = place.coordinator.rpartition(":")
+        is_loopback = host in _LOOPBACK
+        if is_loopback:
             options["coordinator_bind_address"] = place.coordinator
+        if place.process_id == 0:
+            _check_port(host.strip("[]") if is_loopback else "0.0.0.0", int(port))
+    # JAX 0.10.2 would abort with a stack trace when its own time is over.
+    patience = threading.Timer(start_secs, _give_up, (place, start_secs))
+    patience.daemon = True
+    patience.start()
     try:
         jax.distributed.initialize(
             place.coordinator, place.num_processes, place.process_id, **options
         )
     except (RuntimeError, ValueError) as error:
+        raise ValueError(_not_joined(place, str(error).splitlines()[0])) from error
+    finally:
+        patience.cancel()
+
+
+def _read_start_secs() -> int:
+    text = os.environ.get("HETJAX_START_SECS", str(_START_SECS))
+    if not text.isdecimal() or int(text) < 1:
         raise ValueError(
-            f"process {place.process_id} of {place.num_processes} cannot join its run at "
-            f"{place.coordinator or 'the address that the scheduler gives'}: "
-            f"{str(error).splitlines()[0]}. Is process 0 up and reachable there, and its port "
-            "free? Give all processes the same --coordinator=HOST:PORT"
-        ) from error
+            f"HETJAX_START_SECS is {text!r}; it must be whole seconds, 1 or more, that the "
+            "processes of a run wait for each other"
+        )
+    return int(text)
+
+
+def _give_up(place: Place, start_secs: int) -> None:
+    reason = f"not all processes were there after {start_secs} s (HETJAX_START_SECS)"
+    print(_not_joined(place, reason), file=sys.stderr, flush=True)
+    os._exit(2)
+
+
+def _not_joined(place: Place, reason: str) -> str:
+    return (
+        f"process {place.process_id} of {place.num_processes} cannot join its run at "
+        f"{place.coordinator or 'the address that the scheduler gives'}: {reason}. Are all "
+        "processes started, with the same --coordinator=HOST:PORT, and can process 0 be reached "
+        "there?"
+    )
 
 
 def join_processes(
@@ -171,6 +202,17 @@ def check_joined() -> None:
             f"this process was started as one of {number}, and has not joined the others: call "
             "hetjax.join_processes() at the beginning of the program, before JAX is used"
         )
+
+
+def _check_port(host: str, port: int) -> None:
+    """Refuses a port that is taken, of which JAX 0.10.2 dies by a segmentation fault."""
+    try:
+        supervisor.find_port(host, port)
+    except OSError as error:
+        raise ValueError(
+            f"process 0 cannot listen at {host}:{port}: {error.strerror}. Is another run still "
+            "going on there? Give all processes a --coordinator=HOST:PORT with a port that is free"
+        ) from error
 
 
 def is_loss_of_others(error: RuntimeError) -> bool:

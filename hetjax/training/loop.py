@@ -325,10 +325,11 @@ class Loop:
             self._state, own.accumulated, parts.shares, active
         )
         parts.stream.commit(plan, result.microbatches_done, _turned(result.unit_signs, turns))
-        self._policy_state = parts.policy.observe(
-            self._policy_state,
-            quota.RoundTimes(result.microbatches_done, result.first_secs, result.compute_secs),
-        )
+        if parts.trace is None:  # of a trace the policy was never asked
+            self._policy_state = parts.policy.observe(
+                self._policy_state,
+                quota.RoundTimes(result.microbatches_done, result.first_secs, result.compute_secs),
+            )
         if self._full_quotas is None or quotas.sum() == self._config.budget:
             self._full_quotas = quotas
         processed = parts.stream.examples_processed

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -44,12 +44,15 @@ class Summary:
         self._copy_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(of_worker))
 
     def save(self) -> dict[str, Any]:
-        """What a resumed run needs, beside the lines: JSON values."""
+        """What a resumed run needs, beside the lines: JSON values.
+
+        Losses are texts: of a run that diverges they are not finite, and JSON has no such number.
+        """
         return {
             "clock": self._clock,
-            "epoch_sums": {str(k): v.tolist() for k, v in self._epoch_sums.items()},
-            "eval": self._eval,
-            "best": self._best,
+            "epoch_sums": {str(k): _texts(v.tolist()) for k, v in self._epoch_sums.items()},
+            "eval": dict(zip(self._eval, _texts(self._eval.values()), strict=True)),
+            "best": dict(zip(self._best, _texts(self._best.values()), strict=True)),
             "references": self._references.tolist(),
             "referenced": self._referenced,
             "herding_secs": self._herding_secs,
@@ -60,8 +63,10 @@ class Summary:
         """Goes on from `save`, after the rounds of `lines`."""
         self._lines = list(lines)
         self._clock, self._herding_secs = saved["clock"], saved["herding_secs"]
-        self._epoch_sums = {int(k): np.array(v) for k, v in saved["epoch_sums"].items()}
-        self._eval, self._best = saved["eval"], saved["best"]
+        sums = saved["epoch_sums"].items()
+        self._epoch_sums = {int(k): np.array([float(text) for text in v]) for k, v in sums}
+        self._eval = {name: float(text) for name, text in saved["eval"].items()}
+        self._best = {name: float(text) for name, text in saved["best"].items()}
         self._references, self._referenced = np.array(saved["references"]), saved["referenced"]
         self._earlier_secs = saved["wall_secs"]
 
@@ -198,6 +203,10 @@ class Summary:
                 "equal_split_secs": float(equal),
             }
         return out
+
+
+def _texts(numbers: Iterable[float]) -> list[str]:
+    return [repr(float(number)) for number in numbers]
 
 
 class References(NamedTuple):

@@ -1,0 +1,316 @@
+"""What do real processes at unequal CPU shares reach, against equal split and PyTorch DDP?
+
+    python -m experiments.benchmark_processes [--only=GROUP,…] [--data_dir=DIR]
+        [--torch_python=PATH] [--repeats=2]
+
+Prints the tables that BUILD.md keeps. Groups: alone, mlp, lenet, batches, kill. All train on
+CIFAR-10, which has to be in DIR. Every arm is a run of `hetjax.launch` of its own, so that all are
+held to their shares in the same way, and arms take turns. torch may belong to another interpreter.
+Nothing else may need the machine meanwhile: cores that are shared out in full have nothing left.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import app, flags, logging
+
+from experiments import launched_runs, process_recovery
+from experiments.launched_runs import SHARES
+from experiments.rows import Row, print_tables
+from hetjax.data import datasets, sources
+
+_ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Directory of the data sets.")
+_TORCH_PYTHON = flags.DEFINE_string("torch_python", sys.executable, "Interpreter that has torch.")
+_REPEATS = flags.DEFINE_integer("repeats", 2, "Runs of each arm.", 1)
+
+_BASELINE = pathlib.Path(__file__).with_name("ddp_baseline.py")
+
+
+class Task(NamedTuple):
+    """A model, its rounds, and how long each arm runs."""
+
+    title: str
+    model: dict[str, Any]
+    microbatch_size: int
+    budget: int
+    rounds: Mapping[str, int]  # of each arm
+    ddp_flags: tuple[str, ...]
+    target_over_ddp: str
+
+    @property
+    def batch(self) -> int:
+        return self.microbatch_size * self.budget
+
+
+TASKS = {
+    "mlp": Task(
+        "MLP 3072-1024-1024-1024-10 (5.3 million parameters)",
+        {"name": "mlp", "hidden": (1024, 1024, 1024)},
+        microbatch_size=256,
+        budget=16,
+        rounds={"adaptive": 36, "equal": 16, "ddp": 16},
+        ddp_flags=(),
+        target_over_ddp="≥ 2",
+    ),
+    "lenet": Task(
+        "LeNet (62,006 parameters)",
+        {"name": "lenet"},
+        microbatch_size=32,  # larger ones take longer an example
+        budget=64,
+        rounds={"adaptive": 60, "equal": 30, "ddp": 30},
+        ddp_flags=("--channels_last",),  # 1.2x as fast
+        target_over_ddp="≥ 1.5",
+    ),
+}
+SKIPPED = {"adaptive": 12, "equal": 4, "ddp": 4}  # first rounds, before the quotas are settled
+# The faster one counts. Compiled is measured alone: a quarter of a core compiles for minutes.
+_DDP_VARIANTS = {
+    "as torch has it": ("--plain",),
+    "bucket views, static graph, fused optimiser": (),
+}
+_COMPILED = {"the same, compiled": ("--compile",)}
+
+
+class Arm(NamedTuple):
+    """What a run reached in its steady rounds."""
+
+    examples_per_sec: float
+    round_secs: float
+    waiting: float = 0.0  # share of the workers' time in the local phase
+    communication: float = 0.0  # share of a round after its last worker has finished
+    quotas: tuple[int, ...] = ()
+
+
+def of_lines(lines: Sequence[Mapping[str, Any]], skipped: int) -> Arm:
+    """What the lines of a `metrics.jsonl` say, but for the first rounds and those not full."""
+    steady = [line for line in lines[skipped:] if line["full"]]
+    if not steady:
+        raise ValueError(f"{len(lines)} rounds were done, and none of them is steady")
+    secs = sum(line["round_secs"] for line in steady)
+    return Arm(
+        sum(line["examples"] for line in steady) / secs,
+        secs / len(steady),
+        statistics.mean(line["waiting_fraction"] for line in steady),
+        1 - sum(line["local_secs"] for line in steady) / secs,
+        tuple(steady[-1]["quotas"]),
+    )
+
+
+def of_steps(result: Mapping[str, Any], skipped: int) -> Arm:
+    """The same for what `ddp_baseline` has written."""
+    secs = statistics.mean(result["step_secs"][skipped:])
+    return Arm(result["examples"] / secs, secs)
+
+
+def middle(values: Sequence[float], form: str = ".2f") -> str:
+    """The median, and the range where there are several."""
+    spread = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{statistics.median(values):{form}}{spread}"
+
+
+def run_hetjax(task: Task, policy: str, num_rounds: int, shares: Sequence[float]) -> Arm:
+    """One run of hetjax at these shares."""
+    workdir = pathlib.Path(tempfile.mkdtemp(dir=launched_runs.directory()))
+    epochs = -(-num_rounds * task.batch // 50_000)
+    rounds_per_epoch = -(-num_rounds // epochs)
+    command = launched_runs.train_command(
+        workdir,
+        _DATA_DIR.value,
+        epochs=epochs,
+        eval_every=1_000,
+        microbatch_size=task.microbatch_size,
+        budget=task.budget,
+        data={"num_train": rounds_per_epoch * task.batch},
+        model=task.model,
+        optimizer={"learning_rate": 0.01},
+        quota={"policy": policy},
+        cluster={"num_workers": len(shares)},
+        checkpoint={"every_secs": 0.0},
+    )
+    launched_runs.run_workers(shares, command)
+    return of_lines(_read_lines(workdir / "metrics.jsonl"), SKIPPED.get(policy, 4))
+
+
+def _read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@functools.cache
+def _arrays() -> tuple[str, str]:
+    """The training set as files for a program without hetjax."""
+    data = sources.load_all(datasets.load("cifar10", _DATA_DIR.value).train).arrays
+    names = []
+    for field in ("image", "label"):
+        names.append(str(launched_runs.directory() / f"{field}.npy"))
+        np.save(names[-1], data[field])
+    return names[0], names[1]
+
+
+@functools.cache
+def _torch_version() -> str | None:
+    code = "import torch; print(torch.__version__)"
+    with contextlib.suppress(OSError):
+        found = subprocess.run(
+            [_TORCH_PYTHON.value, "-c", code], capture_output=True, text=True, check=False
+        )
+        return found.stdout.strip() if found.returncode == 0 else None
+    return None
+
+
+def _no_torch() -> str:
+    return (
+        f"not measured: {_TORCH_PYTHON.value} has no torch. pip install 'hetjax[benchmark]' (its "
+        "build for CPU will do), or name an interpreter that has it by --torch_python"
+    )
+
+
+def run_torch(
+    name: str, task: Task, num_steps: int, shares: Sequence[float], options: Sequence[str]
+) -> Arm:
+    """One run of the PyTorch program at these shares; without DDP where there is one worker."""
+    images, labels = _arrays()
+    out = launched_runs.directory() / "ddp.json"
+    out.unlink(missing_ok=True)
+    command = [_TORCH_PYTHON.value, str(_BASELINE), f"--model={name}", f"--batch={task.batch}"]
+    command += [f"--images={images}", f"--labels={labels}", f"--steps={num_steps}", f"--out={out}"]
+    launched_runs.run_workers(shares, [*command, *task.ddp_flags, *options])
+    return of_steps(json.loads(out.read_text()), SKIPPED["ddp"])
+
+
+def alone_rows() -> list[Row]:
+    """One core, no communication: what each side computes."""
+    rows = []
+    for name, task in TASKS.items():
+        own = task._replace(budget=task.budget // len(SHARES))  # as much as a worker's part
+        variants = _DDP_VARIANTS | _COMPILED if _torch_version() else {}
+        arms: dict[str, list[float]] = {title: [] for title in ("hetjax", *variants)}
+        for _ in range(_REPEATS.value):
+            arms["hetjax"].append(run_hetjax(own, "equal", 24, (1.0,)).examples_per_sec)
+            for title, options in variants.items():
+                arms[title].append(run_torch(name, own, 24, (1.0,), options).examples_per_sec)
+        texts = [f"{title} {middle(speeds, ',.0f')}" for title, speeds in arms.items()]
+        rows.append(
+            Row(
+                f"{task.title}, one process on one core, {own.batch} examples a round (hetjax in "
+                f"microbatches of {own.microbatch_size}): examples a second of hetjax, PyTorch",
+                "none",
+                "; ".join(texts if variants else [*texts, _no_torch()]),
+            )
+        )
+    return rows
+
+
+def task_rows(name: str) -> list[Row]:
+    """Adaptive quotas, equal split and DDP in turn."""
+    task, variants = TASKS[name], _DDP_VARIANTS if _torch_version() else {}
+    arms: dict[str, list[Arm]] = {title: [] for title in ("adaptive", "equal", *variants)}
+    for _ in range(_REPEATS.value):
+        for policy in ("adaptive", "equal"):
+            arms[policy].append(run_hetjax(task, policy, task.rounds[policy], SHARES))
+        for title, options in variants.items():
+            arms[title].append(run_torch(name, task, task.rounds["ddp"], SHARES, options))
+    over_ddp = _no_torch()
+    if variants:
+        best = max(variants, key=lambda t: statistics.median(a.examples_per_sec for a in arms[t]))
+        over_ddp = f"{_ratio(arms['adaptive'], arms[best])} ({best}); equal split over DDP "
+        over_ddp += _ratio(arms["equal"], arms[best])
+    return [
+        Row(
+            f"{task.title}, CIFAR-10, 4 processes at shares "
+            f"{' : '.join(f'{share:g}' for share in SHARES)}, {task.batch} examples a round "
+            f"(microbatches of {task.microbatch_size}): examples a second, adaptive quotas over "
+            f"equal split, medians of {_REPEATS.value} runs in turn without the first "
+            f"{SKIPPED['adaptive']} and {SKIPPED['equal']} rounds",
+            "≥ 1.8 (bound 2)",
+            _ratio(arms["adaptive"], arms["equal"]),
+        ),
+        Row(
+            "the same: seconds of a round; waiting in the local phase; share of the round after "
+            "its last worker has finished; quotas reached",
+            "none",
+            "; ".join(_details(policy, arms[policy]) for policy in ("adaptive", "equal")),
+        ),
+        Row(
+            f"the same: adaptive quotas over PyTorch {_torch_version() or ''} DDP with Gloo, a "
+            f"quarter of the batch each, without the first {SKIPPED['ddp']} steps",
+            task.target_over_ddp,
+            over_ddp,
+        ),
+    ]
+
+
+def _ratio(first: Sequence[Arm], second: Sequence[Arm]) -> str:
+    pairs = zip(first, second, strict=True)
+    ratio = middle([a.examples_per_sec / b.examples_per_sec for a, b in pairs])
+    speeds = [middle([arm.examples_per_sec for arm in arms], ",.0f") for arms in (first, second)]
+    return f"{ratio}: {speeds[0]} over {speeds[1]}"
+
+
+def _details(policy: str, arms: Sequence[Arm]) -> str:
+    parts = [
+        middle([arm.round_secs for arm in arms], ".3f"),
+        middle([arm.waiting for arm in arms], ".1%"),
+        middle([arm.communication for arm in arms], ".1%"),
+        " ".join(map(str, arms[-1].quotas)),
+    ]
+    return f"{policy} {', '.join(parts)}"
+
+
+def batches_rows() -> list[Row]:
+    """How much of the gain is left with smaller batches."""
+    rows = []
+    for name, task in TASKS.items():
+        texts = []
+        for divisor in (4, 2):
+            smaller = task._replace(budget=task.budget // divisor)
+            adaptive, equal = (
+                run_hetjax(smaller, policy, task.rounds[policy], SHARES)
+                for policy in ("adaptive", "equal")
+            )
+            ratio = adaptive.examples_per_sec / equal.examples_per_sec
+            texts.append(
+                f"{smaller.batch} examples {ratio:.2f} (communication and update "
+                f"{adaptive.communication:.1%} of the adaptive round)"
+            )
+        rows.append(
+            Row(
+                f"{name} in smaller rounds: examples a second, adaptive quotas over equal split",
+                "none",
+                "; ".join(texts),
+            )
+        )
+    return rows
+
+
+GROUPS: dict[str, Callable[[], list[Row]]] = {
+    "alone": alone_rows,
+    "mlp": functools.partial(task_rows, "mlp"),
+    "lenet": functools.partial(task_rows, "lenet"),
+    "batches": batches_rows,
+    "kill": lambda: process_recovery.kill_rows(_DATA_DIR.value),
+}
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
+    logging.set_verbosity(logging.WARNING)
+    if os.getloadavg()[0] > 0.5:
+        load = os.getloadavg()[0]
+        print(f"The machine is not idle (load {load:.1f}): figures may be void.", file=sys.stderr)
+    print_tables(GROUPS, _ONLY.value)
+
+
+if __name__ == "__main__":
+    app.run(main)

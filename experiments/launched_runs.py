@@ -1,0 +1,61 @@
+"""Runs of the local launcher, as the benchmark of processes needs them."""
+
+import atexit
+import functools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from hetjax import config as config_lib
+
+SHARES = (1.0, 0.5, 0.25, 0.25)
+MOST_SECS = 900.0  # of a run
+
+
+@functools.cache
+def directory() -> pathlib.Path:
+    """Of this program's files; gone when it ends."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="hetjax-benchmark-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+def environment() -> dict[str, str]:
+    """Of the launchers. Compiled programs are kept, so that slow workers start sooner."""
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(directory() / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+def launch_command(num_workers: int, shares: Sequence[float], *options: str) -> list[str]:
+    cpus = [f"--cpus={','.join(map(str, shares))}"] if shares else []
+    launch = [sys.executable, "-m", "hetjax.launch", f"--workers={num_workers}"]
+    return [*launch, *cpus, "--start_secs=inf", *options, "--"]
+
+
+def run_workers(shares: Sequence[float], command: Sequence[str]) -> None:
+    """Runs a command as workers at these shares of a core, to its end."""
+    full = [*launch_command(len(shares), shares, "--max_restarts=0"), *command]
+    done = subprocess.run(
+        full, env=environment(), capture_output=True, text=True, timeout=MOST_SECS, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(full)} failed:\n{(done.stdout + done.stderr)[-4000:]}")
+
+
+def train_command(workdir: pathlib.Path, data_dir: str | None, **fields: Any) -> list[str]:
+    """The command of a hetjax run on CIFAR-10; its configuration lies beside its directory."""
+    data = {"name": "cifar10", "dir": data_dir or "", **fields.pop("data", {})}
+    config = config_lib.validate({"data": data, **fields})
+    path = workdir.with_suffix(".json")
+    path.write_text(json.dumps(config_lib.to_dict(config)))
+    return [sys.executable, "-m", "experiments.train", f"--config={path}", f"--workdir={workdir}"]

@@ -1,0 +1,63 @@
+"""The benchmark of processes: what it makes of the files that its runs leave."""
+
+import pytest
+
+from experiments import benchmark_processes
+
+
+def _line(round, **fields):
+    line = {
+        "round": round,
+        "full": True,
+        "examples": 100,
+        "round_secs": 2.0,
+        "local_secs": 1.5,
+        "waiting_fraction": 0.2,
+        "quotas": [2, 1, 1],
+    }
+    return line | fields
+
+
+def test_steady_rounds_leave_out_the_first_and_those_not_full():
+    lines = [_line(0, round_secs=50.0), _line(1), _line(2, full=False, round_secs=9.0), _line(3)]
+    arm = benchmark_processes.of_lines(lines, 1)
+    assert arm == (50.0, 2.0, 0.2, 0.25, (2, 1, 1))
+
+
+def test_a_run_too_short_for_its_first_rounds_says_so():
+    with pytest.raises(ValueError, match="4 rounds were done, and none of them is steady"):
+        benchmark_processes.of_lines([_line(i) for i in range(4)], 4)
+
+
+def test_steps_of_the_baseline_count_all_examples_of_the_batch():
+    result = {"step_secs": [9.0, 1.0, 3.0], "examples": 100}
+    assert benchmark_processes.of_steps(result, 1)[:2] == (50.0, 2.0)
+
+
+def test_medians_have_the_range_of_several_runs():
+    assert benchmark_processes.middle([1.0]) == "1.00"
+    assert benchmark_processes.middle([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
+
+
+def test_the_baseline_has_the_models_of_hetjax():
+    torch = pytest.importorskip("torch")
+    from experiments import ddp_baseline
+
+    sizes = {
+        name: sum(p.numel() for p in ddp_baseline.make_model(name).parameters())
+        for name in ("lenet", "mlp")
+    }
+    assert sizes == {"lenet": 62_006, "mlp": 5_256_202}
+    images = torch.zeros(4, 3, 32, 32)
+    assert ddp_baseline.make_model("lenet")(images).shape == (4, 10)
+
+
+def test_processes_of_the_baseline_share_each_batch():
+    pytest.importorskip("torch")
+    from experiments import ddp_baseline
+
+    parts = [
+        next(ddp_baseline.own_batches(16, 8, rank=rank, num_ranks=4)).tolist() for rank in range(4)
+    ]
+    assert [len(part) for part in parts] == [2] * 4
+    assert len({unit for part in parts for unit in part}) == 8

@@ -1,0 +1,93 @@
+"""Two fault drills, shortened, and the table that all of them fill."""
+
+import json
+
+import pytest
+
+from experiments import fault_cases, fault_drill
+
+
+def write(results, drill, *records):
+    text = "".join(json.dumps({"drill": drill, **record}) + "\n" for record in records)
+    with (results / f"{drill}.jsonl").open("a") as file:
+        file.write(text)
+
+
+def test_killed_workers_are_recovered_exactly(tmp_path, capfd):
+    fault_drill.run("kill", tmp_path, trials=2, seed=1)
+    *kills, gang = fault_drill.read(tmp_path, "kill")
+    assert [record["recovered"] for record in kills] == [True, True], capfd.readouterr().err
+    assert all(record["named"] for record in kills)
+    assert gang["kills"] == gang["restarts"] == 2
+    assert (gang["missing"], gang["duplicated"]) == (0, 0)
+    assert gang["whole"]
+    assert gang["bit_equal"]
+
+
+def test_mutated_configurations_run_or_get_one_message(tmp_path, capfd):
+    fault_drill.run("mutate", tmp_path, trials=20, seed=1)
+    counts = fault_drill.read(tmp_path, "mutate")
+    assert [record["faults"] for record in counts] == [[], []], capfd.readouterr().err
+    assert counts[0]["trials"] == 20
+    assert counts[0]["ran"] > 2
+    assert counts[0]["refused"] > 2
+
+
+def test_the_table_adds_up_over_runs(tmp_path):
+    killed = {"recovered": True, "named": True, "worker": 0, "secs": 2.0}
+    gang = {"missing": 0, "duplicated": 0, "whole": True, "bit_equal": True}
+    for _ in range(2):
+        write(tmp_path, "kill", killed, {**killed, "worker": 1, "secs": None})
+    gangs = [{**gang, "kills": 2, "restarts": 2}, {**gang, "kills": 2, "restarts": 3}]
+    with (tmp_path / "kill.jsonl").open("a") as file:
+        file.writelines(json.dumps({"drill": "kill_gang", **one}) + "\n" for one in gangs)
+    hung = {"kind": "loader", "named": True, "went_on": True}
+    write(tmp_path, "hang", {**hung, "heartbeats": 1.8}, {**hung, "heartbeats": None})
+    write(tmp_path, "mutate", {"trials": 50, "ran": 30, "refused": 20, "faults": []})
+    text = fault_drill.table(tmp_path)
+    for row in (
+        "| `kill -9`: recovered | N of N | 4 of 4 (95 %: at most 75.0% fail) |",
+        "| … of them process 0 |  | 2 |",
+        "| … restarts without a kill | 0 | 1 |",
+        "| hang, loader: right worker named, run went on | N of N | 1 of 2 |",
+        "| … noticed after | ≤ 2 heartbeats | at most inf |",
+        "clean or one message | N of N | 50 of 50 (95 %: at most 6.0% fail); 30 ran |",
+    ):
+        assert row in text
+
+
+def test_combinations_that_are_done_are_not_repeated(tmp_path, monkeypatch):
+    asked = []
+
+    def cut(directory, *combination):
+        asked.append(combination)
+        names = dict(zip(("local", "ordering", "reducer"), combination, strict=True))
+        return {"drill": "resume", **names, "cuts": 5, "bit_equal": True}
+
+    monkeypatch.setattr(fault_drill, "cut_every_round", cut)
+    everything = fault_drill.combinations()
+    fault_drill.run("resume", tmp_path, trials=3)
+    fault_drill.run("resume", tmp_path, trials=1000)
+    assert asked == everything
+    fault_drill.run("resume", tmp_path, trials=1, again=True)
+    assert asked[-1] == everything[0]
+    assert f"{len(everything)} of {len(everything)}" in fault_drill.table(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_whole"),
+    [
+        ([(0, 4, 4), (1, 4, 8)], True),
+        ([(0, 4, 4), (0, 4, 4), (1, 4, 8)], False),  # a round twice
+        ([(0, 4, 4), (1, 3, 7)], False),
+    ],
+)
+def test_a_run_is_whole_when_every_round_was_done_once(lines, is_whole, tmp_path):
+    keys = ("round", "examples", "examples_processed")
+    text = "".join(json.dumps(dict(zip(keys, line, strict=True))) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    config = {"epochs": 2, "data": {"num_train": 4, "sharing": "shared"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    summary = {"interrupted": False, "rounds": len(lines)}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert fault_cases.is_whole(tmp_path) is is_whole
