@@ -262,14 +262,17 @@ def find_fault(
         entries = _entries_of(snapshot, launched)
         # Imports and exits can hold the interpreter for long: they have a limit of their own.
         may_be_silent = all(entry.phase in ("starting", "done") for entry in entries)
+        state = "stopped (SIGSTOP)" if process in stopped else "frozen"
+        no_sign = f"worker {process}: {state}, no sign of life for {_secs(now - alive)}"
         if now - alive > limit_secs and (process in stopped or not may_be_silent):
-            state = "stopped (SIGSTOP)" if process in stopped else "frozen"
-            reason = f"worker {process}: {state}, no sign of life for {_secs(now - alive)}"
-            silent.append((now - alive, Fault(process, reason)))
+            silent.append((now - alive, Fault(process, no_sign)))
         for entry in entries:
             age = now - entry.since
             allowed = start_secs if entry.phase == "starting" else limit_secs
             if entry.phase not in ("waiting", "done") and age > allowed:
+                if process in stopped:  # in the midst of this, and that is why it lasts
+                    silent.append((now - alive, Fault(process, no_sign)))
+                    continue
                 reason = _reason(process, entry, age, start_secs)
                 if snapshot is None:
                     reason += "; a program without beacons needs --start_secs=inf"

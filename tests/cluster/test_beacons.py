@@ -147,6 +147,8 @@ def test_a_stopped_process_is_named_in_every_phase(snapshot):
 
 def test_a_short_stop_is_no_fault():
     assert find([WAITS, said(("computing", 3, 5, 1), silent=44)], stopped={1}) is None
+    saves = said(("checkpointing", 46, 5, None), silent=44)
+    assert find([WAITS, saves], stopped={1})[1].startswith("worker 1: stopped (SIGSTOP)")
 
 
 @pytest.mark.parametrize("heartbeat_secs", [0.5, 1.0, 30.0])
