@@ -82,44 +82,9 @@ _DDP_VARIANTS = {
 _COMPILED = {"the same, compiled": ("--compile",)}
 
 
-class Arm(NamedTuple):
-    """What a run reached in its steady rounds."""
-
-    examples_per_sec: float
-    round_secs: float
-    waiting: float = 0.0  # share of the workers' time in the local phase
-    communication: float = 0.0  # share of a round after its last worker has finished
-    quotas: tuple[int, ...] = ()
-
-
-def of_lines(lines: Sequence[Mapping[str, Any]], skipped: int) -> Arm:
-    """What the lines of a `metrics.jsonl` say, but for the first rounds and those not full."""
-    steady = [line for line in lines[skipped:] if line["full"]]
-    if not steady:
-        raise ValueError(f"{len(lines)} rounds were done, and none of them is steady")
-    secs = sum(line["round_secs"] for line in steady)
-    return Arm(
-        sum(line["examples"] for line in steady) / secs,
-        secs / len(steady),
-        statistics.mean(line["waiting_fraction"] for line in steady),
-        1 - sum(line["local_secs"] for line in steady) / secs,
-        tuple(steady[-1]["quotas"]),
-    )
-
-
-def of_steps(result: Mapping[str, Any], skipped: int) -> Arm:
-    """The same for what `ddp_baseline` has written."""
-    secs = statistics.mean(result["step_secs"][skipped:])
-    return Arm(result["examples"] / secs, secs)
-
-
-def middle(values: Sequence[float], form: str = ".2f") -> str:
-    """The median, and the range where there are several."""
-    spread = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
-    return f"{statistics.median(values):{form}}{spread}"
-
-
-def run_hetjax(task: Task, policy: str, num_rounds: int, shares: Sequence[float]) -> Arm:
+def run_hetjax(
+    task: Task, policy: str, num_rounds: int, shares: Sequence[float]
+) -> launched_runs.Arm:
     """One run of hetjax at these shares."""
     workdir = pathlib.Path(tempfile.mkdtemp(dir=launched_runs.directory()))
     epochs = -(-num_rounds * task.batch // 50_000)
@@ -139,7 +104,7 @@ def run_hetjax(task: Task, policy: str, num_rounds: int, shares: Sequence[float]
         checkpoint={"every_secs": 0.0},
     )
     launched_runs.run_workers(shares, command)
-    return of_lines(_read_lines(workdir / "metrics.jsonl"), SKIPPED.get(policy, 4))
+    return launched_runs.of_lines(_read_lines(workdir / "metrics.jsonl"), SKIPPED.get(policy, 4))
 
 
 def _read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -177,7 +142,7 @@ def _no_torch() -> str:
 
 def run_torch(
     name: str, task: Task, num_steps: int, shares: Sequence[float], options: Sequence[str]
-) -> Arm:
+) -> launched_runs.Arm:
     """One run of the PyTorch program at these shares; without DDP where there is one worker."""
     images, labels = _arrays()
     out = launched_runs.directory() / "ddp.json"
@@ -185,7 +150,7 @@ def run_torch(
     command = [_TORCH_PYTHON.value, str(_BASELINE), f"--model={name}", f"--batch={task.batch}"]
     command += [f"--images={images}", f"--labels={labels}", f"--steps={num_steps}", f"--out={out}"]
     launched_runs.run_workers(shares, [*command, *task.ddp_flags, *options])
-    return of_steps(json.loads(out.read_text()), SKIPPED["ddp"])
+    return launched_runs.of_steps(json.loads(out.read_text()), SKIPPED["ddp"])
 
 
 def alone_rows() -> list[Row]:
@@ -199,7 +164,9 @@ def alone_rows() -> list[Row]:
             arms["hetjax"].append(run_hetjax(own, "equal", 24, (1.0,)).examples_per_sec)
             for title, options in variants.items():
                 arms[title].append(run_torch(name, own, 24, (1.0,), options).examples_per_sec)
-        texts = [f"{title} {middle(speeds, ',.0f')}" for title, speeds in arms.items()]
+        texts = [
+            f"{title} {launched_runs.middle(speeds, ',.0f')}" for title, speeds in arms.items()
+        ]
         rows.append(
             Row(
                 f"{task.title}, one process on one core, {own.batch} examples a round (hetjax in "
@@ -214,7 +181,9 @@ def alone_rows() -> list[Row]:
 def task_rows(name: str) -> list[Row]:
     """Adaptive quotas, equal split and DDP in turn."""
     task, variants = TASKS[name], _DDP_VARIANTS if _torch_version() else {}
-    arms: dict[str, list[Arm]] = {title: [] for title in ("adaptive", "equal", *variants)}
+    arms: dict[str, list[launched_runs.Arm]] = {
+        title: [] for title in ("adaptive", "equal", *variants)
+    }
     for _ in range(_REPEATS.value):
         for policy in ("adaptive", "equal"):
             arms[policy].append(run_hetjax(task, policy, task.rounds[policy], SHARES))
@@ -250,18 +219,21 @@ def task_rows(name: str) -> list[Row]:
     ]
 
 
-def _ratio(first: Sequence[Arm], second: Sequence[Arm]) -> str:
+def _ratio(first: Sequence[launched_runs.Arm], second: Sequence[launched_runs.Arm]) -> str:
     pairs = zip(first, second, strict=True)
-    ratio = middle([a.examples_per_sec / b.examples_per_sec for a, b in pairs])
-    speeds = [middle([arm.examples_per_sec for arm in arms], ",.0f") for arms in (first, second)]
+    ratio = launched_runs.middle([a.examples_per_sec / b.examples_per_sec for a, b in pairs])
+    speeds = [
+        launched_runs.middle([arm.examples_per_sec for arm in arms], ",.0f")
+        for arms in (first, second)
+    ]
     return f"{ratio}: {speeds[0]} over {speeds[1]}"
 
 
-def _details(policy: str, arms: Sequence[Arm]) -> str:
+def _details(policy: str, arms: Sequence[launched_runs.Arm]) -> str:
     parts = [
-        middle([arm.round_secs for arm in arms], ".3f"),
-        middle([arm.waiting for arm in arms], ".1%"),
-        middle([arm.communication for arm in arms], ".1%"),
+        launched_runs.middle([arm.round_secs for arm in arms], ".3f"),
+        launched_runs.middle([arm.waiting for arm in arms], ".1%"),
+        launched_runs.middle([arm.communication for arm in arms], ".1%"),
         " ".join(map(str, arms[-1].quotas)),
     ]
     return f"{policy} {', '.join(parts)}"

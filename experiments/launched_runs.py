@@ -6,16 +6,54 @@ import json
 import os
 import pathlib
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from hetjax import config as config_lib
 
 SHARES = (1.0, 0.5, 0.25, 0.25)
 MOST_SECS = 900.0  # of a run
+
+
+class Arm(NamedTuple):
+    """What a run reached in its steady rounds."""
+
+    examples_per_sec: float
+    round_secs: float
+    waiting: float = 0.0  # share of the workers' time in the local phase
+    communication: float = 0.0  # share of a round after its last worker has finished
+    quotas: tuple[int, ...] = ()
+
+
+def of_lines(lines: Sequence[Mapping[str, Any]], skipped: int) -> Arm:
+    """What the lines of a `metrics.jsonl` say, but for the first rounds and those not full."""
+    steady = [line for line in lines[skipped:] if line["full"]]
+    if not steady:
+        raise ValueError(f"{len(lines)} rounds were done, and none of them is steady")
+    secs = sum(line["round_secs"] for line in steady)
+    return Arm(
+        sum(line["examples"] for line in steady) / secs,
+        secs / len(steady),
+        statistics.mean(line["waiting_fraction"] for line in steady),
+        1 - sum(line["local_secs"] for line in steady) / secs,
+        tuple(steady[-1]["quotas"]),
+    )
+
+
+def of_steps(result: Mapping[str, Any], skipped: int) -> Arm:
+    """The same for what `ddp_baseline` has written."""
+    secs = statistics.mean(result["step_secs"][skipped:])
+    return Arm(result["examples"] / secs, secs)
+
+
+def middle(values: Sequence[float], form: str = ".2f") -> str:
+    """The median, and the range where there are several."""
+    spread = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{statistics.median(values):{form}}{spread}"
 
 
 @functools.cache

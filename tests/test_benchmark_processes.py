@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import benchmark_processes
+from experiments import launched_runs
 
 
 def _line(round, **fields):
@@ -20,23 +20,23 @@ def _line(round, **fields):
 
 def test_steady_rounds_leave_out_the_first_and_those_not_full():
     lines = [_line(0, round_secs=50.0), _line(1), _line(2, full=False, round_secs=9.0), _line(3)]
-    arm = benchmark_processes.of_lines(lines, 1)
+    arm = launched_runs.of_lines(lines, 1)
     assert arm == (50.0, 2.0, 0.2, 0.25, (2, 1, 1))
 
 
 def test_a_run_too_short_for_its_first_rounds_says_so():
     with pytest.raises(ValueError, match="4 rounds were done, and none of them is steady"):
-        benchmark_processes.of_lines([_line(i) for i in range(4)], 4)
+        launched_runs.of_lines([_line(i) for i in range(4)], 4)
 
 
 def test_steps_of_the_baseline_count_all_examples_of_the_batch():
     result = {"step_secs": [9.0, 1.0, 3.0], "examples": 100}
-    assert benchmark_processes.of_steps(result, 1)[:2] == (50.0, 2.0)
+    assert launched_runs.of_steps(result, 1)[:2] == (50.0, 2.0)
 
 
 def test_medians_have_the_range_of_several_runs():
-    assert benchmark_processes.middle([1.0]) == "1.00"
-    assert benchmark_processes.middle([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
+    assert launched_runs.middle([1.0]) == "1.00"
+    assert launched_runs.middle([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
 
 
 def test_the_baseline_has_the_models_of_hetjax():
