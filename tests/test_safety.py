@@ -7,9 +7,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted([*(ROOT / "hetjax").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")])
-MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-CALLS = {"eval", "exec", "compile", "__import__"}
-YAML = {"load", "load_all", "unsafe_load", "full_load"}
+MODULES = {"yaml", "pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen"}
 
 
 def name_of(node):
@@ -29,9 +28,7 @@ def unsafe(tree):
         if not isinstance(node, ast.Call):
             continue
         called = name_of(node.func)
-        if called in CALLS or called in {f"yaml.{name}" for name in YAML}:
-            yield called
-        if called in ("os.system", "os.popen"):
+        if called in CALLS:
             yield called
         for keyword in node.keywords:
             value = getattr(keyword.value, "value", None)
@@ -54,7 +51,7 @@ def test_nothing_that_is_read_is_run(path):
         "eval('1')",
         "subprocess.run('ls', shell=True)",
         "np.load(f, allow_pickle=True)",
-        "yaml.load(f)",
+        "import yaml",
         "os.system('ls')",
     ],
 )

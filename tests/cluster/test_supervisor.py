@@ -95,7 +95,7 @@ time.sleep(60)
 """
     run = launch(program, "--workers=2", *limits)
     run.wait_for("ready", 2)
-    assert len(list(run.tmp.iterdir())) == 1
+    assert len(list(run.tmp.iterdir())) == 2  # beacons, compiled programs
     run.send(signal.SIGKILL)
     assert run.end() == -signal.SIGKILL
 
