@@ -176,20 +176,19 @@ def main(argv: list[str]) -> None:
     try:
         place = processes.find_place(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
         result = train_and_evaluate(config, workdir, place=place)
-    except ValueError as error:
-        if place is None:
-            _end(str(error))
-        _leave(2, str(error))
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
+        is_users = isinstance(error, ValueError)
+        if place is None and is_users:
+            _end(str(error))
         if place is None:
             raise
-        if isinstance(error, RuntimeError) and processes.is_loss_of_others(error):
+        if isinstance(error, ValueError | RuntimeError) and processes.is_loss_of_others(error):
             first_line = str(error).splitlines()[0]
             _leave(1, f"Process {place.process_id} has lost the others: {first_line}")
-        _leave(1, traceback.format_exc())
+        _leave(2 if is_users else 1, str(error) if is_users else traceback.format_exc())
     if place is None or place.process_id == 0:
         print(summary_table(result.summary))
         print(f"Report: {pathlib.Path(workdir) / 'report.html'}")

@@ -215,9 +215,15 @@ def _check_port(host: str, port: int) -> None:
         ) from error
 
 
-def is_loss_of_others(error: RuntimeError) -> bool:
-    """Whether an error of JAX says that another process of the run is gone."""
-    return any(words in str(error) for words in ("Gloo", "NCCL", "UNAVAILABLE", "Connection"))
+def is_loss_of_others(error: RuntimeError | ValueError) -> bool:
+    """Whether an error of JAX says that another process of the run is gone.
+
+    With JAX 0.12 a failed collective is a ValueError, as mistakes of the user are.
+    """
+    words = ("Gloo", "NCCL")
+    if isinstance(error, RuntimeError):
+        words += ("UNAVAILABLE", "Connection")
+    return any(word in str(error) for word in words)
 
 
 class Board:

@@ -67,3 +67,17 @@ def test_a_process_of_several_that_did_not_join_does_not_train_alone(monkeypatch
         processes.check_joined()
     monkeypatch.setenv("HETJAX_NUM_PROCESSES", "1")
     processes.check_joined()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_loss"),
+    [
+        (RuntimeError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), True),
+        (ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), True),
+        (RuntimeError("UNAVAILABLE: Stream removed"), True),
+        (RuntimeError("RESOURCE_EXHAUSTED: out of memory"), False),
+        (ValueError("cannot join its run: UNAVAILABLE: failed to connect"), False),
+    ],
+)
+def test_the_loss_of_others_is_told_from_mistakes(error, is_loss):
+    assert processes.is_loss_of_others(error) == is_loss
