@@ -57,6 +57,11 @@ def train_and_evaluate(
             "reference models need; for other data call hetjax.fit with a loss of your own"
         )
     train = dataset.train
+    if config.data.num_train > len(train):
+        raise ValueError(
+            f"data.num_train: got {config.data.num_train}, but {config.data.name!r} has "
+            f"{len(train)} training examples. Lower it, or set it to 0 for all of them"
+        )
     if config.data.num_train:
         train = sources.first(train, config.data.num_train)
     options = {"hidden": config.model.hidden} if config.model.name == "mlp" else {}

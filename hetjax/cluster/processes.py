@@ -220,7 +220,7 @@ def is_loss_of_others(error: RuntimeError | ValueError) -> bool:
 
     With JAX 0.12 a failed collective is a ValueError, as mistakes of the user are.
     """
-    words = ("Gloo", "NCCL")
+    words: tuple[str, ...] = ("Gloo", "NCCL")
     if isinstance(error, RuntimeError):
         words += ("UNAVAILABLE", "Connection")
     return any(word in str(error) for word in words)
