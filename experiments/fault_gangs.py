@@ -8,6 +8,7 @@ import itertools
 import json
 import pathlib
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -49,8 +50,11 @@ class Session(NamedTuple):
 def new_directories(session: Session) -> Iterator[pathlib.Path]:
     """A directory for each trial, removed before the next."""
     while True:
-        with tempfile.TemporaryDirectory(dir=session.directory) as name:
-            yield pathlib.Path(name)
+        directory = pathlib.Path(tempfile.mkdtemp(dir=session.directory))
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _replays(run: pathlib.Path, config: Record, directory: pathlib.Path, session: Session) -> bool:
