@@ -1,13 +1,15 @@
 """Beacons: who is at fault, as a function of what was said; and what a real process says."""
 
-import json
+import itertools
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
+import zlib
 
 import pytest
 
@@ -18,7 +20,7 @@ Entry, Snapshot = beacons.Entry, beacons.Snapshot
 NOW = 1000.0
 
 
-def said(*entries, silent=1.0, closed=False):
+def said(*entries, silent=0.0, closed=False):
     """A snapshot with entries (phase, seconds ago, round, worker)."""
     return Snapshot(
         7,
@@ -110,6 +112,7 @@ def test_who_is_at_fault(snapshots, process, reason):
         [said(("waiting", 61, 5, 0), ("computing", 3, 5, 1))],
         [said(("starting", 299)), WAITS],
         [said(("starting", 299), silent=290), WAITS],  # compiling may hold the interpreter
+        [said(("computing", 60, 5, 0), silent=30), WAITS],  # starved: what it does is not known
         [said(("starting", 10), ("waiting", 500)), WAITS],
         [None, None],
         [said(), WAITS],  # alive, and has said nothing yet
@@ -208,7 +211,6 @@ def test_what_threads_say_is_read(environ, tmp_path):
         assert (entries[worker].phase, entries[worker].round_index) == ("loading", 200)
         assert entries[worker].since <= began
     assert beacons.read(tmp_path, 2).closed
-    assert not list(tmp_path.glob("*.tmp"))
     beacon.close()  # once more does no harm
 
 
@@ -234,14 +236,74 @@ def test_half_an_environment_gets_a_message(environ, missing):
         beacons.start({name: value for name, value in environ.items() if name != missing})
 
 
+def place(content, *, num_bytes=None):
+    """One of the two places of a file, with a sum that fits the content."""
+    data = content.encode("latin-1")
+    size = len(data) if num_bytes is None else num_bytes
+    return b"%08x%08x" % (zlib.crc32(data), size) + data
+
+
+GOOD = '{"pid": 7, "alive": %f, "closed": false, "entries": []}'
+
+
 @pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", "null", '{"pid": 1}', json.dumps({"x": "y" * (1 << 21)}), "\xff"],
+    "data",
+    [
+        b"",
+        b"\xff",
+        GOOD.encode() % 5,
+        place(GOOD % 5, num_bytes=10),
+        place(GOOD % 5).replace(b"7", b"8"),
+        *map(place, ["", "{", "[]", "null", '{"pid": 1}', "\xff"]),
+    ],
 )
-def test_what_cannot_be_read_counts_as_not_said(content, tmp_path):
-    (tmp_path / "process-0.json").write_text(content, encoding="latin-1")
+def test_what_cannot_be_read_counts_as_not_said(data, tmp_path):
+    file = tmp_path / "process-0.beacon"
+    file.write_bytes(place(GOOD % 5))
+    assert beacons.read(tmp_path, 0).alive == 5
+    file.write_bytes(data)
     assert beacons.read(tmp_path, 0) is None
     assert beacons.read(tmp_path, 1) is None
+
+
+@pytest.mark.parametrize("half_written", [0, 1])
+def test_while_one_place_is_written_the_other_is_read(half_written, environ, tmp_path):
+    beacon = beacons.start(environ)
+    beacon.close()
+    before = beacons.read(tmp_path, 2).alive
+    with open(tmp_path / "process-2.beacon", "r+b") as file:
+        file.seek(half_written * (1 << 20))
+        file.write(place(GOOD % (before + 1))[:-1])
+    assert beacons.read(tmp_path, 2).alive <= before
+    assert beacons.read(tmp_path, 2).pid == os.getpid()
+
+
+def test_a_busy_interpreter_hardly_delays_the_beacon(environ, tmp_path):
+    """The writer gets the interpreter back after 50 ms, and may let it go twice for a write."""
+    program = """
+import sys
+from hetjax.cluster import beacons
+sys.setswitchinterval(0.05)
+beacons.start().at("computing", 1)
+while True:
+    pass
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, **environ}
+    )
+    alive = []
+    try:
+        wait_until(lambda: beacons.read(tmp_path, 2) is not None)
+        while len(alive) < 12:
+            now = beacons.read(tmp_path, 2).alive
+            if now not in alive:
+                alive.append(now)
+            time.sleep(0.005)
+    finally:
+        process.kill()
+        process.wait()
+    gaps = [after - before for before, after in itertools.pairwise(alive)]
+    assert statistics.median(gaps) < 0.15
 
 
 def test_a_process_writes_its_stacks_when_it_is_asked(environ, tmp_path):
