@@ -55,8 +55,9 @@ class LeNet(nnx.Module):
 
     def __call__(self, images: jax.Array) -> jax.Array:
         features = layers.scale_images(images, self.input_max, self.param_dtype)
-        features = layers.max_pool_2x2(nnx.relu(self.conv1(features)))
-        features = layers.max_pool_2x2(nnx.relu(self.conv2(features)))
+        convs = (self.conv1, self.conv2)
+        filters = [(conv.kernel[...], conv.bias[...]) for conv in convs]  # type: ignore[index]
+        features = layers.conv_relu_pool(features, filters)
         features = features.reshape(features.shape[0], -1)
         features = nnx.relu(self.dense1(features))
         features = nnx.relu(self.dense2(features))

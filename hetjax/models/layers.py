@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +15,12 @@ def scale_images(images: jax.Array, input_max: float, dtype: Any) -> jax.Array:
     return jnp.asarray(images, dtype) / jnp.asarray(input_max, dtype)
 
 
-def max_pool_2x2(features: jax.Array) -> jax.Array:
+# Output rows that `conv_relu_pool` computes by one matrix product. For each, a banded matrix has
+# `rows * (rows + kernel - 1) / kernel` as many numbers as the kernel; 4 to 7 took the same time.
+_ROWS = 5
+
+
+def max_pool_2x2(features: jax.Array, *, height_axis: int = 1) -> jax.Array:
     """Takes the maximum of each block of 2x2, an odd last row or column left out.
 
     Equal to `nnx.max_pool(features, (2, 2), strides=(2, 2))`. A reshape and a maximum have a
@@ -21,12 +28,84 @@ def max_pool_2x2(features: jax.Array) -> jax.Array:
     images on 2 shared cores took 8.3 ms against 9.1 ms (medians of 1,000 interleaved calls).
 
     Args:
-      features: `f[B, height, width, channels]`.
+      features: `f[B, height, width, channels]`, or any other array whose axis 2 is the width.
+      height_axis: 0 or 1.
 
     Returns:
-      `f[B, height // 2, width // 2, channels]`.
+      `features` with half the height and width.
     """
-    batch, height, width, channels = features.shape
-    height, width = height // 2, width // 2
-    even = features[:, : 2 * height, : 2 * width]
-    return even.reshape(batch, height, 2, width, 2, channels).max(axis=(2, 4))
+    shape: list[int] = []
+    for axis, size in enumerate(features.shape):
+        if axis in (height_axis, 2):
+            features = jax.lax.slice_in_dim(features, 0, size // 2 * 2, axis=axis)
+            shape += [size // 2, 2]
+        else:
+            shape.append(size)
+    return features.reshape(shape).max(axis=(height_axis + 1, 4))
+
+
+def conv_relu_pool(images: jax.Array, filters: Sequence[tuple[jax.Array, jax.Array]]) -> jax.Array:
+    """Applies convolutions without padding, each with ReLU and pooling of 2x2.
+
+    Args:
+      images: `f[B, height, width, channels]`.
+      filters: kernels `f[kernel_height, kernel_width, channels_in, channels_out]` and biases
+        `f[channels_out]`.
+
+    Returns:
+      `f[B, height', width', channels']`. On CPU, where XLA's convolution of so few channels is
+      slow, by matrix products: LeNet, loss and gradient of 32 CIFAR-10 images on one core took
+      3.2 ms against 8.1 ms (lower quartiles of interleaved calls).
+    """
+    return jax.lax.platform_dependent(
+        images, tuple(filters), cpu=_conv_relu_pool_by_rows, default=_conv_relu_pool
+    )
+
+
+def _conv_relu_pool(images: jax.Array, filters: Sequence[tuple[jax.Array, jax.Array]]) -> jax.Array:
+    features = images
+    for kernel, bias in filters:
+        axes = ("NHWC", "HWIO", "NHWC")
+        features = jax.lax.conv_general_dilated(
+            features, kernel, (1, 1), "VALID", dimension_numbers=axes
+        )
+        features = max_pool_2x2(jax.nn.relu(features + bias[None, None, None, :]))
+    return features
+
+
+def _conv_relu_pool_by_rows(
+    images: jax.Array, filters: Sequence[tuple[jax.Array, jax.Array]]
+) -> jax.Array:
+    features = images.transpose(1, 3, 2, 0)  # the batch last: all that is no product is a vector
+    for kernel, bias in filters:
+        features = _conv_by_rows(features, kernel) + bias[None, :, None, None]
+        features = max_pool_2x2(jax.nn.relu(features), height_axis=0)
+    return features.transpose(3, 0, 2, 1)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)  # keeps `features`, whose axis B is whole
+def _conv_by_rows(features: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Convolution without padding, `f[height, channels, width, B]` to the like.
+
+    The windows of each row alone are copied out, and a few output rows at a time are one product
+    of a banded matrix with them: a copy `kernel_width` times as large in place of one
+    `kernel_height * kernel_width` times, for products of which about half is with zeros.
+    """
+    kernel_height, kernel_width, channels_in, channels_out = kernel.shape
+    height, _, width, batch = features.shape
+    height, width = height - kernel_height + 1, width - kernel_width + 1
+    windows = jnp.stack([features[:, :, j : j + width] for j in range(kernel_width)], axis=1)
+    windows = windows.reshape(-1, kernel_width * channels_in, width * batch)
+    blocks = []
+    for start in range(0, height, _ROWS):
+        rows = min(_ROWS, height - start)
+        band = jnp.stack(
+            [
+                jnp.pad(kernel, ((row, rows - 1 - row), (0, 0), (0, 0), (0, 0)))
+                for row in range(rows)
+            ]
+        )  # [rows, rows + kernel_height - 1, kernel_width, channels_in, channels_out]
+        band = band.transpose(0, 4, 1, 2, 3).reshape(rows * channels_out, -1)
+        block = windows[start : start + rows + kernel_height - 1].reshape(-1, width * batch)
+        blocks.append((band @ block).reshape(rows, channels_out, width, batch))
+    return jnp.concatenate(blocks)

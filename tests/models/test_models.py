@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 from hetjax import config, models
 from hetjax.models import layers
@@ -51,6 +51,35 @@ def test_pooling_equals_max_pool_and_so_does_its_gradient(shape):
 
     for pair in both(features):
         np.testing.assert_array_equal(*pair)
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 32, 3), (5, 28, 28, 1), (1, 17, 22, 2)])
+def test_convolutions_equal_those_of_flax_and_so_do_their_gradients(shape):
+    images = jax.random.uniform(jax.random.key(0), shape)
+    rng = np.random.default_rng(1)
+    filters = [
+        (0.2 * rng.normal(size=(5, 5, *widths)), 0.1 * rng.normal(size=widths[-1]))
+        for widths in ((shape[-1], 6), (6, 16))
+    ]
+    filters = jax.tree.map(jnp.float32, filters)
+
+    def by_flax(images, filters):
+        features = images
+        for kernel, bias in filters:
+            conv = linen.Conv(bias.size, (5, 5), padding="VALID")
+            features = conv.apply({"params": {"kernel": kernel, "bias": bias}}, features)
+            features = linen.max_pool(linen.relu(features), (2, 2), strides=(2, 2))
+        return features
+
+    expected, gradients = jax.value_and_grad(lambda *x: jnp.sum(by_flax(*x) ** 2), (0, 1))(
+        images, filters
+    )
+    for form in (layers.conv_relu_pool, layers._conv_relu_pool, layers._conv_relu_pool_by_rows):
+        found = jax.jit(jax.value_and_grad(lambda *x, f=form: jnp.sum(f(*x) ** 2), (0, 1)))
+        value, own = found(images, filters)
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+        for one, other in zip(jax.tree.leaves(own), jax.tree.leaves(gradients), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet", "small_cnn"])

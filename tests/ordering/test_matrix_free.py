@@ -5,7 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
+import hetjax
+from hetjax import models
 from hetjax.ordering import matrix_free
 from tests.training import problems
 
@@ -36,6 +39,21 @@ def first_examples(count=8):
 def test_residuals_are_reused(loss_fn):
     weights = problems.initial_weights(np.float32)
     assert matrix_free.can_reuse_residuals(loss_fn, weights, first_examples(), jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_residuals_of_the_reference_models_are_reused(name):
+    model = models.make(name, (16, 16, 1), 4, rngs=nnx.Rngs(0))
+    loss_fn, params = hetjax.nnx_loss(
+        model,
+        lambda model, batch: optax.softmax_cross_entropy_with_integer_labels(
+            model(batch["image"]), batch["label"]
+        ),
+    )
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (8, 16, 16, 1)).astype(np.uint8)
+    batch = {"image": images, "label": rng.integers(0, 4, 8)}
+    assert matrix_free.can_reuse_residuals(loss_fn, params, batch, jax.random.key(0))
 
 
 def test_half_precision_is_reused_too():
