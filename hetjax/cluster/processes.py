@@ -2,10 +2,12 @@
 
 Who this process is says, in this order: arguments, the launcher (`hetjax.launch`), a scheduler's
 environment (SLURM, MPI, Kubernetes, TPU pods). Without any, it is alone. The engine is
-`jax.distributed`; its coordination service has no public interface for small values, so `Board`
-hides the private one, and nothing else in hetjax uses it.
+`jax.distributed`. Its coordination service has no public interface for small values, and its
+compilation cache none to write from all processes; what is private is used here and nowhere else.
 """
 
+import contextlib
+import inspect
 import itertools
 import json
 import os
@@ -25,8 +27,7 @@ _SCHEDULERS = (  # (process id, number of processes), in the environment of each
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
-
-
+_CACHE_WRITE = ["cache_key", "compile_time_secs", "module_name", "backend", "executable"]
 _boards = itertools.count()
 
 
@@ -112,6 +113,8 @@ def join(place: Place | None) -> None:
         return
     if jax.distributed.is_initialized():
         return
+    if "HETJAX_ATTEMPT" in os.environ:
+        _keep_all_programs()
     jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from us
     start_secs = _read_start_secs()
     options: dict[str, Any] = {"initialization_timeout": start_secs + 60}
@@ -135,6 +138,34 @@ def join(place: Place | None) -> None:
         raise ValueError(_not_joined(place, str(error).splitlines()[0])) from error
     finally:
         patience.cancel()
+
+
+def _keep_all_programs() -> None:
+    """Lets each process of a launcher write what it compiles to the compilation cache.
+
+    JAX (0.10 to 0.12) lets process 0 alone, to spare shared file systems, but programs for CPU
+    are kept by device: the others would compile all anew at each restart. Where JAX has changed,
+    they do.
+    """
+    import jax
+
+    try:
+        from jax._src import compilation_cache, compiler
+
+        if list(inspect.signature(compiler._cache_write).parameters)[:5] != _CACHE_WRITE:
+            return
+    except (ImportError, AttributeError):
+        return
+
+    def write(
+        key: str, secs: float, name: str, backend: Any, program: Any, callbacks: Any = ()
+    ) -> None:
+        least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
+        if secs >= least and not callbacks:  # what calls Python cannot be kept
+            with contextlib.suppress(Exception):  # a full disk: the next process compiles again
+                compilation_cache.put_executable_and_time(key, name, program, backend, int(secs))
+
+    compiler._cache_write = write  # type: ignore[assignment]
 
 
 def _read_start_secs() -> int:

@@ -60,6 +60,26 @@ sys.exit(worker if attempt == 0 else 0)
     assert "worker 1 ended with exit code 1; restart 1 of 3 from the last" in run.text()
 
 
+def test_no_worker_compiles_again_after_a_restart(launch, monkeypatch):
+    for name in [name for name in os.environ if "_CACHE_" in name]:
+        monkeypatch.delenv(name)
+    program = """
+import jax
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name.endswith("cache_hits")))
+import hetjax
+hetjax.join_processes()
+jax.jit(lambda x: 3 * x + worker)(2.0)
+print("programs found:", sum(hits))
+time.sleep(1)
+os._exit(1 - attempt)
+"""
+    run = launch(program, "--workers=2")
+    assert run.end() == 0
+    found = sorted(line for line in run.out() if "found" in line)
+    assert found == [f"[{w}] programs found: {n}" for w in (0, 1) for n in (0, 1)]
+
+
 def test_shares_are_told_and_their_groups_removed(launch):
     run = launch("print('ready'); time.sleep(0.2)", "--workers=2", "--cpus=0.5,0.25")
     run.wait_for("ready", 2)
