@@ -107,6 +107,8 @@ def as_source(data: Any) -> Source:
 class _First:
     def __init__(self, source: Source, num_examples: int):
         self._source, self._len = source, num_examples
+        if hasattr(source, "__getitems__"):  # many records at once take half the time
+            self.__getitems__ = source.__getitems__
 
     def __len__(self) -> int:
         return self._len
@@ -131,6 +133,9 @@ def first(source: Source, num_examples: int) -> Source:
         raise ValueError(
             f"num_examples must be from 1 to the {len(source)} of the source; got {num_examples}"
         )
+    if isinstance(source, ArraySource):
+        first_rows = iter([leaf[:num_examples] for _, leaf in _walk(source.arrays)])
+        return ArraySource(_rebuild(source.arrays, first_rows))
     return _First(source, num_examples)
 
 

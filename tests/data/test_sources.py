@@ -105,6 +105,21 @@ def test_load_all_leaves_arrays_where_they_are():
     assert sources.load_all(source) is source
 
 
+@pytest.mark.parametrize("make", [list, Items, ManyItems, lambda items: sources.load_all(items)])
+def test_the_first_examples_are_a_source_of_their_own(make):
+    items = images(5)
+    source = sources.first(make(items), 3)
+    assert len(source) == 3
+    with pytest.raises(IndexError):
+        source[3]
+    stacked = sources.load_all(source).arrays
+    np.testing.assert_array_equal(stacked["image"], [item["image"] for item in items[:3]])
+    np.testing.assert_array_equal(sources.fetch(source, np.arange(3))["label"], stacked["label"])
+    with pytest.raises(ValueError, match="outside the source"):
+        sources.fetch(source, np.array([3]))
+    assert hasattr(source, "__getitems__") == (make not in (list, Items))
+
+
 def test_nested_items_keep_their_structure():
     point = collections.namedtuple("Point", "u v")
     item = {"b": (np.float32(1), [np.zeros(2, np.int8), True]), "a": point(np.ones(1), 2.5)}
