@@ -42,8 +42,8 @@ def _update_worker(
     alone and did nothing has no update, and its optimiser's state stays.
     """
     grad_sum, weight = sums
-    divisor = jnp.where(weight > 0, weight, 1)
-    grads = jax.tree.map(lambda g, p: (g / divisor).astype(p.dtype), grad_sum, state.params)
+    scale = 1 / jnp.where(weight > 0, weight, 1)  # XLA computes a product twice, not a quotient
+    grads = jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), grad_sum, state.params)
     updates, opt_state = optimizer.update(
         grads, state.opt_state, state.params, value=mean_loss, progress=state.progress_rounds
     )
