@@ -312,9 +312,10 @@ class Virtual:
             after, unit_signs = jax.vmap(accumulate, in_axes=(state_axes, sum_axes, 0, 0))(
                 state, given, microbatches, rngs
             )
-            # Others were given padding, which adds nothing.
+            # Others were given padding, which adds nothing, finite or not.
             done = sums.microbatches_done + active
-            return after._replace(microbatches_done=done), unit_signs
+            bad = jnp.where(active, after.nonfinite_microbatch, sums.nonfinite_microbatch)
+            return after._replace(microbatches_done=done, nonfinite_microbatch=bad), unit_signs
 
         self._step = jax.jit(step, donate_argnums=(1,), static_argnames="is_first")
 

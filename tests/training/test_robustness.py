@@ -198,6 +198,12 @@ def test_a_nonfinite_run_hands_over_the_state_it_kept():
     assert np.isfinite(result.params).all()
 
 
+@pytest.mark.parametrize("local", ["virtual", "stepped", "fused"])
+def test_parameters_that_are_not_finite_are_found_by_a_worker_that_has_examples(local):
+    with pytest.raises(hetjax.NonFiniteError, match=r"microbatch 0 .*\(examples \[\d"):
+        fit(optimizer=optax.sgd(1e38), budget=1, local=local)
+
+
 def test_each_epoch_has_random_keys_of_its_own():
     def noise_alone(weights, batch, rng):
         return jax.random.normal(rng, batch["y"].shape) + 0 * weights[0]
