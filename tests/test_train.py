@@ -49,7 +49,7 @@ def first_run(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("run")
     done = run(
         "--config=configs/digits.py",
-        f"--workdir={workdir}",
+        f"--workdir={os.path.relpath(workdir, ROOT)}",  # as in the README
         "--config.epochs=2",
         "--config.cluster.clock=virtual",
     )

@@ -166,7 +166,7 @@ def write_arrays(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     with _orbax() as (handler, path_class):
 
         async def write() -> None:
-            await (await handler.save(_Existing(path_class(path)), arrays))
+            await (await handler.save(_Existing(path_class(path.absolute())), arrays))
 
         asyncio.run(write())
 
@@ -176,7 +176,7 @@ def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
     with _orbax() as (handler, path_class):
 
         async def read() -> dict[str, np.ndarray]:
-            return await (await handler.load(path_class(path)))
+            return await (await handler.load(path_class(path.absolute())))
 
         try:
             return asyncio.run(read())

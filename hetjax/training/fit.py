@@ -125,7 +125,8 @@ def fit(
             parts.own_device,
             on_batch=lambda: beacons.at("evaluating"),
         )
-    workdir = None if workdir is None else pathlib.Path(workdir)
+    if workdir is not None:
+        workdir = pathlib.Path(workdir).absolute()  # a callback may change the directory
     restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
     with contextlib.ExitStack() as stack:
         stack.callback(beacons.close)

@@ -256,6 +256,15 @@ def test_a_checkpoint_comes_back_bit_by_bit(tmp_path):
     assert all(array.flags.writeable for array in saved.arrays.values())
 
 
+def test_a_relative_directory_is_one_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = checkpoint.Checkpoints("run")
+    store.save(1, {"x": np.arange(3)}, {})
+    store.close()
+    for directory in ("run", tmp_path / "run"):
+        np.testing.assert_array_equal(checkpoint.newest(directory).arrays["x"], np.arange(3))
+
+
 def test_a_checkpoint_may_be_empty(tmp_path):
     store = checkpoint.Checkpoints(tmp_path)
     store.save(0, {}, {})

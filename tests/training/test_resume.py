@@ -53,6 +53,25 @@ def end_after(every, workdir, **fields):
     raise AssertionError("the run does not come to its end")
 
 
+def test_a_relative_workdir_stays_where_it_was(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def move_and_end(line):
+        os.chdir(tmp_path / "elsewhere")
+        return line.round == 2
+
+    cut = fit("run", [move_and_end])
+    assert cut.summary["interrupted"]
+    os.chdir(tmp_path)
+    result = fit("run")
+    assert result.summary["examples_recomputed"] == 0
+    assert not result.summary["interrupted"]
+    assert [line["round"] for line in result.history] == list(range(len(result.history)))
+    assert len(read_lines(tmp_path / "run")) == len(result.history)
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_that_is_cut_again_and_again_is_bit_equal(name, tmp_path, float64):
