@@ -122,7 +122,7 @@ def _overrides(argv: Sequence[str]) -> Iterator[tuple[str, str | None, str | Non
     for index, argument in enumerate(argv):
         if argument == "--":
             return
-        if found := re.fullmatch(rf"--?(?:no)?{_NAME}\.([^=]+)(?:=(.*))?", argument, re.DOTALL):
+        if found := re.fullmatch(rf"--?(?:no)?{_NAME}\.([^=]*)(?:=(.*))?", argument, re.DOTALL):
             name, text = found.groups()
             following = argv[index + 1] if text is None and index + 1 < len(argv) else None
             yield name, text, following

@@ -244,7 +244,7 @@ def unknown_name(name: str, known: Sequence[str]) -> str:
         last = [dotted for dotted in known if dotted.split(".")[-1] == name.split(".")[-1]]
         hint = f" Did you mean {last[0]!r}?" if last else ""
     hint = hint or f" There are: {', '.join(known)}."
-    return f"{name}: there is no such field.{hint}"
+    return f"{name or repr(name)}: there is no such field.{hint}"
 
 
 def parse_group(

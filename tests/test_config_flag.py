@@ -77,6 +77,7 @@ MISTAKES = [
         ["--noconfig.quot.policy"],
         "quot.policy: there is no such field. Did you mean 'quota.pol",
     ),
+    (["--config.=2.0"], "'': there is no such field. There are: seed, epochs, "),
     (["--config.epochs=abc"], "epochs: got 'abc', must be an integer of at least 1."),
     (["--config.budget=1e3"], "budget: got 1000.0, must be an integer of at least 1."),
     (["--config.optimizer.nesterov=maybe"], "optimizer.nesterov: got 'maybe', must be true or"),
