@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from hetjax import config as config_lib
 from hetjax import config_fields, ordering, quota, topology
 from hetjax.training import gate
 
-LIMIT_SECS = 300.0
+LIMIT_SECS = 300
 BASE: dict[str, Any] = {
     "epochs": 1,
     "microbatch_size": 4,
@@ -283,16 +284,27 @@ class _TooLong(BaseException):
 
 
 @contextlib.contextmanager
-def _limited(secs: float) -> Iterator[None]:
+def _limited(secs: int) -> Iterator[None]:
+    """Ends what takes longer; seconds in which this process was stopped do not count."""
+    is_done = threading.Event()
+
     def end(signum: int, frame: object) -> None:
         raise _TooLong
 
+    def watch() -> None:
+        for _ in range(secs):
+            if is_done.wait(1.0):
+                return
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, secs)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        is_done.set()
+        watcher.join()
         signal.signal(signal.SIGALRM, before)
 
 
