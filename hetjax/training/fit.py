@@ -15,7 +15,7 @@ from hetjax.cluster import beacons as beacons_lib
 from hetjax.cluster import processes
 from hetjax.data import sources
 from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import agreement, evaluate, loop, record, setup
+from hetjax.training import agreement, arguments, evaluate, loop, record, setup
 from hetjax.training import resume as resume_lib
 
 
@@ -91,12 +91,12 @@ def fit(
         detection are hetjax's own.
     """
     processes.check_joined()
-    setup.check_arguments(params, optimizer, callbacks)
+    arguments.check(params, optimizer, callbacks)
     source = sources.as_source(source)
     eval_source = None if eval_source is None else sources.as_source(eval_source)
     if config is None:
-        config = setup.config_of_fields(fields)
-        recorded = setup.recorded_fields(config)
+        config = arguments.config_of_fields(fields)
+        recorded = arguments.recorded_fields(config)
     elif fields:
         raise ValueError(f"fit: give either config or fields, not both: {sorted(fields)}")
     else:

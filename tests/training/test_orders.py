@@ -11,7 +11,7 @@ import hetjax.config
 from hetjax import ordering
 from hetjax.data import rounds, sources
 from hetjax.ordering import methods
-from hetjax.training import gate, setup
+from hetjax.training import arguments, gate, setup
 from tests.training import problems
 from tests.training.order_reference import (
     BUDGET,
@@ -298,7 +298,7 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             "cluster": {"num_workers": 4},
             "ordering": {"method": "d_grab", "block_pairs": 1},
         },
-        choices=setup.registries(),
+        choices=arguments.registries(),
     )
     source = sources.as_source(data)
 
