@@ -273,7 +273,7 @@ def find_fault(
         >>> waits = Snapshot(12, alive=99.9, entries=(Entry("waiting", 51.0, 17, 0),))
         >>> find_fault({0: waits, 1: stuck}, now=100.0, launched=0.0, heartbeat_secs=30.0,
         ...            start_secs=300.0).reason
-        'worker 1: computing for 50 s in round 17'
+        'worker 1: computing for 49 s in round 17'
     """
     limit_secs = FAULT_HEARTBEATS * heartbeat_secs
     silent: list[tuple[float, Fault]] = []
