@@ -12,6 +12,7 @@ Nothing else may need the machine meanwhile: cores that are shared out in full h
 import contextlib
 import functools
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import app, flags, logging
 
-from experiments import launched_runs, process_recovery
+from experiments import core_speed, launched_runs, process_recovery
 from experiments.launched_runs import SHARES
 from experiments.rows import Row, print_tables
 from hetjax.data import datasets, sources
@@ -35,6 +36,7 @@ _TORCH_PYTHON = flags.DEFINE_string("torch_python", sys.executable, "Interpreter
 _REPEATS = flags.DEFINE_integer("repeats", 2, "Runs of each arm.", 1)
 
 _BASELINE = pathlib.Path(__file__).with_name("ddp_baseline.py")
+_CORE_SPEED = pathlib.Path(__file__).with_name("core_speed.py")
 
 
 class Task(NamedTuple):
@@ -175,6 +177,53 @@ def alone_rows() -> list[Row]:
                 "; ".join(texts if variants else [*texts, _no_torch()]),
             )
         )
+    return rows + core_speed_rows()
+
+
+def _gflops(operations: int, secs: float) -> float:
+    return operations / secs / 1e9
+
+
+def core_speed_rows() -> list[Row]:
+    """What both libraries reach in the products of the MLP, and the forms of LeNet."""
+    interpreters = {"jax": sys.executable} | (
+        {"torch": _TORCH_PYTHON.value} if _torch_version() else {}
+    )
+    secs: dict[str, list[dict[str, dict[str, float]]]] = {library: [] for library in interpreters}
+    for _ in range(_REPEATS.value):
+        for library, interpreter in interpreters.items():
+            out = launched_runs.directory() / "core_speed.json"
+            flags_ = [f"--library={library}", f"--out={out}"]
+            launched_runs.run_workers((1.0,), [interpreter, str(_CORE_SPEED), *flags_])
+            secs[library].append(json.loads(out.read_text()))
+
+    def lines(group: str, scale: Callable[[float], float], form: str) -> str:
+        texts = []
+        for library, runs in secs.items():
+            values = {name: [scale(run[group][name]) for run in runs] for name in runs[0][group]}
+            texts += [
+                f"{library}, {name} {launched_runs.middle(found, form)}"
+                for name, found in values.items()
+            ]
+        return "; ".join(texts if _torch_version() else [*texts, _no_torch()])
+
+    rows = []
+    for layer, sizes in core_speed.LAYERS.items():
+        operations = 2 * core_speed.BATCH * math.prod(sizes)
+        rows.append(
+            Row(
+                f"products of the MLP's {layer}, {core_speed.BATCH} rows, one core: GFLOP/s",
+                "none",
+                lines(layer, functools.partial(_gflops, operations), ".0f"),
+            )
+        )
+    rows.append(
+        Row(
+            f"LeNet, loss and gradient of {core_speed.IMAGES} images, one core: ms",
+            "none",
+            lines("lenet", lambda secs: 1e3 * secs, ".2f"),
+        )
+    )
     return rows
 
 

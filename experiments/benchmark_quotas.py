@@ -24,6 +24,7 @@ def main(argv: list[str]) -> None:
 
     groups = {
         "overhead": quota_training.overhead_rows,
+        "forms": quota_training.form_rows,
         "emulated": quota_training.emulated_rows,
         "emulated_short": lambda: quota_training.emulated_rows(0.05),
         "compilation": quota_training.compilation_rows,
