@@ -1,6 +1,7 @@
 """The tables that the benchmark programs print."""
 
 import os
+import pathlib
 import platform
 import sys
 import time
@@ -16,6 +17,19 @@ class Row(NamedTuple):
     reached: str
 
 
+def processor() -> str:
+    """Its model and widest vectors, where the system tells: ratios of libraries depend on them."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    fields = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    model = fields.get("model name") or platform.processor() or platform.machine()
+    flags = fields.get("flags", "").split()
+    vectors = {"avx512f": "AVX-512", "avx2": "AVX2"}
+    return ", ".join([model, *[vectors[flag] for flag in vectors if flag in flags][:1]])
+
+
 def print_tables(groups: Mapping[str, Callable[[], Sequence[Row]]], only: Sequence[str]) -> None:
     """Measures the groups, or those in `only`, and prints their rows as one Markdown table.
 
@@ -24,7 +38,7 @@ def print_tables(groups: Mapping[str, Callable[[], Sequence[Row]]], only: Sequen
     if unknown := set(only) - set(groups):
         sys.exit(f"--only: there is no {', '.join(unknown)}; allowed are {', '.join(groups)}")
     print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
+        f"{processor()}, {os.cpu_count()} cores, "
         f"{jax.devices()[0].device_kind}, Python {platform.python_version()}, "
         f"JAX {jax.__version__}\n"
     )
