@@ -19,6 +19,8 @@ _CLIPPED = 6.0  # a score farther off counts as this
 _SUSPICIOUS = 4.0  # a CUSUM above it asks for another probe at once
 _PROBE_SHARE = 0.01  # of the time, that probing workers of quota 0 may take
 _MOST_DOUBLINGS = 20
+_COLD = 4.0  # by as much a worker's first round may be slower than the next
+_WARMED = 0.8  # of what its first round says: faster than this, and the first was a cold one
 _SOLVE_ROUNDS = 8  # between two solutions when settled: one costs the host 0.2 ms
 
 
@@ -56,7 +58,9 @@ def adaptive(
     standard errors of what it saves, so that noise alone moves nothing. A worker never seen
     gets a few microbatches first. One with quota 0 gets one now and then, so that it is noticed
     when it has recovered: so rarely that it costs at most about 1 % of the time, and half as
-    often after each time that it led to nothing. Where the workers are not independent the
+    often after each time that it led to nothing. A first round may be cold (memory, caches): it is
+    forgotten if the second is faster, and who got quota 0 for it is seen once more at once. Where
+    the workers are not independent the
     model is wrong, so that what it chooses is tried against equal split: `guard.guarded`.
 
     Args:
@@ -146,6 +150,8 @@ def adaptive(
         secs = np.where(busy, times.compute_secs, 1.0)
         first = np.where(done > 1, times.first_secs, np.where(busy, secs, np.nan))
         seen = busy & ~np.isnan(state.secs_per_microbatch)
+        warmed = seen & (secs < _WARMED * _expected(state, done)) & _seen_once(state)
+        state, seen = _forget(state, warmed), seen & ~warmed
         state, factors = _score(state, done, first, secs, seen, drift)
         new = estimate.samples_of(done, first * factors, secs * factors)
         samples = estimate.add(state.samples, new)
@@ -177,16 +183,28 @@ def _admit(state: AdaptiveState, caps: np.ndarray, settle_rounds: int) -> Adapti
         state = state._replace(settling=settle_rounds)
     if not joined.any():
         return state._replace(caps=caps)
-    unseen = estimate.no_samples(caps.size)
+    state = _forget(state, joined)
+    return state._replace(caps=caps, idle_rounds=np.where(joined, 0, state.idle_rounds))
+
+
+def _forget(state: AdaptiveState, workers: np.ndarray) -> AdaptiveState:
+    """The workers where bool[n] is true as if never seen."""
+    unseen = estimate.no_samples(workers.size)
     return state._replace(
-        caps=caps,
-        overhead_secs=np.where(joined, np.nan, state.overhead_secs),
-        secs_per_microbatch=np.where(joined, np.nan, state.secs_per_microbatch),
-        samples=estimate.choose(joined, unseen, state.samples),
-        watch=changes.forget(state.watch, joined),
-        idle_rounds=np.where(joined, 0, state.idle_rounds),
-        probes=np.where(joined, 0, state.probes),
+        overhead_secs=np.where(workers, np.nan, state.overhead_secs),
+        secs_per_microbatch=np.where(workers, np.nan, state.secs_per_microbatch),
+        samples=estimate.choose(workers, unseen, state.samples),
+        watch=changes.forget(state.watch, workers),
+        probes=np.where(workers, 0, state.probes),
     )
+
+
+def _seen_once(state: AdaptiveState) -> np.ndarray:
+    return state.samples.start_count == 1
+
+
+def _expected(state: AdaptiveState, done: np.ndarray) -> np.ndarray:
+    return state.overhead_secs + state.secs_per_microbatch * done
 
 
 def _score(
@@ -201,7 +219,7 @@ def _score(
     rounds = np.maximum(state.samples.start_count, 1.0)
     usual = state.samples.microbatches / rounds
     smaller = np.sqrt(np.maximum(usual / np.maximum(done, 1), 1.0))
-    expected = np.where(seen, state.overhead_secs + state.secs_per_microbatch * done, 1.0)
+    expected = np.where(seen, _expected(state, done), 1.0)
     ratios = np.where(seen, np.log(np.maximum(secs, 1e-12) / expected), 0.0)
     scales = smaller * np.sqrt(1.0 + 1.0 / rounds)
     residuals, deviations = changes.score(state.watch, ratios, scales)
@@ -294,7 +312,8 @@ def _with_probe(state: AdaptiveState, costs: costs_lib.WorkerCosts, caps: np.nda
     waits = 2.0 ** np.minimum(state.probes, _MOST_DOUBLINGS)
     interval = np.maximum(extra * idle.sum() / _PROBE_SHARE, 1.0) * waits
     suspicious = np.maximum(state.watch.slower, state.watch.faster) > _SUSPICIOUS
-    interval = np.where(suspicious, 1.0, interval)
+    unsure = _seen_once(state) & (alone <= _COLD * round_secs)
+    interval = np.where(suspicious | unsure, 1.0, interval)
     overdue = np.where(idle, state.idle_rounds - interval, -np.inf)
     worker = int(np.argmax(overdue))
     if overdue[worker] < 0:

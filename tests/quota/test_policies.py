@@ -227,6 +227,30 @@ def test_a_worker_that_leaves_and_comes_back_as_another_is_measured_anew():
     assert is_optimal(quotas[21], cluster, 21)
 
 
+@pytest.mark.parametrize("cold", [(1.7, 1.6, 1.7, 2.3), (1.0, 1.0, 3.5, 3.9), (3.0, 1.0, 1.0, 1.0)])
+@pytest.mark.parametrize("delay_cv", [0.0, 0.05])
+def test_a_cold_first_round_is_forgotten(cold, delay_cv):
+    """Measured: by their first round two workers with a quarter of a core got nothing."""
+    warm = (0.085, 0.19, 0.38, 0.38)
+    cluster = emulate.EmulatedCluster(
+        tuple(np.multiply(warm, cold)),
+        delay="gamma" if delay_cv else "constant",
+        delay_cv=delay_cv or 0.1,
+        changes=tuple(emulate.Change(1, worker, secs) for worker, secs in enumerate(warm)),
+    )
+    quotas = run(quota.adaptive(guard=False), cluster, 8, 12)
+    assert quotas[0].tolist() == [2, 2, 2, 2]
+    assert (quotas[6:] == [4, 2, 1, 1]).all()
+
+
+def test_a_worker_that_is_really_slow_costs_one_more_round_at_most():
+    for secs, most in ((25.0, 1), (60.0, 0)):
+        cluster = emulate.EmulatedCluster((1.0, 1.0, 1.0, secs))
+        quotas = run(quota.adaptive(), cluster, 30, 50)
+        assert quotas[0, 3] > 0
+        assert quotas[1:, 3].sum() == most
+
+
 def test_a_worker_not_worth_its_overhead_gets_nothing_but_probes_and_recovers():
     changes = (emulate.Change(5, 2, 60.0), emulate.Change(100, 2, 1.0))
     cluster = emulate.EmulatedCluster((1.0, 1.0, 1.0), changes=changes)
