@@ -27,6 +27,7 @@ STOPPED = 143
 
 _SETTLE_SECS = 1.0  # when one dies the others follow; the cause is looked for among all of them
 _AFTER_DEATH_SECS = 2.0  # the grace of workers that wait for a dead one and have nothing to save
+_IN_MEMORY = "/dev/shm"
 _SAVING_GRACES = 3  # times grace_secs: to end the round and save when stopped from outside
 
 
@@ -152,9 +153,13 @@ class _Stop:
 def _attempt(options, attempt, shares, log, events, stop, guardian, cache) -> Verdict:
     port = find_port(options.host, options.port if attempt == 0 else 0)
     host = f"[{options.host}]" if ":" in options.host else options.host
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="hetjax-beacons-"))
-    guardian.add("directory", directory)
-    try:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(_directory("hetjax-beacons-", guardian))
+        in_memory = {}
+        if os.access(_IN_MEMORY, os.W_OK):  # elsewhere sums of gradients go through sockets
+            prefix = f"hetjax-{os.getpid()}-sums-"
+            found = stack.enter_context(_directory(prefix, guardian, parent=_IN_MEMORY))
+            in_memory = {"HETJAX_SHARED_MEMORY": str(found)}
         common = {
             **_compilation_cache(cache),
             "HETJAX_NUM_PROCESSES": str(options.num_workers),
@@ -163,6 +168,7 @@ def _attempt(options, attempt, shares, log, events, stop, guardian, cache) -> Ve
             "HETJAX_BEACONS": str(directory),
             "HETJAX_HEARTBEAT_SECS": str(options.heartbeat_secs),
             "PYTHONUNBUFFERED": "1",
+            **in_memory,
         }
         workers = gang.Gang(
             options.command,
@@ -174,9 +180,20 @@ def _attempt(options, attempt, shares, log, events, stop, guardian, cache) -> Ve
         )
         with contextlib.closing(workers):
             return _Watch(options, workers, directory, shares, log, events, stop).run()
+
+
+@contextlib.contextmanager
+def _directory(
+    prefix: str, guardian: gang.Guardian, parent: str | None = None
+) -> Iterator[pathlib.Path]:
+    """A new one, removed at the end, by the guardian where this process cannot."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    guardian.add("directory", path)
+    try:
+        yield path
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        guardian.drop("directory", directory)
+        shutil.rmtree(path, ignore_errors=True)
+        guardian.drop("directory", path)
 
 
 class _Watch:

@@ -240,9 +240,9 @@ class Loop:
             limits=plan.quotas,
         )
         digest = agreement.digest_of(plan, 0)
-        self._parts.agree(result, digest, agreement.Ask.NOTHING)
+        _, accumulated = self._gather(result, digest, agreement.Ask.NOTHING)
         self._state, self._accumulated, metrics, _ = self._parts.sync(
-            self._state, result.accumulated, self._parts.shares, self._parts.active(0)
+            self._state, accumulated, self._parts.shares, self._parts.active(0)
         )
         jax.device_get(metrics)
         params, _ = self._params()
@@ -253,6 +253,14 @@ class Loop:
             self._state, self._accumulated = parts.new_pass(self._state, self._accumulated, nobody)
         if parts.leads:
             self._summary.order_cost = self._telemetry.cost(params)
+
+    def _gather(
+        self, own: local.LocalResult, digest: int, ask: agreement.Ask
+    ) -> tuple[agreement.RoundResult, types.Accumulated]:
+        """What all workers did, and what the sync phase takes."""
+        self._parts.sums.post(own.accumulated)
+        result = self._parts.agree(own, digest, ask)  # and now all have posted
+        return result, self._parts.sums.total(own.accumulated)
 
     def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
         """The key of each own worker's pass, on its device; made anew when a pass begins."""
@@ -315,14 +323,14 @@ class Loop:
             may_close=may_close,
             meanwhile=self._report,
         )
-        result = parts.agree(own, agreement.digest_of(plan, index), self._asks)
+        result, accumulated = self._gather(own, agreement.digest_of(plan, index), self._asks)
         self._asked |= result.ask
         if closing is not None:
             result = result._replace(
                 compute_secs=closing.compute_secs, local_secs=float(closing.round_secs)
             )
         self._state, self._accumulated, metrics, turns = parts.sync(
-            self._state, own.accumulated, parts.shares, active
+            self._state, accumulated, parts.shares, active
         )
         parts.stream.commit(plan, result.microbatches_done, _turned(result.unit_signs, turns))
         if parts.trace is None:  # of a trace the policy was never asked

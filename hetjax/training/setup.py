@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from hetjax import config as config_lib
 from hetjax import mesh as mesh_lib
-from hetjax import ordering, quota, types
+from hetjax import ordering, quota, trees, types
 from hetjax.cluster import beacons as beacons_lib
 from hetjax.cluster import emulate, processes
 from hetjax.data import feed as feed_lib
@@ -20,7 +20,7 @@ from hetjax.data import rounds as rounds_lib
 from hetjax.data import sources
 from hetjax.topology import reducers
 from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import agreement, fused, gate, local, replay, state, sync
+from hetjax.training import agreement, fused, gate, local, replay, shared_sums, state, sync
 from hetjax.training.local import Pace
 from hetjax.training.virtual import Virtual
 
@@ -52,6 +52,7 @@ class RunParts:
     reducer: reducers.Reducer
     pace: Pace
     agree: agreement.Agreement
+    sums: shared_sums.Sums
     beacons: beacons_lib.Beacons
 
     @property
@@ -121,6 +122,14 @@ def build(
     _check_first(config)
     reducer = _make_reducer(config)
     gossips = reducer.mixing is not None
+    weighs_shards = config.data.weighting == "shard" and (
+        gossips or config.data.sharing == "private"
+    )
+    sums = shared_sums.Sums()
+    if config.reducer.name == "all_reduce" and not weighs_shards:
+        sums = shared_sums.make(mesh, trees.accumulator_zeros(params))
+    if isinstance(sums, shared_sums.SharedSums):
+        reducer = reducers.of_totals(reducer)
     pace = _make_pace(config, cluster if emulated else None, virtual_clock=virtual_clock)
     synchronise = sync.make_sync(
         optimizer,
@@ -129,8 +138,7 @@ def build(
         nominal_examples=nominal_examples,
         mesh=mesh,
         signs=method.signs,
-        shard_weighting=config.data.weighting == "shard"
-        and (gossips or config.data.sharing == "private"),
+        shard_weighting=weighs_shards,
         stop_on_nonfinite=config.nonfinite == "stop",
     )
     return RunParts(
@@ -189,6 +197,7 @@ def build(
             else config.microbatch_size * _most_microbatches(config),
             microbatch_size=config.microbatch_size,
         ),
+        sums=sums,
         beacons=beacons,
     )
 

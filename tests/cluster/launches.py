@@ -105,6 +105,7 @@ class Launch:
             eventually(lambda pid=int(match[1]): not runs(pid))
         eventually(lambda: not [p for p in self.tmp.iterdir() if p.suffix != ".stack"])
         eventually(lambda: not groups_of(self.pid))
+        eventually(lambda: not list(pathlib.Path("/dev/shm").glob(f"hetjax-{self.pid}-*")))
         return code
 
 

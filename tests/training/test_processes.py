@@ -1,6 +1,7 @@
 """Runs of several real processes: the same results as one process, with every part."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def free_port():
         return listening.getsockname()[1]
 
 
-def run_gang(cases, directory, num_processes):
+def run_gang(cases, directory, num_processes, **variables):
     """Trains `cases` in real processes; {name: (params, summary, history)}."""
     directory.mkdir()
     path = directory / "cases.json"
@@ -56,6 +57,7 @@ def run_gang(cases, directory, num_processes):
     gang = [
         subprocess.Popen(
             [*command, str(index), str(num_processes), address, str(path), str(directory)],
+            env={**os.environ, **variables},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -95,9 +97,25 @@ def gang(tmp_path_factory):
     return run_gang({**cases, **live, **cut}, directory / "out", 2)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_processes_train_as_one_does(name, gang, float64):
-    params, summary, history = gang[name]
+SHARED = ("all_reduce", "d_grab_exact", "private", "streamed", "fused", "first", "d_psgd")
+
+
+@pytest.fixture(scope="module")
+def shared_gang(tmp_path_factory):
+    """As a launcher runs it: the gradients are added up in memory."""
+    cases = {name: {**EVAL, **CASES[name]} for name in SHARED}
+    directory = tmp_path_factory.mktemp("shared_gang")
+    found = run_gang(cases, directory / "out", 2, HETJAX_SHARED_MEMORY=str(directory))
+    assert (directory / "sums").stat().st_mode & 0o777 == 0o600
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, "gang") for name in CASES] + [(name, "shared_gang") for name in SHARED],
+)
+def test_two_processes_train_as_one_does(name, form, request, float64):
+    params, summary, history = request.getfixturevalue(form)[name]
     alone = problems.fit(
         problems.classification(), problems.initial_weights(), **{**EVAL, **CASES[name]}
     )
@@ -106,6 +124,19 @@ def test_two_processes_train_as_one_does(name, gang, float64):
     np.testing.assert_allclose(params, alone.params, rtol=1e-10)
     assert summary["examples_missing"] == summary["examples_duplicated"] == 0
     assert summary["train_loss"] == pytest.approx(alone.summary["train_loss"], rel=1e-8)
+
+
+def test_without_room_in_memory_the_gradients_go_through_sockets(shared_gang, tmp_path):
+    cases = {"all_reduce": {**EVAL, "epochs": 1}}
+    nowhere = str(tmp_path / "missing")
+    found = run_gang(cases, tmp_path / "out", 2, HETJAX_SHARED_MEMORY=nowhere)
+    _, _, history = found["all_reduce"]
+    _, _, expected = shared_gang["all_reduce"]
+    np.testing.assert_allclose(
+        [line["loss"] for line in history],
+        [line["loss"] for line in expected[: len(history)]],
+        rtol=1e-10,
+    )
 
 
 @pytest.mark.parametrize("name", CUT)

@@ -1,0 +1,148 @@
+"""Adds the workers' gradients up in memory that the processes of one machine share.
+
+Sums that go through sockets, as in a cluster, cost a process four times as much of its processor,
+and with a quarter of a core that is the round's. So every process copies its own into a file that
+all have mapped, before the gathering at the end of the local phase (`agreement.py`), and
+afterwards adds all of them up, in the order of the workers: the same bits on all, and nobody
+waits. Each round has the other of two places, so that who is ahead overwrites nothing.
+"""
+
+import mmap
+import os
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.cluster import processes
+
+VARIABLE = "HETJAX_SHARED_MEMORY"
+_MOST_BYTES = 1 << 30  # in all: more is left to the sockets
+_BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
+_ALIGNED = 64
+_PATIENCE_SECS = 600.0
+
+
+class Sums:
+    """Leaves the sums to the collectives of the sync phase."""
+
+    def post(self, accumulated: types.Accumulated) -> None:
+        """Puts up what this process's workers have summed, leaves `[W, ...]`, own rows."""
+
+    def total(self, accumulated: types.Accumulated) -> types.Accumulated:
+        """The same with `grad_sum` that of all workers, on each; call it when all have posted."""
+        return accumulated
+
+
+class SharedSums(Sums):
+    """The file of one process; see above.
+
+    Args:
+        path: of the file, which must not be there for process 0 and must be for others.
+        mesh: the worker mesh.
+        like: a pytree of the shapes and types of a worker's `grad_sum`.
+
+    Raises:
+        OSError: the file cannot be made, or there is no room for it.
+    """
+
+    def __init__(self, path: pathlib.Path, mesh: Mesh, like: types.PyTree) -> None:
+        self._mesh = mesh
+        self._workers = mesh_lib.own_workers(mesh)
+        num_bytes = _num_bytes(like, mesh.size)
+        is_first = self._workers[0] == 0
+        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if is_first else 0)
+        file = os.open(path, flags, 0o600)
+        try:
+            if is_first:
+                os.posix_fallocate(file, 0, num_bytes)  # or no room would be SIGBUS later
+            memory = np.frombuffer(mmap.mmap(file, num_bytes), np.uint8)
+        finally:
+            os.close(file)
+        self._places: list[list[np.ndarray]] = [[], []]  # of each leaf [W, size]
+        start = 0
+        for place in self._places:
+            for leaf in jax.tree.leaves(like):
+                size = _row_bytes(leaf)
+                rows = memory[start : start + mesh.size * size].reshape(mesh.size, size)
+                place.append(rows[:, : leaf.size * leaf.dtype.itemsize].view(leaf.dtype))
+                start += mesh.size * size
+
+    def post(self, accumulated: types.Accumulated) -> None:
+        self._places.reverse()
+        for rows, leaf in zip(self._places[0], jax.tree.leaves(accumulated.grad_sum), strict=True):
+            for worker, shard in zip(self._workers, _own(leaf), strict=True):
+                np.copyto(rows[worker], np.asarray(shard).reshape(-1))
+
+    def total(self, accumulated: types.Accumulated) -> types.Accumulated:
+        leaves, treedef = jax.tree.flatten(accumulated.grad_sum)
+        totals = [
+            add_up(rows).reshape(1, *leaf.shape[1:])
+            for rows, leaf in zip(self._places[0], leaves, strict=True)
+        ]
+        rows = [jax.device_put(totals, self._mesh.devices[worker]) for worker in self._workers]
+        grad_sum = jax.tree.unflatten(treedef, mesh_lib.join_rows(rows, self._mesh))
+        return accumulated._replace(grad_sum=grad_sum)
+
+
+def add_up(rows: np.ndarray) -> np.ndarray:
+    """The sum of `[W, size]` over W, one row after the other."""
+    total = np.empty(rows.shape[1], rows.dtype)
+    for start in range(0, total.size, _BLOCK):
+        part, block = total[start : start + _BLOCK], rows[:, start : start + _BLOCK]
+        np.copyto(part, block[0])
+        for row in block[1:]:
+            part += row
+    return total
+
+
+def _own(leaf: jax.Array) -> Sequence[jax.Array]:
+    shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return [shard.data for shard in shards]
+
+
+def _row_bytes(leaf: jax.Array) -> int:
+    return -(-leaf.size * leaf.dtype.itemsize // _ALIGNED) * _ALIGNED
+
+
+def _num_bytes(like: types.PyTree, num_workers: int) -> int:
+    return 2 * num_workers * sum(_row_bytes(leaf) for leaf in jax.tree.leaves(like))
+
+
+def make(mesh: Mesh | None, like: types.PyTree) -> Sums:
+    """Shared sums where the launcher gave its processes a directory in memory for them.
+
+    Where there is none, or no room in it, and where the devices are no CPUs, the sums are left to
+    the collectives. All processes come to the same answer.
+
+    Args:
+        mesh: the worker mesh, if there is one.
+        like: a pytree of the shapes and types of a worker's `grad_sum`.
+    """
+    directory = os.environ.get(VARIABLE)
+    if not directory or mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size:
+        return Sums()
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
+    if (
+        mesh.devices[0].platform != "cpu"
+        or not dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
+        or not 0 < _num_bytes(like, mesh.size) <= _MOST_BYTES
+    ):
+        return Sums()
+    board = processes.Board()
+    path = pathlib.Path(directory) / "sums"
+    if mesh_lib.own_workers(mesh)[0] == 0:
+        try:
+            path.unlink(missing_ok=True)  # of a run before in the same processes
+            sums = SharedSums(path, mesh, like)
+        except OSError:  # no room
+            path.unlink(missing_ok=True)
+            board.post("shared", False)
+            return Sums()
+        board.post("shared", True)
+        return sums
+    return SharedSums(path, mesh, like) if board.wait("shared", _PATIENCE_SECS) else Sums()

@@ -1,0 +1,96 @@
+"""Sums in memory: what one process makes of the rows of all; `test_processes.py` has real ones."""
+
+import errno
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hetjax import mesh as mesh_lib
+from hetjax.training import accumulate, shared_sums
+
+LIKE = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(())}
+
+
+def accumulated(mesh, seed):
+    """Sums of random numbers, leaves `[W, ...]`, and the same on the host."""
+    rng = np.random.default_rng(seed)
+    rows = {
+        name: rng.standard_normal((mesh.size, *leaf.shape)).astype(np.float32)
+        for name, leaf in LIKE.items()
+    }
+    empty = mesh_lib.add_worker_axis(accumulate.empty_accumulated(LIKE), mesh.size)
+    return mesh_lib.place(empty._replace(grad_sum=rows), mesh), rows
+
+
+def in_order(rows):
+    total = rows[0].copy()
+    for row in rows[1:]:
+        total = total + row
+    return total
+
+
+@pytest.mark.parametrize("size", [0, 1, shared_sums._BLOCK, 2 * shared_sums._BLOCK + 7])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_are_added_in_the_order_of_the_workers(size, dtype):
+    rows = np.random.default_rng(0).standard_normal((5, size)).astype(dtype)
+    before = rows.copy()
+    total = shared_sums.add_up(rows)
+    assert total.dtype == dtype
+    np.testing.assert_array_equal(total, in_order(rows))
+    np.testing.assert_array_equal(rows, before)
+
+
+def test_each_round_has_the_total_of_its_own_sums(tmp_path):
+    mesh = mesh_lib.make_worker_mesh(4)
+    sums = shared_sums.SharedSums(tmp_path / "sums", mesh, LIKE)
+    for seed in range(3):
+        given, rows = accumulated(mesh, seed)
+        sums.post(given)
+        found = sums.total(given)
+        for name, row in rows.items():
+            expected = np.broadcast_to(in_order(row), row.shape)
+            np.testing.assert_array_equal(found.grad_sum[name], expected)
+            assert found.grad_sum[name].sharding == given.grad_sum[name].sharding
+        np.testing.assert_array_equal(found.weight_sum, given.weight_sum)
+        jax.tree.map(lambda leaf: leaf.delete(), found.grad_sum)  # as a program it is donated to
+
+
+def test_who_is_ahead_overwrites_nothing(tmp_path):
+    """Process B still adds up a round when A, ahead of it, posts the next."""
+    mesh = mesh_lib.make_worker_mesh(2)
+    ahead = shared_sums.SharedSums(tmp_path / "sums", mesh, LIKE)
+    behind = object.__new__(shared_sums.SharedSums)
+    behind.__dict__.update(ahead.__dict__, _places=list(ahead._places))
+    first, rows = accumulated(mesh, 0)
+    ahead.post(first)
+    behind.post(first)
+    ahead.total(first)
+    second, _ = accumulated(mesh, 1)
+    ahead.post(second)
+    found = behind.total(first).grad_sum["w"]
+    np.testing.assert_array_equal(found[0], in_order(rows["w"]))
+
+
+def test_no_room_is_found_out_at_the_beginning(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        shared_sums.SharedSums(tmp_path / "sums", mesh_lib.make_worker_mesh(2), LIKE)
+
+
+@pytest.mark.parametrize(
+    ("like", "most_bytes"),
+    [({"w": jnp.zeros(4, jnp.float16)}, 1 << 30), ({"w": jnp.zeros(1000)}, 10_000), ({}, 1 << 30)],
+)
+def test_what_does_not_fit_is_left_to_the_collectives(like, most_bytes, tmp_path, monkeypatch):
+    monkeypatch.setenv(shared_sums.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(shared_sums, "_MOST_BYTES", most_bytes)
+    mesh = mesh_lib.make_worker_mesh(2)
+    monkeypatch.setattr(mesh_lib, "own_workers", lambda mesh: [0])
+    assert type(shared_sums.make(mesh, like)) is shared_sums.Sums
+    assert not list(tmp_path.iterdir())
