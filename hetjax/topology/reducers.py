@@ -84,16 +84,6 @@ def all_reduce(options: Options = Options()) -> Reducer:  # noqa: B008
     return Reducer(collective, array, True, num_workers=options.num_workers)
 
 
-def of_totals(reducer: Reducer) -> Reducer:
-    """One whose workers come with the total of the gradients, and weights of their own."""
-
-    def collective(sums: PyTree, axis_name: str) -> PyTree:
-        grad_sum, weight = sums
-        return grad_sum, jax.lax.psum(weight, axis_name)
-
-    return reducer._replace(collective=collective)
-
-
 def ring(options: Options) -> Reducer:
     """The sum over all workers, passed round a ring, to study the ring itself.
 

@@ -128,8 +128,6 @@ def build(
     sums = shared_sums.Sums()
     if config.reducer.name == "all_reduce" and not weighs_shards:
         sums = shared_sums.make(mesh, trees.accumulator_zeros(params))
-    if isinstance(sums, shared_sums.SharedSums):
-        reducer = reducers.of_totals(reducer)
     pace = _make_pace(config, cluster if emulated else None, virtual_clock=virtual_clock)
     synchronise = sync.make_sync(
         optimizer,
@@ -139,6 +137,7 @@ def build(
         mesh=mesh,
         signs=method.signs,
         shard_weighting=weighs_shards,
+        totals=isinstance(sums, shared_sums.SharedSums),
         stop_on_nonfinite=config.nonfinite == "stop",
     )
     return RunParts(

@@ -63,6 +63,7 @@ def make_sync(
     signs: ordering.Signs | None = None,
     shard_weighting: bool = False,
     stop_on_nonfinite: bool = True,
+    totals: bool = False,
 ) -> SyncFn:
     """Builds the sync phase: the workers' sums become a new state.
 
@@ -88,6 +89,8 @@ def make_sync(
         signs: the ordering's device part, if it takes signs.
         shard_weighting: weigh by `shares` instead of by what each worker did.
         stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
+        totals: every worker comes with the `grad_sum` of all of them, and the reducer, which must
+            be one that sums, is not asked; in the collective form alone, without shard weighting.
 
     Returns:
         A pure function of (state, accumulated, shares, active), whose results are (state, fresh,
@@ -160,8 +163,11 @@ def make_sync(
     ) -> tuple:
         state, accumulated, share = map(trees.first_row, (state, accumulated, share))
         with jax.named_scope("reduce"):
-            sums = reduced(accumulated, share, lambda s: reducer.collective(s, axis))
             metrics = _gathered_metrics(accumulated, num_workers)
+            if totals:
+                sums = accumulated.grad_sum, metrics.weight_sum
+            else:
+                sums = reduced(accumulated, share, lambda s: reducer.collective(s, axis))
         running_sum, turns = state.running_sum, ()
         if signs is not None:
             with jax.named_scope("coordinate_order"):
