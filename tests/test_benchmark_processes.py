@@ -1,8 +1,9 @@
 """The benchmark of processes: what it makes of the files that its runs leave."""
 
+import numpy as np
 import pytest
 
-from experiments import launched_runs
+from experiments import core_speed, launched_runs
 
 
 def _line(round, **fields):
@@ -37,6 +38,19 @@ def test_steps_of_the_baseline_count_all_examples_of_the_batch():
 def test_medians_have_the_range_of_several_runs():
     assert launched_runs.middle([1.0]) == "1.00"
     assert launched_runs.middle([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
+
+
+def test_the_products_of_a_layer_are_those_of_its_gradients():
+    shapes = core_speed.product_shapes(6, 4)
+    found = {
+        name: np.einsum(equation, *core_speed._operands(equation, sizes)).shape
+        for name, (equation, sizes) in shapes.items()
+    }
+    assert found == {
+        "forward": (core_speed.BATCH, 4),
+        "gradient of the kernel": (6, 4),
+        "gradient of the input": (core_speed.BATCH, 6),
+    }
 
 
 def test_the_baseline_has_the_models_of_hetjax():
