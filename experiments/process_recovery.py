@@ -44,7 +44,7 @@ def recover(beacons_root: pathlib.Path, metrics: pathlib.Path, worker: int) -> R
 
         now = functools.partial(beacons_root.glob, "hetjax-beacons-*")
         (after, *_), restarted = until(lambda: [found for found in now() if found != before])
-        _, joined = until((after / "process-0.json").exists)
+        _, joined = until(lambda: beacons.read(after, 0))
         _, restored = until(lambda: metrics.stat().st_ino != os.fstat(lines.fileno()).st_ino)
         done = lines.read().count("\n")
         _, new_round = until(lambda: metrics.read_text().count("\n") > done)
