@@ -1,8 +1,8 @@
 """Adds the workers' gradients up in memory that the processes of one machine share.
 
-Sums that go through sockets, as in a cluster, cost a process four times as much of its processor,
-and with a quarter of a core that is the round's. So every process copies its own into a file that
-all have mapped, before the gathering at the end of the local phase (`agreement.py`), and
+Sums that go through sockets, as in a cluster, cost every process much of its processor's time, and
+the round waits for the one with the least. So every process copies its own into a file that all
+have mapped, before the gathering at the end of the local phase (`agreement.py`), and
 afterwards adds all of them up, in the order of the workers: the same bits on all, and nobody
 waits. Each round has the other of two places, so that who is ahead overwrites nothing.
 """
@@ -84,6 +84,7 @@ class SharedSums(Sums):
             add_up(rows).reshape(1, *leaf.shape[1:])
             for rows, leaf in zip(self._places[0], leaves, strict=True)
         ]
+        # Rows may lie where `totals` do, all of them: JAX gives none of that memory to a program.
         rows = [jax.device_put(totals, self._mesh.devices[worker]) for worker in self._workers]
         grad_sum = jax.tree.unflatten(treedef, mesh_lib.join_rows(rows, self._mesh))
         return accumulated._replace(grad_sum=grad_sum)

@@ -11,6 +11,7 @@ import pytest
 from hetjax import mesh as mesh_lib
 from hetjax.training import accumulate, shared_sums
 
+pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="needs Linux")
 LIKE = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(())}
 
 
@@ -72,6 +73,24 @@ def test_who_is_ahead_overwrites_nothing(tmp_path):
     ahead.post(second)
     found = behind.total(first).grad_sum["w"]
     np.testing.assert_array_equal(found[0], in_order(rows["w"]))
+
+
+def test_a_program_that_is_given_a_total_leaves_the_others_alone(tmp_path, monkeypatch):
+    """Totals that JAX can take without a copy lie in one place for all devices of a process."""
+
+    def aligned(rows):
+        memory = np.empty(rows.shape[1] * 4 + 64, np.uint8)
+        start = -memory.ctypes.data % 64
+        return np.add.reduce(rows, out=memory[start : start + rows.shape[1] * 4].view(rows.dtype))
+
+    monkeypatch.setattr(shared_sums, "add_up", aligned)
+    mesh = mesh_lib.make_worker_mesh(2)
+    sums = shared_sums.SharedSums(tmp_path / "sums", mesh, LIKE)
+    given, rows = accumulated(mesh, 0)
+    sums.post(given)
+    first, second = (shard.data for shard in sums.total(given).grad_sum["w"].addressable_shards)
+    jax.block_until_ready(jax.jit(lambda x: 0 * x, donate_argnums=0)(first))
+    np.testing.assert_allclose(second[0], in_order(rows["w"]), rtol=1e-6)
 
 
 def test_no_room_is_found_out_at_the_beginning(tmp_path, monkeypatch):
