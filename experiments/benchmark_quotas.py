@@ -20,11 +20,11 @@ def main(argv: list[str]) -> None:
         sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
     logging.set_verbosity(logging.WARNING)  # not every data set that is opened
     hetjax.use_cpu_workers(8)
-    from experiments import quota_training, rows
+    from experiments import local_forms, quota_training, rows
 
     groups = {
         "overhead": quota_training.overhead_rows,
-        "forms": quota_training.form_rows,
+        "forms": local_forms.form_rows,
         "emulated": quota_training.emulated_rows,
         "emulated_short": lambda: quota_training.emulated_rows(0.05),
         "compilation": quota_training.compilation_rows,

@@ -21,9 +21,11 @@ BATCH = 512  # rows of the products: a microbatch of the MLP
 IMAGES = 32  # a microbatch of LeNet
 LAYERS = {"first layer, 3072 x 1024": (3072, 1024), "the next, 1024 x 1024": (1024, 1024)}
 _SECS = 4.0  # of each comparison
+Call = Callable[[], Any]
+Sizes = tuple[int, int, int]
 
 
-def product_shapes(inputs: int, outputs: int) -> dict[str, tuple[str, tuple[int, int, int]]]:
+def product_shapes(inputs: int, outputs: int) -> dict[str, tuple[str, Sizes]]:
     """The three products of a layer: how they are written, and `(rows, inner, columns)`."""
     return {
         "forward": ("ij,jk->ik", (BATCH, inputs, outputs)),
@@ -32,7 +34,7 @@ def product_shapes(inputs: int, outputs: int) -> dict[str, tuple[str, tuple[int,
     }
 
 
-def take_turns(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+def take_turns(calls: Mapping[str, Call]) -> dict[str, float]:
     """Lower quartiles of the seconds of each call, all of them in turn."""
     secs: dict[str, list[float]] = {name: [] for name in calls}
     end = time.monotonic() + _SECS
@@ -44,7 +46,7 @@ def take_turns(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: statistics.quantiles(values, n=4)[0] for name, values in secs.items()}
 
 
-def _operands(equation: str, sizes: tuple[int, int, int]) -> list[np.ndarray]:
+def _operands(equation: str, sizes: Sizes) -> list[np.ndarray]:
     size = dict(zip("ijk", sizes, strict=True))
     first, second = equation.split("->")[0].split(",")
     rng = np.random.default_rng(0)
@@ -54,7 +56,7 @@ def _operands(equation: str, sizes: tuple[int, int, int]) -> list[np.ndarray]:
     ]
 
 
-def _with_jax() -> dict[str, dict[str, Callable[[], Any]]]:
+def _with_jax() -> tuple[Callable[[str, Sizes], Call], dict[str, Call]]:
     import jax
     import jax.numpy as jnp
     import optax
@@ -64,12 +66,12 @@ def _with_jax() -> dict[str, dict[str, Callable[[], Any]]]:
     from hetjax import models
     from hetjax.models import layers
 
-    def product(equation: str, sizes: tuple[int, int, int]) -> Callable[[], Any]:
+    def product(equation: str, sizes: Sizes) -> Call:
         operands = [jnp.asarray(x) for x in _operands(equation, sizes)]
         compiled = jax.jit(functools.partial(jnp.einsum, equation))
         return lambda: jax.block_until_ready(compiled(*operands))
 
-    def lenet(conv_relu_pool: Callable[..., Any]) -> Callable[[], Any]:
+    def lenet(conv_relu_pool: Callable[..., Any]) -> Call:
         model = models.make("lenet", (32, 32, 3), 10, rngs=nnx.Rngs(0))
         loss_fn, params = hetjax.nnx_loss(
             model,
@@ -93,29 +95,23 @@ def _with_jax() -> dict[str, dict[str, Callable[[], Any]]]:
             layers.conv_relu_pool = chosen
         return lambda: jax.block_until_ready(step(params))
 
-    return {
-        **{
-            layer: {name: product(*shape) for name, shape in product_shapes(*sizes).items()}
-            for layer, sizes in LAYERS.items()
-        },
-        "lenet": {
-            "banded products": lenet(layers.conv_relu_pool),
-            "XLA's convolution": lenet(layers._conv_relu_pool),
-        },
+    return product, {
+        "banded products": lenet(layers.conv_relu_pool),
+        "XLA's convolution": lenet(layers._conv_relu_pool),
     }
 
 
-def _with_torch() -> dict[str, dict[str, Callable[[], Any]]]:
+def _with_torch() -> tuple[Callable[[str, Sizes], Call], dict[str, Call]]:
     import ddp_baseline
     import torch
 
     torch.set_num_threads(1)
 
-    def product(equation: str, sizes: tuple[int, int, int]) -> Callable[[], Any]:
+    def product(equation: str, sizes: Sizes) -> Call:
         operands = [torch.from_numpy(x) for x in _operands(equation, sizes)]
         return functools.partial(torch.einsum, equation, *operands)
 
-    def lenet(memory_format: torch.memory_format) -> Callable[[], Any]:
+    def lenet(memory_format: torch.memory_format) -> Call:
         model = ddp_baseline.make_model("lenet").to(memory_format=memory_format)
         images = torch.randint(0, 256, (IMAGES, 3, 32, 32), dtype=torch.uint8)
         images, labels = images.to(memory_format=memory_format), torch.randint(0, 10, (IMAGES,))
@@ -126,15 +122,9 @@ def _with_torch() -> dict[str, dict[str, Callable[[], Any]]]:
 
         return call
 
-    return {
-        **{
-            layer: {name: product(*shape) for name, shape in product_shapes(*sizes).items()}
-            for layer, sizes in LAYERS.items()
-        },
-        "lenet": {
-            "channels last": lenet(torch.channels_last),
-            "channels first": lenet(torch.contiguous_format),
-        },
+    return product, {
+        "channels last": lenet(torch.channels_last),
+        "channels first": lenet(torch.contiguous_format),
     }
 
 
@@ -143,7 +133,11 @@ def main() -> None:
     parser.add_argument("--library", choices=("jax", "torch"), required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True, help="gets the seconds, JSON")
     flags = parser.parse_args()
-    calls = _with_jax() if flags.library == "jax" else _with_torch()
+    product, lenet = _with_jax() if flags.library == "jax" else _with_torch()
+    calls = {
+        layer: {name: product(*shape) for name, shape in product_shapes(*sizes).items()}
+        for layer, sizes in LAYERS.items()
+    } | {"lenet": lenet}
     flags.out.write_text(json.dumps({name: take_turns(some) for name, some in calls.items()}))
 
 

@@ -3,7 +3,8 @@
 Who this process is says, in this order: arguments, the launcher (`hetjax.launch`), a scheduler's
 environment (SLURM, MPI, Kubernetes, TPU pods). Without any, it is alone. The engine is
 `jax.distributed`. Its coordination service has no public interface for small values, and its
-compilation cache none to write from all processes; what is private is used here and nowhere else.
+compilation cache none to write whole programs from all processes; what is private is used here
+and nowhere else.
 """
 
 import contextlib
@@ -16,8 +17,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from hetjax.cluster import supervisor
+from hetjax.cluster import exchange, supervisor
 
+SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # a directory for processes of one machine alone
 _MOST_BYTES = 4096  # of a value on the board
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _START_SECS = 300
@@ -141,21 +143,33 @@ def join(place: Place | None) -> None:
 
 
 def _keep_all_programs() -> None:
-    """Lets each process of a launcher write what it compiles to the compilation cache.
+    """Lets each process of a launcher write what it compiles to the compilation cache, whole.
 
     JAX (0.10 to 0.12) lets process 0 alone, to spare shared file systems, but programs for CPU
-    are kept by device: the others would compile all anew at each restart. Where JAX has changed,
-    they do.
+    are kept by device: the others would compile all anew at each restart. And it writes in place:
+    others could read half a program, and where the writer is killed, half would stay, to be
+    refused and compiled anew at each restart. Where JAX has changed, this does nothing.
     """
     import jax
 
     try:
-        from jax._src import compilation_cache, compiler
+        from jax._src import compilation_cache, compiler, lru_cache
 
+        suffix, put_in_place = lru_cache._CACHE_SUFFIX, lru_cache.LRUCache.put
         if list(inspect.signature(compiler._cache_write).parameters)[:5] != _CACHE_WRITE:
             return
     except (ImportError, AttributeError):
         return
+
+    def put(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
+        if cache.eviction_enabled:  # JAX has a lock then
+            put_in_place(cache, key, value)
+            return
+        entry = cache.path / f"{key}{suffix}"
+        if not entry.exists():
+            part = cache.path / f"{key}.{os.getpid()}.{threading.get_ident()}"
+            part.write_bytes(value)
+            part.replace(entry)
 
     def write(
         key: str, secs: float, name: str, backend: Any, program: Any, callbacks: Any = ()
@@ -166,6 +180,7 @@ def _keep_all_programs() -> None:
                 compilation_cache.put_executable_and_time(key, name, program, backend, int(secs))
 
     compiler._cache_write = write  # type: ignore[assignment]
+    lru_cache.LRUCache.put = put  # type: ignore[assignment, method-assign]
 
 
 def _read_start_secs() -> int:
@@ -247,10 +262,12 @@ def _check_port(host: str, port: int) -> None:
 
 
 def is_loss_of_others(error: RuntimeError | ValueError) -> bool:
-    """Whether an error of JAX says that another process of the run is gone.
+    """Whether an error, of JAX or ours, says that another process of the run is gone.
 
     With JAX 0.12 a failed collective is a ValueError, as mistakes of the user are.
     """
+    if isinstance(error, exchange.LostProcessError):
+        return True
     words: tuple[str, ...] = ("Gloo", "NCCL")
     if isinstance(error, RuntimeError):
         words += ("UNAVAILABLE", "Connection")

@@ -18,6 +18,7 @@ _TRUSTED = 4.0  # an observation farther off, in standard deviations, counts as 
 _CLIPPED = 6.0  # a score farther off counts as this
 _SUSPICIOUS = 4.0  # a CUSUM above it asks for another probe at once
 _PROBE_SHARE = 0.01  # of the time, that probing workers of quota 0 may take
+_PATIENT_PROBES = 4  # that may lead to nothing before the next ones come ever more rarely
 _MOST_DOUBLINGS = 20
 _COLD = 4.0  # by as much a worker's first round may be slower than the next
 _WARMED = 0.8  # of what its first round says: faster than this, and the first was a cold one
@@ -57,11 +58,11 @@ def adaptive(
     once; later only if it saves more than `min_gain` of the round and than `confidence`
     standard errors of what it saves, so that noise alone moves nothing. A worker never seen
     gets a few microbatches first. One with quota 0 gets one now and then, so that it is noticed
-    when it has recovered: so rarely that it costs at most about 1 % of the time, and half as
-    often after each time that it led to nothing. A first round may be cold (memory, caches): it is
-    forgotten if the second is faster, and who got quota 0 for it is seen once more at once. Where
-    the workers are not independent the
-    model is wrong, so that what it chooses is tried against equal split: `guard.guarded`.
+    when it has recovered: so rarely that it costs at most about 1 % of the time, and, from the
+    fifth on that led to nothing, half as often each time. A first round may be cold (memory,
+    caches): it is forgotten if the second is faster, and who got quota 0 for it is seen once more
+    at once. Where the workers are not independent the model is wrong, so that what it chooses is
+    tried against equal split: `guard.guarded`.
 
     Args:
       settle_rounds: rounds after a change in which every better solution is taken.
@@ -309,7 +310,7 @@ def _with_probe(state: AdaptiveState, costs: costs_lib.WorkerCosts, caps: np.nda
     round_secs = costs.round_secs(state.kept).max()
     alone = costs.round_secs(np.ones_like(caps))
     extra = np.maximum(alone - round_secs, 0.0) / round_secs
-    waits = 2.0 ** np.minimum(state.probes, _MOST_DOUBLINGS)
+    waits = 2.0 ** np.clip(state.probes - _PATIENT_PROBES, 0, _MOST_DOUBLINGS)
     interval = np.maximum(extra * idle.sum() / _PROBE_SHARE, 1.0) * waits
     suspicious = np.maximum(state.watch.slower, state.watch.faster) > _SUSPICIOUS
     unsure = _seen_once(state) & (alone <= _COLD * round_secs)

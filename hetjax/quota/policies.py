@@ -16,13 +16,13 @@ from hetjax.quota import shares
 
 
 class RoundTimes(NamedTuple):
-    """What each worker did in a round, by its own clock; synchronisation is no part of it."""
+    """What each worker did in a round, by its own clock; waiting for others is no part of it."""
 
     microbatches_done: np.ndarray  # i64[n]
     first_secs: (
         np.ndarray
     )  # f64[n], start of the round to end of the first microbatch; NaN: unknown
-    compute_secs: np.ndarray  # f64[n], all of the worker's compute; 0 where it did nothing
+    compute_secs: np.ndarray  # f64[n], to the end of the last one; 0 where it did nothing
 
 
 class QuotaPolicy(NamedTuple):

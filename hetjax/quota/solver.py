@@ -121,7 +121,9 @@ def _water_level(costs: costs_lib.WorkerCosts, total: int, limits: np.ndarray) -
     levels = np.sort(np.concatenate([overhead, full]))
 
     def amount(level: float) -> float:
-        return float(np.clip((level - overhead) / secs, 0, limits).sum())
+        # A full worker has its limit exactly: its division may be off by far more than the rest.
+        part = np.clip((level - overhead) / secs, 0, limits)
+        return float(np.where(full <= level, limits, part).sum())
 
     below, above = 0, levels.size - 1  # amount(levels[below]) < total ≤ amount(levels[above])
     while above - below > 1:

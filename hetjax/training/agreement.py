@@ -2,12 +2,15 @@
 
 Each process decides quotas, orders and the end of the run for itself, from what all workers
 did: so what they did is gathered, and with it a digest of the round's plan, which must be the
-same on all. One short collective a round; none where there is one process.
+same on all. One short message a round; none where there is one process.
 """
 
+import collections
 import enum
 import hashlib
 import json
+import os
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -15,11 +18,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hetjax import mesh as mesh_lib
-from hetjax.cluster import processes
+from hetjax import types
+from hetjax.cluster import exchange, processes
 from hetjax.data import rounds
 from hetjax.training import local, record
 
 _PATIENCE_SECS = 600.0
+_NUMBERS = 3 + 4 + len(types.SyncMetrics._fields)  # that each worker gathers
 _MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
 
 
@@ -48,6 +53,10 @@ class RoundResult(NamedTuple):
     overruns: int  # microbatches slower than the emulated worker would have been
     unit_signs: list[np.ndarray] | None  # for each worker i8[done, B]
     ask: Ask  # of any process
+    lead_secs: np.ndarray  # f64[W]: what its process needed between two local phases, where known
+    metrics: (
+        types.SyncMetrics | tuple[()]
+    ) = ()  # of all workers; (): the sync phase is to gather them
 
 
 class DisagreementError(RuntimeError):
@@ -115,14 +124,35 @@ class Agreement:
     def __init__(self, mesh: Mesh | None, *, most_signs: int, microbatch_size: int) -> None:
         self._mesh, self._most_signs, self._size = mesh, most_signs, microbatch_size
         self.alone = mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size
-        if mesh is not None:
-            self._gather = jax.jit(lambda rows: rows, out_shardings=mesh_lib.everywhere(mesh))
+        self._exchange: exchange.Exchange | None = None
+        if mesh is None or self.alone:
+            return
+        self._gather = jax.jit(lambda rows: rows, out_shardings=mesh_lib.everywhere(mesh))
+        of_process = collections.Counter(device.process_index for device in mesh.devices)
+        row_bytes = _NUMBERS * np.dtype(np.float64).itemsize + most_signs
+        is_short = max(of_process.values()) * row_bytes <= exchange.MOST_BYTES
+        if is_short and (directory := os.environ.get(processes.SHARED_MEMORY)):
+            self._exchange = exchange.connect(
+                pathlib.Path(directory),
+                jax.process_index(),
+                jax.process_count(),
+                processes.Board(),
+            )
 
-    def __call__(self, result: local.LocalResult, digest: int, ask: Ask) -> RoundResult:
+    def __call__(
+        self, result: local.LocalResult, digest: int, ask: Ask, lead_secs: float = 0.0
+    ) -> RoundResult:
         """What all workers did, from what this process's workers did.
+
+        Args:
+            result: of the workers of this process.
+            digest: of the round's plan.
+            ask: what this process wants of all.
+            lead_secs: what it needed since the last gathering, but for its workers' computing.
 
         Raises:
             DisagreementError: another process planned another round.
+            LostProcessError: a process of this machine has ended.
         """
         if self.alone or self._mesh is None:
             return _joined(
@@ -130,33 +160,49 @@ class Agreement:
                 result.unit_signs,
                 ask,
             )
-        numbers, signs = self._gathered(result, digest, ask)
-        self._check(numbers[:, 0])
-        done = numbers[:, 2].astype(int)
+        numbers, signs = self._gathered(result, (digest, ask, lead_secs))
+        head, results, sums = np.split(numbers, (3, 7), axis=1)
+        self._check(head[:, 0])
+        done = results[:, 0].astype(int)
         unit_signs = None
         if result.unit_signs is not None:
             each = zip(signs, done, strict=True)
             unit_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
-        asks = np.bitwise_or.reduce(numbers[:, 1].astype(int))
-        return _joined(numbers[:, 2:], unit_signs, Ask(int(asks)))
+        asks = np.bitwise_or.reduce(head[:, 1].astype(int))
+        return _joined(results, unit_signs, Ask(int(asks)))._replace(
+            lead_secs=head[:, 2], metrics=_metrics(sums, result.accumulated.loss_sum.dtype)
+        )
+
+    def close(self) -> None:
+        """Ends the connections to other processes."""
+        if self._exchange is not None:
+            self._exchange.close()
 
     def _gathered(
-        self, result: local.LocalResult, digest: int, ask: Ask
+        self, result: local.LocalResult, head: tuple[float, ...]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """f64[W, 6]: digest, ask and four columns of the result; and i8[W, most_signs]."""
+        """f64[W, _NUMBERS]: three of the head, four of the result, the sums; i8[W, most_signs]."""
+        columns = [*result[1:5], *_own_sums(result.accumulated)]
+        numbers = np.empty((len(result.microbatches_done), _NUMBERS))
+        numbers[:, : len(head)] = head
+        numbers[:, len(head) :] = np.stack(columns, axis=1)
+        size = numbers.shape[1] * numbers.itemsize
+        rows = np.zeros((len(numbers), size + self._most_signs), np.int8)
+        rows[:, :size] = numbers.view(np.int8)
+        for row, signs in zip(rows, result.unit_signs or (), strict=False):
+            row[size : size + signs.size] = signs.reshape(-1)
+        gathered = self._of_all(rows)
+        return np.ascontiguousarray(gathered[:, :size]).view(np.float64), gathered[:, size:]
+
+    def _of_all(self, rows: np.ndarray) -> np.ndarray:
+        """The rows i8[w, size] of each process as i8[W, size]."""
         assert self._mesh is not None
-        rows = []
-        for index, worker in enumerate(mesh_lib.own_workers(self._mesh)):
-            numbers = np.array([digest, ask, *(column[index] for column in result[1:5])])
-            signs = np.zeros(self._most_signs, np.int8)
-            if result.unit_signs is not None:
-                own = result.unit_signs[index].reshape(-1)
-                signs[: own.size] = own
-            row = np.concatenate([numbers.astype(np.float64).view(np.int8), signs])
-            rows.append(jax.device_put(row[None], self._mesh.devices[worker]))
-        gathered = np.asarray(self._gather(mesh_lib.join_rows(rows, self._mesh)))
-        head = 6 * np.dtype(np.float64).itemsize
-        return np.ascontiguousarray(gathered[:, :head]).view(np.float64), gathered[:, head:]
+        if self._exchange is not None:
+            messages = self._exchange(rows.tobytes())
+            return np.frombuffer(b"".join(messages), np.int8).reshape(-1, rows.shape[1])
+        own = zip(rows, mesh_lib.own_workers(self._mesh), strict=True)
+        parts = [jax.device_put(row[None], self._mesh.devices[worker]) for row, worker in own]
+        return np.asarray(self._gather(mesh_lib.join_rows(parts, self._mesh)))
 
     def _check(self, digests: np.ndarray) -> None:
         assert self._mesh is not None
@@ -171,6 +217,19 @@ class Agreement:
         )
 
 
+def _own_sums(accumulated: types.Accumulated) -> list[np.ndarray]:
+    """What `SyncMetrics` has, of this process's workers: f64[w] each."""
+    leaves = [getattr(accumulated, name) for name in types.SyncMetrics._fields]
+    rows = mesh_lib.worker_rows(leaves)  # on the host: an index of a jax.Array is a program
+    return list(np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64).T)
+
+
+def _metrics(sums: np.ndarray, dtype: np.dtype) -> types.SyncMetrics:
+    """Of `sums` f64[W, 5], added up as the sync phase would do it."""
+    loss_sum, weight_sum = sums[:, :2].astype(dtype).sum(axis=0)
+    return types.SyncMetrics(loss_sum, weight_sum, *sums[:, 2:].astype(np.int32).T)
+
+
 def _joined(numbers: np.ndarray, unit_signs: list[np.ndarray] | None, ask: Ask) -> RoundResult:
     done, first_secs, compute_secs, overruns = numbers.T
     return RoundResult(
@@ -181,4 +240,5 @@ def _joined(numbers: np.ndarray, unit_signs: list[np.ndarray] | None, ask: Ask) 
         int(overruns.sum()),
         unit_signs,
         ask,
+        np.zeros(len(done)),
     )

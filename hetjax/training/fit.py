@@ -144,4 +144,6 @@ def fit(
         )
         stack.callback(recorder.close)
         run = loop.Loop(parts, recorder, evaluator, callbacks, started=started, keeper=keeper)
-        return run.run(start)
+        result = run.run(start)
+        parts.agree.close()  # not after an error: who failed is to be the first that is gone
+        return result

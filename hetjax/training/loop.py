@@ -67,7 +67,6 @@ class _Round:
     epoch: int
     plan: rounds_lib.RoundPlan
     result: agreement.RoundResult
-    metrics: types.SyncMetrics
     present: np.ndarray
     full: bool
     references: summary.References | None
@@ -95,6 +94,9 @@ _NAME_OF_STOP = {
 }
 
 
+_WARM_UPS = 3
+
+
 class Loop:
     """One run. `run` does all of it; the methods below are its steps in order."""
 
@@ -118,6 +120,8 @@ class Loop:
         self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
         self._passes = np.zeros(self._num_workers, int)
         self._pending: _Round | None = None
+        self._gathered = 0.0  # perf_counter, after the gathering of the last round
+        self._tail_secs = 0.0  # of the last round, after its gathering
         self._asks = self._asked = agreement.Ask.NOTHING  # of this process; of all processes
         self._best_params: types.PyTree = None
         self._summary = summary.Summary(parts, started=started)
@@ -209,7 +213,7 @@ class Loop:
         """Keeps the run as it is; the run's clock stands still meanwhile."""
         if self._keeper is None:
             return
-        jax.block_until_ready(self._state)
+        self._settle()
         self._close_pending(time.perf_counter())
         self._report()
         stream = self._parts.stream
@@ -222,6 +226,12 @@ class Loop:
             examples_recomputed=self._summary.examples_recomputed,
         )
 
+    def _settle(self) -> None:
+        """Waits for the update, before a pause of the run's clock: it belongs to the round."""
+        began = time.perf_counter()
+        jax.block_until_ready(self._state)
+        self._tail_secs += time.perf_counter() - began
+
     def _params(self) -> tuple[types.PyTree, dict[str, float] | None]:
         """The run's parameters on the own device, and how far the replicas are from them."""
         if self._parts.reducer.keeps_replicas_equal:
@@ -229,38 +239,56 @@ class Loop:
         return state_lib.consensus(self._state, self._parts.own_device)
 
     def _warm_up(self) -> None:
-        """Compiles and runs both phases for every worker, without effect, and untimed."""
+        """Compiles and runs both phases for every worker, without effect, and untimed.
+
+        A few times: what a round needs of memory lies elsewhere in the next, and is slow when new.
+        """
+        parts, nobody = self._parts, np.zeros(self._num_workers, bool)
         plan = local.warm_up_plan(self._num_workers, self._config.microbatch_size)
-        result = self._parts.local.run(
-            None,
-            self._state,
-            self._parts.local.fresh(),
-            plan,
-            rngs=self._pass_keys(plan.passes),
-            limits=plan.quotas,
-        )
-        digest = agreement.digest_of(plan, 0)
-        _, accumulated = self._gather(result, digest, agreement.Ask.NOTHING)
-        self._state, self._accumulated, metrics, _ = self._parts.sync(
-            self._state, accumulated, self._parts.shares, self._parts.active(0)
-        )
-        jax.device_get(metrics)
+        self._accumulated = parts.local.fresh()
+        for _ in range(_WARM_UPS):
+            began = time.perf_counter()
+            result, _ = self._local_and_sync(None, plan, limits=plan.quotas, began=began)
+            jax.device_get(result.metrics)
+            if parts.new_pass is not None:
+                self._state, self._accumulated = parts.new_pass(
+                    self._state, self._accumulated, nobody
+                )
+            jax.block_until_ready(self._state)
+            self._tail_secs = time.perf_counter() - self._gathered
         params, _ = self._params()
-        jax.block_until_ready((self._state, params))
-        parts = self._parts
-        if parts.new_pass is not None:
-            nobody = np.zeros(self._num_workers, bool)
-            self._state, self._accumulated = parts.new_pass(self._state, self._accumulated, nobody)
+        jax.block_until_ready(params)
         if parts.leads:
             self._summary.order_cost = self._telemetry.cost(params)
 
-    def _gather(
-        self, own: local.LocalResult, digest: int, ask: agreement.Ask
-    ) -> tuple[agreement.RoundResult, types.Accumulated]:
-        """What all workers did, and what the sync phase takes."""
-        self._parts.sums.post(own.accumulated)
-        result = self._parts.agree(own, digest, ask)  # and now all have posted
-        return result, self._parts.sums.total(own.accumulated)
+    def _local_and_sync(
+        self, index: int | None, plan: rounds_lib.RoundPlan, *, began: float, **how: Any
+    ) -> tuple[agreement.RoundResult, Any]:
+        """The two phases, with the gathering between them: what all workers did, and the turns."""
+        parts = self._parts
+        own = parts.local.run(
+            index,
+            self._state,
+            self._accumulated,
+            plan,
+            rngs=self._pass_keys(plan.passes),
+            **how,
+        )
+        parts.sums.post(own.accumulated)
+        lead_secs = 0.0
+        if parts.updates_alone:
+            lead_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
+        digest = agreement.digest_of(plan, index or 0)
+        result = parts.agree(own, digest, self._asks, lead_secs)
+        self._gathered = time.perf_counter()
+        self._state, self._accumulated, metrics, turns = parts.sync(
+            self._state,
+            parts.sums.total(own.accumulated),  # all have posted
+            parts.shares,
+            parts.active(index or 0),
+            result.metrics,
+        )
+        return result._replace(metrics=result.metrics or metrics), turns
 
     def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
         """The key of each own worker's pass, on its device; made anew when a pass begins."""
@@ -308,36 +336,21 @@ class Loop:
         closing = parts.pace.close(index, quotas) if may_close else None
         if closing is not None:
             limits = closing.microbatches_done
-        active = parts.active(index)
         epoch, before = parts.stream.epoch, parts.stream.examples_processed
         plan = parts.stream.plan(quotas)
         parts.feed.read_ahead(parts.stream.upcoming(quotas, parts.workers))
         self._begin_passes(plan, epoch)
-        own = parts.local.run(
-            index,
-            self._state,
-            self._accumulated,
-            plan,
-            rngs=self._pass_keys(plan.passes),
-            limits=limits,
-            may_close=may_close,
-            meanwhile=self._report,
+        result, turns = self._local_and_sync(
+            index, plan, began=began, limits=limits, may_close=may_close, meanwhile=self._report
         )
-        result, accumulated = self._gather(own, agreement.digest_of(plan, index), self._asks)
         self._asked |= result.ask
         if closing is not None:
             result = result._replace(
                 compute_secs=closing.compute_secs, local_secs=float(closing.round_secs)
             )
-        self._state, self._accumulated, metrics, turns = parts.sync(
-            self._state, accumulated, parts.shares, active
-        )
         parts.stream.commit(plan, result.microbatches_done, _turned(result.unit_signs, turns))
         if parts.trace is None:  # of a trace the policy was never asked
-            self._policy_state = parts.policy.observe(
-                self._policy_state,
-                quota.RoundTimes(result.microbatches_done, result.first_secs, result.compute_secs),
-            )
+            self._policy_state = parts.policy.observe(self._policy_state, _times(result))
         if self._full_quotas is None or quotas.sum() == self._config.budget:
             self._full_quotas = quotas
         processed = parts.stream.examples_processed
@@ -346,15 +359,15 @@ class Loop:
             epoch=epoch,
             plan=plan,
             result=result,
-            metrics=metrics,
             present=present,
             full=int(quotas.sum()) == self._config.budget,
             references=self._summary.references(index, int(quotas.sum()), caps),
             examples=processed - before,
             examples_processed=processed,
             began=began,
-            copies_sent=parts.reducer.copies_sent(active),
+            copies_sent=parts.reducer.copies_sent(parts.active(index)),
         )
+        self._tail_secs = time.perf_counter() - self._gathered
         if parts.stream.epoch > epoch:
             self._end_epoch(parts.stream.epoch)
 
@@ -371,7 +384,7 @@ class Loop:
 
     def _end_epoch(self, epochs_done: int) -> None:
         """Evaluates where due; the run's clock stands still meanwhile."""
-        jax.block_until_ready(self._state)
+        self._settle()
         self._close_pending(time.perf_counter())
         if self._pending is None:
             return
@@ -418,7 +431,7 @@ class Loop:
         done, self._pending = self._pending, None
         if done is None:
             return
-        metrics = jax.device_get(done.metrics)
+        metrics = jax.device_get(done.result.metrics)
         line = self._summary.round_done(done, metrics)
         self._recorder.add(line)
         bad = np.flatnonzero(metrics.nonfinite_microbatch >= 0)
@@ -438,6 +451,14 @@ class Loop:
             if callback(line):
                 self._asks |= agreement.Ask.END
         self._parts.beacons.at("waiting", done.index)
+
+
+def _times(result: agreement.RoundResult) -> quota.RoundTimes:
+    """What the policy is told: what a worker's process needs before its compute is its own too."""
+    lead_secs = np.where(result.microbatches_done > 0, result.lead_secs, 0.0)
+    return quota.RoundTimes(
+        result.microbatches_done, result.first_secs + lead_secs, result.compute_secs + lead_secs
+    )
 
 
 def _turned(unit_signs: list[Any] | None, turns: Any) -> list[np.ndarray] | None:

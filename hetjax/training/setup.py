@@ -65,6 +65,14 @@ class RunParts:
         """Of this process's first worker."""
         return self.devices[self.workers[0]]
 
+    @property
+    def updates_alone(self) -> bool:
+        """Whether what a process needs between two local phases, by real clocks, is its own."""
+        signs = self.method.signs
+        meets = not isinstance(self.sums, shared_sums.SharedSums)
+        meets |= signs is not None and signs.coordinated  # by collectives in the sync phase
+        return not meets and not self.virtual_clock
+
     def active(self, round_index: int) -> Any:
         """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
         mixing = self.reducer.mixing
@@ -129,6 +137,7 @@ def build(
     if config.reducer.name == "all_reduce" and not weighs_shards:
         sums = shared_sums.make(mesh, trees.accumulator_zeros(params))
     pace = _make_pace(config, cluster if emulated else None, virtual_clock=virtual_clock)
+    totals = isinstance(sums, shared_sums.SharedSums)
     synchronise = sync.make_sync(
         optimizer,
         reducer=reducer,
@@ -137,7 +146,7 @@ def build(
         mesh=mesh,
         signs=method.signs,
         shard_weighting=weighs_shards,
-        totals=isinstance(sums, shared_sums.SharedSums),
+        totals=totals,
         stop_on_nonfinite=config.nonfinite == "stop",
     )
     return RunParts(
@@ -168,7 +177,7 @@ def build(
         if alone or mesh is None
         else jax.jit(
             synchronise,
-            donate_argnums=(1,),
+            donate_argnums=() if totals else (1,),  # all devices may read them in one place
             out_shardings=(*[mesh_lib.worker_sharding(mesh)] * 2, *[mesh_lib.everywhere(mesh)] * 2),
         ),
         method=method,

@@ -20,7 +20,6 @@ from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.cluster import processes
 
-VARIABLE = "HETJAX_SHARED_MEMORY"
 _MOST_BYTES = 1 << 30  # in all: more is left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
 _ALIGNED = 64
@@ -34,7 +33,7 @@ class Sums:
         """Puts up what this process's workers have summed, leaves `[W, ...]`, own rows."""
 
     def total(self, accumulated: types.Accumulated) -> types.Accumulated:
-        """The same with `grad_sum` that of all workers, on each; call it when all have posted."""
+        """What the sync phase takes of it; call it when all have posted."""
         return accumulated
 
 
@@ -44,7 +43,7 @@ class SharedSums(Sums):
     Args:
         path: of the file, which must not be there for process 0 and must be for others.
         mesh: the worker mesh.
-        like: a pytree of the shapes and types of a worker's `grad_sum`.
+        like: a pytree of the shapes of a worker's `grad_sum`, and its one type.
 
     Raises:
         OSError: the file cannot be made, or there is no room for it.
@@ -53,52 +52,53 @@ class SharedSums(Sums):
     def __init__(self, path: pathlib.Path, mesh: Mesh, like: types.PyTree) -> None:
         self._mesh = mesh
         self._workers = mesh_lib.own_workers(mesh)
-        num_bytes = _num_bytes(like, mesh.size)
+        (dtype,) = {leaf.dtype for leaf in jax.tree.leaves(like)}
+        size = sum(leaf.size for leaf in jax.tree.leaves(like))
         is_first = self._workers[0] == 0
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if is_first else 0)
         file = os.open(path, flags, 0o600)
         try:
             if is_first:
-                os.posix_fallocate(file, 0, num_bytes)  # or no room would be SIGBUS later
-            memory = np.frombuffer(mmap.mmap(file, num_bytes), np.uint8)
+                os.posix_fallocate(file, 0, _num_bytes(like, mesh.size))  # or SIGBUS later
+            memory = np.frombuffer(mmap.mmap(file, _num_bytes(like, mesh.size)), dtype)
         finally:
             os.close(file)
-        self._places: list[list[np.ndarray]] = [[], []]  # of each leaf [W, size]
-        start = 0
-        for place in self._places:
-            for leaf in jax.tree.leaves(like):
-                size = _row_bytes(leaf)
-                rows = memory[start : start + mesh.size * size].reshape(mesh.size, size)
-                place.append(rows[:, : leaf.size * leaf.dtype.itemsize].view(leaf.dtype))
-                start += mesh.size * size
+        # Of two rounds: the rows that all see, and this process's total, which JAX reads in place.
+        self._rounds = [(rows, _aligned(size, dtype)) for rows in memory.reshape(2, -1, size)]
 
     def post(self, accumulated: types.Accumulated) -> None:
-        self._places.reverse()
-        for rows, leaf in zip(self._places[0], jax.tree.leaves(accumulated.grad_sum), strict=True):
-            for worker, shard in zip(self._workers, _own(leaf), strict=True):
-                np.copyto(rows[worker], np.asarray(shard).reshape(-1))
+        self._rounds.reverse()
+        leaves = [_own(leaf) for leaf in jax.tree.leaves(accumulated.grad_sum)]
+        for worker, *shards in zip(self._workers, *leaves, strict=True):
+            start = 0
+            for shard in shards:
+                part = self._rounds[0][0][worker, start : start + shard.size]
+                np.copyto(part, np.asarray(shard).reshape(-1))
+                start += shard.size
 
     def total(self, accumulated: types.Accumulated) -> types.Accumulated:
-        leaves, treedef = jax.tree.flatten(accumulated.grad_sum)
-        totals = [
-            add_up(rows).reshape(1, *leaf.shape[1:])
-            for rows, leaf in zip(self._places[0], leaves, strict=True)
-        ]
-        # Rows may lie where `totals` do, all of them: JAX gives none of that memory to a program.
-        rows = [jax.device_put(totals, self._mesh.devices[worker]) for worker in self._workers]
-        grad_sum = jax.tree.unflatten(treedef, mesh_lib.join_rows(rows, self._mesh))
-        return accumulated._replace(grad_sum=grad_sum)
+        """With `grad_sum` `[W, P]`, on each worker that of all, its leaves one after the other."""
+        rows, total = self._rounds[0]
+        add_up(rows, total)
+        devices = [self._mesh.devices[worker] for worker in self._workers]
+        parts = [jax.device_put(total[None], device) for device in devices]
+        return accumulated._replace(grad_sum=mesh_lib.join_rows(parts, self._mesh))
 
 
-def add_up(rows: np.ndarray) -> np.ndarray:
-    """The sum of `[W, size]` over W, one row after the other."""
-    total = np.empty(rows.shape[1], rows.dtype)
+def add_up(rows: np.ndarray, total: np.ndarray) -> None:
+    """Makes `total` the sum of `[W, size]` over W, one row after the other."""
     for start in range(0, total.size, _BLOCK):
         part, block = total[start : start + _BLOCK], rows[:, start : start + _BLOCK]
         np.copyto(part, block[0])
         for row in block[1:]:
             part += row
-    return total
+
+
+def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
+    """Memory that JAX takes without a copy."""
+    memory = np.zeros(size * dtype.itemsize + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    return memory[start : start + size * dtype.itemsize].view(dtype)
 
 
 def _own(leaf: jax.Array) -> Sequence[jax.Array]:
@@ -106,12 +106,8 @@ def _own(leaf: jax.Array) -> Sequence[jax.Array]:
     return [shard.data for shard in shards]
 
 
-def _row_bytes(leaf: jax.Array) -> int:
-    return -(-leaf.size * leaf.dtype.itemsize // _ALIGNED) * _ALIGNED
-
-
 def _num_bytes(like: types.PyTree, num_workers: int) -> int:
-    return 2 * num_workers * sum(_row_bytes(leaf) for leaf in jax.tree.leaves(like))
+    return 2 * num_workers * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
 
 
 def make(mesh: Mesh | None, like: types.PyTree) -> Sums:
@@ -124,12 +120,13 @@ def make(mesh: Mesh | None, like: types.PyTree) -> Sums:
         mesh: the worker mesh, if there is one.
         like: a pytree of the shapes and types of a worker's `grad_sum`.
     """
-    directory = os.environ.get(VARIABLE)
+    directory = os.environ.get(processes.SHARED_MEMORY)
     if not directory or mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size:
         return Sums()
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
     if (
         mesh.devices[0].platform != "cpu"
+        or len(dtypes) > 1
         or not dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
         or not 0 < _num_bytes(like, mesh.size) <= _MOST_BYTES
     ):

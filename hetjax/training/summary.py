@@ -102,7 +102,9 @@ class Summary:
         if done.references is not None and done.full:
             self._references += done.references
             self._referenced += 1
-        waiting = (result.local_secs - result.compute_secs)[done.present]
+        busy_secs = result.compute_secs + result.lead_secs
+        longest = max(result.local_secs, float(busy_secs.max()))
+        waiting = (longest - busy_secs)[done.present]
         line = record.RoundReport(
             round=done.index,
             epoch=done.epoch,
@@ -118,12 +120,11 @@ class Summary:
             start_secs=self._clock,
             local_secs=result.local_secs,
             round_secs=done.round_secs or 0.0,
-            waiting_fraction=float(waiting.mean() / result.local_secs)
-            if result.local_secs > 0
-            else 0.0,
+            waiting_fraction=float(waiting.mean() / longest) if longest > 0 else 0.0,
             full=done.full,
             overruns=result.overruns,
             optimal_round_secs=None if done.references is None else done.references.optimal_secs,
+            lead_secs=result.lead_secs.tolist() if result.lead_secs.any() else None,
             eval=done.eval,
             bytes_sent=round(done.copies_sent * self._copy_bytes),
             consensus=done.consensus,

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import flatten_util
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -19,10 +20,7 @@ from hetjax import trees, types
 from hetjax.ordering import ordering
 from hetjax.topology import reducers
 
-SyncFn = Callable[
-    [types.TrainState, Any, jax.Array, Any],
-    tuple[types.TrainState, Any, types.SyncMetrics, Any],
-]
+SyncFn = Callable[..., tuple[types.TrainState, Any, types.SyncMetrics, Any]]
 
 
 def _update_worker(
@@ -89,15 +87,17 @@ def make_sync(
         signs: the ordering's device part, if it takes signs.
         shard_weighting: weigh by `shares` instead of by what each worker did.
         stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
-        totals: every worker comes with the `grad_sum` of all of them, and the reducer, which must
-            be one that sums, is not asked; in the collective form alone, without shard weighting.
+        totals: every worker comes with the `grad_sum` of all of them, as one vector `[P]` of its
+            leaves, and the reducer, which must be one that sums, is not asked; in the collective
+            form alone, without shard weighting.
 
     Returns:
-        A pure function of (state, accumulated, shares, active), whose results are (state, fresh,
-        metrics, turns). `accumulated` has leaves `[W, ...]`; `shares` is f32[W]; `active` says
-        which exchanges of a reducer that gossips are, bool[M], and is () for others; `fresh` are
-        the sums before the first microbatch of the next round; `turns`, i8[W, ...], turn round
-        the unit signs of each worker, () without an order's signs.
+        A pure function of (state, accumulated, shares, active, metrics=()), whose results are
+        (state, fresh, metrics, turns). `accumulated` has leaves `[W, ...]`; `shares` is f32[W];
+        `active` says which exchanges of a reducer that gossips are, bool[M], and is () for others;
+        `metrics` are those of all workers, where the caller knows them; `fresh` are the sums
+        before the first microbatch of the next round; `turns`, i8[W, ...], turn round the unit
+        signs of each worker, () without an order's signs.
     """
     axis, mixing = mesh_lib.WORKER_AXIS, reducer.mixing
     made_for = None if signs is None else signs.made_for
@@ -159,11 +159,18 @@ def make_sync(
         return trees.select(~blocked, new, old)
 
     def collective_body(
-        state: types.TrainState, accumulated: types.Accumulated, share: jax.Array, active: Any
+        state: types.TrainState,
+        accumulated: types.Accumulated,
+        share: jax.Array,
+        active: Any,
+        metrics: types.SyncMetrics | tuple[()],
     ) -> tuple:
         state, accumulated, share = map(trees.first_row, (state, accumulated, share))
+        if totals:
+            _, unravel = flatten_util.ravel_pytree(trees.accumulator_zeros(state.params))
+            accumulated = accumulated._replace(grad_sum=unravel(accumulated.grad_sum))
         with jax.named_scope("reduce"):
-            metrics = _gathered_metrics(accumulated, num_workers)
+            metrics = metrics or _gathered_metrics(accumulated, num_workers)
             if totals:
                 sums = accumulated.grad_sum, metrics.weight_sum
             else:
@@ -193,10 +200,14 @@ def make_sync(
         )
 
     def array_body(
-        state: types.TrainState, accumulated: types.Accumulated, share: jax.Array, active: Any
+        state: types.TrainState,
+        accumulated: types.Accumulated,
+        share: jax.Array,
+        active: Any,
+        metrics: types.SyncMetrics | tuple[()] = (),
     ) -> tuple:
         sums = reduced(accumulated, share, reducer.array)
-        metrics = types.SyncMetrics(
+        metrics = metrics or types.SyncMetrics(
             loss_sum=jnp.sum(accumulated.loss_sum),
             weight_sum=jnp.sum(accumulated.weight_sum),
             example_count=accumulated.example_count,
@@ -224,13 +235,24 @@ def make_sync(
     if mesh is None:
         return array_body
     rows, replicated = P(axis), P()
-    return jax.shard_map(
+    on_mesh = jax.shard_map(
         collective_body,
         mesh=mesh,
-        in_specs=(rows, rows, rows, replicated),
+        in_specs=(rows, rows, rows, replicated, replicated),
         out_specs=(rows, rows, replicated, rows),
         check_vma=False,  # an optimiser's own `cond` may mix constants with what varies by worker
     )
+
+    def synchronise(
+        state: types.TrainState,
+        accumulated: types.Accumulated,
+        shares: jax.Array,
+        active: Any,
+        metrics: types.SyncMetrics | tuple[()] = (),
+    ) -> tuple:
+        return on_mesh(state, accumulated, shares, active, metrics)
+
+    return synchronise
 
 
 def make_new_pass(signs: ordering.Signs) -> Callable:

@@ -1,8 +1,9 @@
 """Who a process is in a run of several."""
 
 import pytest
+from jax._src import compiler, lru_cache
 
-from hetjax.cluster import processes
+from hetjax.cluster import exchange, processes
 
 LAUNCHER = {
     "HETJAX_PROCESS_ID": "1",
@@ -75,9 +76,30 @@ def test_a_process_of_several_that_did_not_join_does_not_train_alone(monkeypatch
         (RuntimeError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), True),
         (ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), True),
         (RuntimeError("UNAVAILABLE: Stream removed"), True),
+        (exchange.LostProcessError("process 1 has ended"), True),
         (RuntimeError("RESOURCE_EXHAUSTED: out of memory"), False),
         (ValueError("cannot join its run: UNAVAILABLE: failed to connect"), False),
     ],
 )
 def test_the_loss_of_others_is_told_from_mistakes(error, is_loss):
     assert processes.is_loss_of_others(error) == is_loss
+
+
+def test_of_a_writer_that_ends_meanwhile_no_half_of_a_program_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)  # put back at the end
+    monkeypatch.setattr(lru_cache.LRUCache, "put", lru_cache.LRUCache.put)
+    processes._keep_all_programs()
+    cache = lru_cache.LRUCache(str(tmp_path), max_size=-1)
+
+    def end_meanwhile(path, data):
+        with open(path, "wb") as file:
+            file.write(data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(cache.path), "write_bytes", end_meanwhile)
+        with pytest.raises(KeyboardInterrupt):
+            cache.put("program", b"0123456789")
+    assert cache.get("program") is None
+    cache.put("program", b"0123456789")
+    assert cache.get("program") == b"0123456789"

@@ -262,6 +262,16 @@ def test_a_worker_not_worth_its_overhead_gets_nothing_but_probes_and_recovers():
     assert quotas[-1].tolist() == [10, 10, 10]
 
 
+def test_a_worker_whose_probes_cost_little_is_soon_found_to_be_faster():
+    """Its first two rounds were slow; its third probe alone would not bring the mean down."""
+    cluster = emulate.EmulatedCluster(
+        (0.085, 0.19, 0.36, 0.46), changes=(emulate.Change(3, 3, 0.38),)
+    )
+    quotas = run(quota.adaptive(guard=False), cluster, 8, 60)
+    assert quotas[3:8, 3].sum() == 0
+    assert (quotas[40:] == [4, 2, 1, 1]).all()
+
+
 def test_probing_takes_a_small_part_of_the_time():
     changes = (emulate.Change(5, 2, 60.0),)
     cluster = emulate.EmulatedCluster((1.0, 1.0, 1.0), changes=changes)

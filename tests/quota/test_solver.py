@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hetjax import quota
@@ -49,6 +49,7 @@ def test_no_division_of_the_microbatches_is_faster(problem):
 
 @settings(max_examples=100, deadline=None)
 @given(problems())
+@example((np.array([256.0, 0.0]), np.array([1e-3, 18.0]), 16, np.array([1, 16]), np.zeros(2, int)))
 def test_the_optimum_lies_between_the_bound_and_one_microbatch_above(problem):
     overhead, secs, total, caps, _ = problem
     costs = quota.WorkerCosts(overhead, secs)

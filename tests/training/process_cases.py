@@ -3,19 +3,38 @@
     python -m tests.training.process_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASES OUT
 
 CASES maps a name to the fields of `problems.fit`, and `last_round`, after which a callback ends the
-run; process 0 writes OUT/NAME.npz and .json.
+run, and `update_secs`, which the last process takes longer to add up; process 0 writes OUT/NAME.npz
+and .json.
 """
 
 import json
 import pathlib
 import sys
+import time
 
 import jax
 import numpy as np
 
 import hetjax
-from hetjax.cluster import processes
+from hetjax.cluster import exchange, processes
+from hetjax.training import shared_sums
 from tests.training import problems
+
+add_up, connect = shared_sums.add_up, exchange.connect
+connected = []
+
+
+def recorded(*args):
+    connected.append(connect(*args))
+    return connected[-1]
+
+
+def slowed(function, secs):
+    def call(*args):
+        time.sleep(secs)
+        return function(*args)
+
+    return call
 
 
 def main(process_id, num_processes, coordinator, cases, out):
@@ -23,8 +42,12 @@ def main(process_id, num_processes, coordinator, cases, out):
     processes.join(place)
     hetjax.use_cpu_workers(4 // place.num_processes)
     jax.config.update("jax_enable_x64", True)
+    exchange.connect = recorded
     for name, fields in json.loads(pathlib.Path(cases).read_text()).items():
         last_round = fields.pop("last_round", None)
+        update_secs = fields.pop("update_secs", 0.0)
+        if place.process_id == place.num_processes - 1:
+            shared_sums.add_up = slowed(add_up, update_secs)
         callbacks = [lambda line, last=last_round: line.round == last]
         result = problems.fit(
             problems.classification(), problems.initial_weights(), callbacks=callbacks, **fields
@@ -33,6 +56,7 @@ def main(process_id, num_processes, coordinator, cases, out):
             path = pathlib.Path(out) / name
             np.savez(path.with_suffix(".npz"), params=result.params, best=result.best_params)
             told = {"summary": result.summary, "history": result.history}
+            told["summary"]["by_sockets"] = bool(connected) and connected[-1] is not None
             path.with_suffix(".json").write_text(json.dumps(told))
 
 

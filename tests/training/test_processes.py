@@ -104,9 +104,13 @@ SHARED = ("all_reduce", "d_grab_exact", "private", "streamed", "fused", "first",
 def shared_gang(tmp_path_factory):
     """As a launcher runs it: the gradients are added up in memory."""
     cases = {name: {**EVAL, **CASES[name]} for name in SHARED}
+    even = {"num_workers": 4, "secs_per_microbatch": [0.02] * 4}
+    cases["slow_update"] = {**EVAL, "cluster": even, "update_secs": 0.06}
+    cases["coordinated"] = {**EVAL, **CASES["d_grab"], "epochs": 1, "cluster": even}
     directory = tmp_path_factory.mktemp("shared_gang")
     found = run_gang(cases, directory / "out", 2, HETJAX_SHARED_MEMORY=str(directory))
     assert (directory / "sums").stat().st_mode & 0o777 == 0o600
+    assert all(summary["by_sockets"] for _, summary, _ in found.values())
     return found
 
 
@@ -126,11 +130,27 @@ def test_two_processes_train_as_one_does(name, form, request, float64):
     assert summary["train_loss"] == pytest.approx(alone.summary["train_loss"], rel=1e-8)
 
 
+def test_who_needs_longer_for_the_update_gets_less(shared_gang):
+    """Where all have 2 microbatches, those of process 1 take 0.10 s, and where it has 1, 0.08 s."""
+    _, _, history = shared_gang["slow_update"]
+    quotas = np.array([line["quotas"] for line in history if line["full"]])
+    assert quotas[0].tolist() == [2, 2, 2, 2]
+    assert np.median(quotas[:, :2].sum(axis=1)) >= 6, quotas  # the guard may try equal split again
+    assert min(line["lead_secs"][3] for line in history) > 0.06
+    for line in history:
+        busy = np.add(line["compute_secs"], line["lead_secs"])
+        waiting = np.mean(busy.max() - busy) / busy.max()
+        assert line["waiting_fraction"] == pytest.approx(waiting, abs=1e-6)
+    _, _, history = shared_gang["coordinated"]  # whose update waits for the others
+    assert not any("lead_secs" in line for line in history)
+
+
 def test_without_room_in_memory_the_gradients_go_through_sockets(shared_gang, tmp_path):
     cases = {"all_reduce": {**EVAL, "epochs": 1}}
     nowhere = str(tmp_path / "missing")
     found = run_gang(cases, tmp_path / "out", 2, HETJAX_SHARED_MEMORY=nowhere)
-    _, _, history = found["all_reduce"]
+    _, summary, history = found["all_reduce"]
+    assert not summary["by_sockets"]
     _, _, expected = shared_gang["all_reduce"]
     np.testing.assert_allclose(
         [line["loss"] for line in history],

@@ -1,0 +1,121 @@
+"""A short message from each process of one machine to each of the others, once a round.
+
+Every two have a Unix socket between them, so that a message takes one step, and a process that
+waits is woken once for each of the others; a collective over TCP takes a step for each process,
+and each step may wait until one that has used up its share of the processor goes on. The socket
+also ends with the process at its other end, which is then known to be gone.
+"""
+
+import contextlib
+import pathlib
+import select
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MOST_BYTES = 1 << 16  # of a message: two lie between two processes, and no `send` waits for room
+_PATIENCE_SECS = 600.0
+
+
+class LostProcessError(RuntimeError):
+    """A process of the run has ended."""
+
+
+class Exchange:
+    """The sockets of one process.
+
+    Args:
+        index: of this process.
+        peers: the sockets to the others, by process.
+    """
+
+    def __init__(self, index: int, peers: Mapping[int, socket.socket]) -> None:
+        self._index, self._peers = index, peers
+        self._process_of = {peer.fileno(): process for process, peer in peers.items()}
+
+    def __call__(self, message: bytes) -> list[bytes]:
+        """Sends a message to all others; those of all, in order, with the own one.
+
+        Raises:
+            LostProcessError: a process has ended before it sent its own.
+        """
+        for process, peer in self._peers.items():
+            with _naming(process):
+                peer.send(message)
+        found = {self._index: message}
+        waiting = select.poll()
+        for peer in self._peers.values():
+            waiting.register(peer, select.POLLIN)
+        while len(found) <= len(self._peers):
+            for file, _ in waiting.poll():  # whoever ends first is seen, whoever is still missing
+                process = self._process_of[file]
+                with _naming(process):
+                    found[process] = self._peers[process].recv(MOST_BYTES)
+                    if not found[process]:
+                        raise ConnectionResetError
+                waiting.unregister(file)
+        return [found[process] for process in sorted(found)]
+
+    def close(self) -> None:
+        """Ends the connections."""
+        for peer in self._peers.values():
+            peer.close()
+
+
+@contextlib.contextmanager
+def _naming(process: int) -> Iterator[None]:
+    try:
+        yield
+    except ConnectionError as error:
+        raise LostProcessError(f"process {process} has ended") from error
+
+
+def connect(directory: pathlib.Path, index: int, num_processes: int, board: Any) -> Exchange | None:
+    """Connects the processes of one machine; all of them call it, and get the same answer.
+
+    Args:
+        directory: that all of them see, for the sockets' names.
+        index: of this process.
+        num_processes: of the run.
+        board: a `processes.Board` of their own, for who is ready.
+
+    Returns:
+        The connections, or None where this is not possible.
+
+    Raises:
+        LostProcessError: a process has ended meanwhile.
+    """
+
+    def name(process: int) -> pathlib.Path:
+        return directory / f"process-{process}"
+
+    with contextlib.ExitStack() as stack:
+        listening, listens = None, False
+        with contextlib.suppress(OSError, AttributeError):  # not Linux: such sockets are missing
+            listening = stack.enter_context(_socket())
+            listening.bind(str(name(index)))
+            stack.callback(name(index).unlink, missing_ok=True)
+            listening.listen(num_processes)
+            listening.settimeout(_PATIENCE_SECS)
+            listens = True
+        board.post(f"{index}", listens)
+        answers = [board.wait(f"{process}", _PATIENCE_SECS) for process in range(num_processes)]
+        if not all(answers):
+            return None
+        assert listening is not None
+        peers = {}
+        for process in range(index):
+            peers[process] = _socket()
+            with _naming(process):
+                peers[process].connect(str(name(process)))
+                peers[process].send(index.to_bytes(4, "little"))
+        for _ in range(index + 1, num_processes):
+            peer, _ = listening.accept()
+            if not (sender := peer.recv(4)):
+                raise LostProcessError("a process has ended")
+            peers[int.from_bytes(sender, "little")] = peer
+    return Exchange(index, peers)
+
+
+def _socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
