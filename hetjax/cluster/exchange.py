@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MOST_BYTES = 1 << 16  # of a message: two lie between two processes, and no `send` waits for room
+_DONE = b"."
 _PATIENCE_SECS = 600.0
 
 
@@ -55,6 +56,21 @@ class Exchange:
                         raise ConnectionResetError
                 waiting.unregister(file)
         return [found[process] for process in sorted(found)]
+
+    def follow(self, leader: int) -> None:
+        """Returns when process `leader` has called it too, which waits for nobody.
+
+        Raises:
+            LostProcessError: it has ended, or one that follows has.
+        """
+        if leader == self._index:
+            for process, peer in self._peers.items():
+                with _naming(process):
+                    peer.send(_DONE)
+            return
+        with _naming(leader):
+            if not self._peers[leader].recv(len(_DONE)):
+                raise ConnectionResetError
 
     def close(self) -> None:
         """Ends the connections."""

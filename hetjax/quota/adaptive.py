@@ -20,8 +20,9 @@ _SUSPICIOUS = 4.0  # a CUSUM above it asks for another probe at once
 _PROBE_SHARE = 0.01  # of the time, that probing workers of quota 0 may take
 _PATIENT_PROBES = 4  # that may lead to nothing before the next ones come ever more rarely
 _MOST_DOUBLINGS = 20
-_COLD = 4.0  # by as much a worker's first round may be slower than the next
-_WARMED = 0.8  # of what its first round says: faster than this, and the first was a cold one
+_COLD = 4.0  # by as much a worker's first rounds may be slower than the next
+_WARMED = 0.8  # of what its first rounds say: faster than this, and they were cold ones
+_LITTLE = 3  # rounds of a worker, that may have been cold
 _SOLVE_ROUNDS = 8  # between two solutions when settled: one costs the host 0.2 ms
 
 
@@ -59,10 +60,10 @@ def adaptive(
     standard errors of what it saves, so that noise alone moves nothing. A worker never seen
     gets a few microbatches first. One with quota 0 gets one now and then, so that it is noticed
     when it has recovered: so rarely that it costs at most about 1 % of the time, and, from the
-    fifth on that led to nothing, half as often each time. A first round may be cold (memory,
-    caches): it is forgotten if the second is faster, and who got quota 0 for it is seen once more
-    at once. Where the workers are not independent the model is wrong, so that what it chooses is
-    tried against equal split: `guard.guarded`.
+    fifth on that led to nothing, half as often each time. First rounds may be cold (memory,
+    caches): up to three are forgotten if the next is faster, and who got quota 0 for one, or for
+    some that disagree, is seen again at once. Where the workers are not independent the model is
+    wrong, so that what it chooses is tried against equal split: `guard.guarded`.
 
     Args:
       settle_rounds: rounds after a change in which every better solution is taken.
@@ -151,7 +152,7 @@ def adaptive(
         secs = np.where(busy, times.compute_secs, 1.0)
         first = np.where(done > 1, times.first_secs, np.where(busy, secs, np.nan))
         seen = busy & ~np.isnan(state.secs_per_microbatch)
-        warmed = seen & (secs < _WARMED * _expected(state, done)) & _seen_once(state)
+        warmed = seen & (secs < _WARMED * _expected(state, done)) & _seen_little(state)
         state, seen = _forget(state, warmed), seen & ~warmed
         state, factors = _score(state, done, first, secs, seen, drift)
         new = estimate.samples_of(done, first * factors, secs * factors)
@@ -200,8 +201,8 @@ def _forget(state: AdaptiveState, workers: np.ndarray) -> AdaptiveState:
     )
 
 
-def _seen_once(state: AdaptiveState) -> np.ndarray:
-    return state.samples.start_count == 1
+def _seen_little(state: AdaptiveState) -> np.ndarray:
+    return state.samples.start_count <= _LITTLE
 
 
 def _expected(state: AdaptiveState, done: np.ndarray) -> np.ndarray:
@@ -312,9 +313,10 @@ def _with_probe(state: AdaptiveState, costs: costs_lib.WorkerCosts, caps: np.nda
     extra = np.maximum(alone - round_secs, 0.0) / round_secs
     waits = 2.0 ** np.clip(state.probes - _PATIENT_PROBES, 0, _MOST_DOUBLINGS)
     interval = np.maximum(extra * idle.sum() / _PROBE_SHARE, 1.0) * waits
-    suspicious = np.maximum(state.watch.slower, state.watch.faster) > _SUSPICIOUS
-    unsure = _seen_once(state) & (alone <= _COLD * round_secs)
-    interval = np.where(suspicious | unsure, 1.0, interval)
+    cusum = np.maximum(state.watch.slower, state.watch.faster)
+    unsure = (state.samples.start_count == 1) | (_seen_little(state) & (cusum > 0.0))
+    again = (cusum > _SUSPICIOUS) | (unsure & (alone <= _COLD * round_secs))
+    interval = np.where(again, 1.0, interval)
     overdue = np.where(idle, state.idle_rounds - interval, -np.inf)
     worker = int(np.argmax(overdue))
     if overdue[worker] < 0:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -130,8 +131,8 @@ class Agreement:
         self._gather = jax.jit(lambda rows: rows, out_shardings=mesh_lib.everywhere(mesh))
         of_process = collections.Counter(device.process_index for device in mesh.devices)
         row_bytes = _NUMBERS * np.dtype(np.float64).itemsize + most_signs
-        is_short = max(of_process.values()) * row_bytes <= exchange.MOST_BYTES
-        if is_short and (directory := os.environ.get(processes.SHARED_MEMORY)):
+        self._is_short = max(of_process.values()) * row_bytes <= exchange.MOST_BYTES
+        if directory := os.environ.get(processes.SHARED_MEMORY):
             self._exchange = exchange.connect(
                 pathlib.Path(directory),
                 jax.process_index(),
@@ -173,6 +174,31 @@ class Agreement:
             lead_secs=head[:, 2], metrics=_metrics(sums, result.accumulated.loss_sum.dtype)
         )
 
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether the processes are several, of one machine, and `once` may be called."""
+        return self._exchange is not None
+
+    def once(self, action: Callable[[], None], lead_secs: np.ndarray) -> None:
+        """Lets one process act for all, and returns when it has.
+
+        It is the one that needed the least between its last two local phases: its time is the
+        cheapest.
+
+        Args:
+            action: the same in all of them.
+            lead_secs: of all workers, as gathered.
+
+        Raises:
+            LostProcessError: a process has ended.
+        """
+        assert self._exchange is not None
+        assert self._mesh is not None
+        process = self._mesh.devices[int(np.argmin(lead_secs))].process_index
+        if process == jax.process_index():
+            action()
+        self._exchange.follow(process)
+
     def close(self) -> None:
         """Ends the connections to other processes."""
         if self._exchange is not None:
@@ -197,7 +223,7 @@ class Agreement:
     def _of_all(self, rows: np.ndarray) -> np.ndarray:
         """The rows i8[w, size] of each process as i8[W, size]."""
         assert self._mesh is not None
-        if self._exchange is not None:
+        if self._exchange is not None and self._is_short:
             messages = self._exchange(rows.tobytes())
             return np.frombuffer(b"".join(messages), np.int8).reshape(-1, rows.shape[1])
         own = zip(rows, mesh_lib.own_workers(self._mesh), strict=True)

@@ -6,6 +6,7 @@ While the workers compute a round, the host reports the one before.
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import sys
 import time
@@ -95,6 +96,8 @@ _NAME_OF_STOP = {
 
 
 _WARM_UPS = 3
+_SPARE_COPIES = 8  # of the parameters, that rounds may need at once beside what the warm-up had
+_MOST_SPARE_BYTES = 1 << 29
 
 
 class Loop:
@@ -244,6 +247,11 @@ class Loop:
         A few times: what a round needs of memory lies elsewhere in the next, and is slow when new.
         """
         parts, nobody = self._parts, np.zeros(self._num_workers, bool)
+        if not parts.agree.alone:  # the launcher lets processes keep what they have had
+            row = sum(
+                leaf.nbytes // self._num_workers for leaf in jax.tree.leaves(parts.state.params)
+            )
+            np.ones(min(_SPARE_COPIES * row * len(parts.workers), _MOST_SPARE_BYTES), np.uint8)
         plan = local.warm_up_plan(self._num_workers, self._config.microbatch_size)
         self._accumulated = parts.local.fresh()
         for _ in range(_WARM_UPS):
@@ -281,9 +289,10 @@ class Loop:
         digest = agreement.digest_of(plan, index or 0)
         result = parts.agree(own, digest, self._asks, lead_secs)
         self._gathered = time.perf_counter()
+        once = functools.partial(parts.agree.once, lead_secs=result.lead_secs)
         self._state, self._accumulated, metrics, turns = parts.sync(
             self._state,
-            parts.sums.total(own.accumulated),  # all have posted
+            parts.sums.total(own.accumulated, once),  # all have posted
             parts.shares,
             parts.active(index or 0),
             result.metrics,

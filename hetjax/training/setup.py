@@ -133,8 +133,16 @@ def build(
     weighs_shards = config.data.weighting == "shard" and (
         gossips or config.data.sharing == "private"
     )
+    agree = agreement.Agreement(
+        mesh,
+        most_signs=0
+        if method.signs is None
+        else config.microbatch_size * _most_microbatches(config),
+        microbatch_size=config.microbatch_size,
+    )
     sums = shared_sums.Sums()
-    if config.reducer.name == "all_reduce" and not weighs_shards:
+    sums_up = config.reducer.name == "all_reduce" and not weighs_shards
+    if mesh is not None and agree.on_one_machine and sums_up:
         sums = shared_sums.make(mesh, trees.accumulator_zeros(params))
     pace = _make_pace(config, cluster if emulated else None, virtual_clock=virtual_clock)
     totals = isinstance(sums, shared_sums.SharedSums)
@@ -198,13 +206,7 @@ def build(
         else mesh_lib.place(stream.shares, mesh),
         reducer=reducer,
         pace=pace,
-        agree=agreement.Agreement(
-            mesh,
-            most_signs=0
-            if method.signs is None
-            else config.microbatch_size * _most_microbatches(config),
-            microbatch_size=config.microbatch_size,
-        ),
+        agree=agree,
         sums=sums,
         beacons=beacons,
     )

@@ -2,15 +2,15 @@
 
 Sums that go through sockets, as in a cluster, cost every process much of its processor's time, and
 the round waits for the one with the least. So every process copies its own into a file that all
-have mapped, before the gathering at the end of the local phase (`agreement.py`), and
-afterwards adds all of them up, in the order of the workers: the same bits on all, and nobody
-waits. Each round has the other of two places, so that who is ahead overwrites nothing.
+have mapped, before the gathering at the end of the local phase (`agreement.py`), and afterwards
+the one whose time is the cheapest adds all of them up there, in the order of the workers. Each
+round has the other of two places, so that who is ahead overwrites nothing.
 """
 
 import mmap
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -22,8 +22,11 @@ from hetjax.cluster import processes
 
 _MOST_BYTES = 1 << 30  # in all: more is left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
-_ALIGNED = 64
+_ALIGNED = 64  # bytes; what lies otherwise JAX copies
 _PATIENCE_SECS = 600.0
+
+
+Once = Callable[[Callable[[], None]], None]
 
 
 class Sums:
@@ -32,8 +35,14 @@ class Sums:
     def post(self, accumulated: types.Accumulated) -> None:
         """Puts up what this process's workers have summed, leaves `[W, ...]`, own rows."""
 
-    def total(self, accumulated: types.Accumulated) -> types.Accumulated:
-        """What the sync phase takes of it; call it when all have posted."""
+    def total(self, accumulated: types.Accumulated, once: Once) -> types.Accumulated:
+        """What the sync phase takes of it; call it when all have posted.
+
+        Args:
+            accumulated: as it was posted.
+            once: lets one process act for all.
+        """
+        del once
         return accumulated
 
 
@@ -54,17 +63,19 @@ class SharedSums(Sums):
         self._workers = mesh_lib.own_workers(mesh)
         (dtype,) = {leaf.dtype for leaf in jax.tree.leaves(like)}
         size = sum(leaf.size for leaf in jax.tree.leaves(like))
+        num_bytes = _num_bytes(like, mesh.size)
         is_first = self._workers[0] == 0
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if is_first else 0)
         file = os.open(path, flags, 0o600)
         try:
             if is_first:
-                os.posix_fallocate(file, 0, _num_bytes(like, mesh.size))  # or SIGBUS later
-            memory = np.frombuffer(mmap.mmap(file, _num_bytes(like, mesh.size)), dtype)
+                os.posix_fallocate(file, 0, num_bytes)  # or no room would be SIGBUS later
+            mapped = mmap.mmap(file, num_bytes)
         finally:
             os.close(file)
-        # Of two rounds: the rows that all see, and this process's total, which JAX reads in place.
-        self._rounds = [(rows, _aligned(size, dtype)) for rows in memory.reshape(2, -1, size)]
+        # Of two rounds: the rows of the workers, and behind them the total.
+        places = np.frombuffer(mapped, dtype).reshape(2, mesh.size + 1, -1)[:, :, :size]
+        self._rounds = [(place[:-1], place[-1]) for place in places]
 
     def post(self, accumulated: types.Accumulated) -> None:
         self._rounds.reverse()
@@ -76,10 +87,13 @@ class SharedSums(Sums):
                 np.copyto(part, np.asarray(shard).reshape(-1))
                 start += shard.size
 
-    def total(self, accumulated: types.Accumulated) -> types.Accumulated:
-        """With `grad_sum` `[W, P]`, on each worker that of all, its leaves one after the other."""
+    def total(self, accumulated: types.Accumulated, once: Once) -> types.Accumulated:
+        """With `grad_sum` `[W, P]`, on each worker that of all, its leaves one after the other.
+
+        It lies in the file still, where JAX reads it.
+        """
         rows, total = self._rounds[0]
-        add_up(rows, total)
+        once(lambda: add_up(rows, total))
         devices = [self._mesh.devices[worker] for worker in self._workers]
         parts = [jax.device_put(total[None], device) for device in devices]
         return accumulated._replace(grad_sum=mesh_lib.join_rows(parts, self._mesh))
@@ -94,35 +108,26 @@ def add_up(rows: np.ndarray, total: np.ndarray) -> None:
             part += row
 
 
-def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
-    """Memory that JAX takes without a copy."""
-    memory = np.zeros(size * dtype.itemsize + _ALIGNED, np.uint8)
-    start = -memory.ctypes.data % _ALIGNED
-    return memory[start : start + size * dtype.itemsize].view(dtype)
-
-
 def _own(leaf: jax.Array) -> Sequence[jax.Array]:
     shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return [shard.data for shard in shards]
 
 
 def _num_bytes(like: types.PyTree, num_workers: int) -> int:
-    return 2 * num_workers * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+    row = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+    return 2 * (num_workers + 1) * -(-row // _ALIGNED) * _ALIGNED if row else 0
 
 
-def make(mesh: Mesh | None, like: types.PyTree) -> Sums:
-    """Shared sums where the launcher gave its processes a directory in memory for them.
+def make(mesh: Mesh, like: types.PyTree) -> Sums:
+    """Shared sums in the directory that the launcher gave its processes in memory.
 
-    Where there is none, or no room in it, and where the devices are no CPUs, the sums are left to
-    the collectives. All processes come to the same answer.
+    Where there is no room in it, and where the devices are no CPUs, the sums are left to the
+    collectives. All processes come to the same answer.
 
     Args:
-        mesh: the worker mesh, if there is one.
+        mesh: the worker mesh, of several processes of one machine.
         like: a pytree of the shapes and types of a worker's `grad_sum`.
     """
-    directory = os.environ.get(processes.SHARED_MEMORY)
-    if not directory or mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size:
-        return Sums()
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
     if (
         mesh.devices[0].platform != "cpu"
@@ -132,7 +137,7 @@ def make(mesh: Mesh | None, like: types.PyTree) -> Sums:
     ):
         return Sums()
     board = processes.Board()
-    path = pathlib.Path(directory) / "sums"
+    path = pathlib.Path(os.environ[processes.SHARED_MEMORY]) / "sums"
     if mesh_lib.own_workers(mesh)[0] == 0:
         try:
             path.unlink(missing_ok=True)  # of a run before in the same processes

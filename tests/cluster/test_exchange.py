@@ -58,6 +58,33 @@ def test_each_gets_the_messages_of_all_in_order(members, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_those_who_follow_return_after_the_leader_has_come(members):
+    done = []
+
+    def rounds(index):
+        found = []
+        for r in range(100):
+            leader = r % 3
+            members[index](b"all are here")
+            if index == leader:
+                done.append(r)
+            members[index].follow(leader)
+            found.append(done[-1] == r)
+        return found
+
+    assert in_each(4, rounds) == [[True] * 100] * 4
+
+
+def test_who_leads_waits_for_nobody_and_who_follows_one_that_ended_is_told(members):
+    members[0].follow(0)
+    members[1].follow(0)
+    members[2].close()
+    with pytest.raises(exchange.LostProcessError, match="process 2 has ended"):
+        members[1].follow(2)
+    with pytest.raises(exchange.LostProcessError, match="process 2 has ended"):
+        members[1].follow(1)
+
+
 def test_who_is_ahead_does_not_wait_for_room(members):
     """The largest messages of two rounds lie between two processes, and nobody reads."""
     for peer in members[0]._peers.values():

@@ -1,6 +1,7 @@
 """The launcher's command line, and what its workers are told and print."""
 
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -78,6 +79,30 @@ os._exit(1 - attempt)
     assert run.end() == 0
     found = sorted(line for line in run.out() if "found" in line)
     assert found == [f"[{w}] programs found: {n}" for w in (0, 1) for n in (0, 1)]
+
+
+@pytest.mark.parametrize("own", [None, "glibc.malloc.check=0"])
+def test_memory_is_kept_unless_the_user_says_how(own, launch, monkeypatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if own is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", own)
+    program = """
+import resource
+import numpy as np
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def use():
+    for _ in range(20):
+        np.ones(40 << 20, np.uint8)
+use()
+before = faults()
+use()
+print("again:", faults() - before)
+"""
+    run = launch(program, "--workers=1")
+    assert run.end() == 0
+    (again,) = [int(line.split()[-1]) for line in run.out() if "again:" in line]
+    if platform.libc_ver()[0] == "glibc":
+        assert (again < 20) == (own is None)
 
 
 def test_shares_are_told_and_their_groups_removed(launch):

@@ -262,6 +262,15 @@ def test_a_worker_not_worth_its_overhead_gets_nothing_but_probes_and_recovers():
     assert quotas[-1].tolist() == [10, 10, 10]
 
 
+@pytest.mark.parametrize("cold", [(0.6, 0.436), (0.44, 0.9), (0.5, 0.95)])
+def test_a_few_cold_rounds_decide_nothing(cold):
+    """A worker of 0.36 s, as processes with a small share of a core begin."""
+    changes = (emulate.Change(1, 2, cold[1]), emulate.Change(3, 2, 0.36))
+    cluster = emulate.EmulatedCluster((0.085, 0.19, cold[0], 0.36), changes=changes)
+    quotas = run(quota.adaptive(guard=False), cluster, 8, 12)
+    assert (quotas[8:] == [4, 2, 1, 1]).all(), quotas
+
+
 def test_a_worker_whose_probes_cost_little_is_soon_found_to_be_faster():
     """Its first two rounds were slow; its third probe alone would not bring the mean down."""
     cluster = emulate.EmulatedCluster(

@@ -3,8 +3,8 @@
     python -m tests.training.process_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASES OUT
 
 CASES maps a name to the fields of `problems.fit`, and `last_round`, after which a callback ends the
-run, and `update_secs`, which the last process takes longer to add up; process 0 writes OUT/NAME.npz
-and .json.
+run, and `update_secs`, which the last process takes longer between two local phases; process 0
+writes OUT/NAME.npz and .json.
 """
 
 import json
@@ -20,13 +20,17 @@ from hetjax.cluster import exchange, processes
 from hetjax.training import shared_sums
 from tests.training import problems
 
-add_up, connect = shared_sums.add_up, exchange.connect
-connected = []
+add_up, connect, post = shared_sums.add_up, exchange.connect, shared_sums.SharedSums.post
+connected, added = [], []
 
 
 def recorded(*args):
     connected.append(connect(*args))
     return connected[-1]
+
+
+def counted(*args):
+    added.append(add_up(*args))
 
 
 def slowed(function, secs):
@@ -42,12 +46,13 @@ def main(process_id, num_processes, coordinator, cases, out):
     processes.join(place)
     hetjax.use_cpu_workers(4 // place.num_processes)
     jax.config.update("jax_enable_x64", True)
-    exchange.connect = recorded
+    exchange.connect, shared_sums.add_up = recorded, counted
     for name, fields in json.loads(pathlib.Path(cases).read_text()).items():
         last_round = fields.pop("last_round", None)
         update_secs = fields.pop("update_secs", 0.0)
         if place.process_id == place.num_processes - 1:
-            shared_sums.add_up = slowed(add_up, update_secs)
+            shared_sums.SharedSums.post = slowed(post, update_secs)
+        added.clear()
         callbacks = [lambda line, last=last_round: line.round == last]
         result = problems.fit(
             problems.classification(), problems.initial_weights(), callbacks=callbacks, **fields
@@ -57,6 +62,7 @@ def main(process_id, num_processes, coordinator, cases, out):
             np.savez(path.with_suffix(".npz"), params=result.params, best=result.best_params)
             told = {"summary": result.summary, "history": result.history}
             told["summary"]["by_sockets"] = bool(connected) and connected[-1] is not None
+            told["summary"]["times_added"] = len(added)
             path.with_suffix(".json").write_text(json.dumps(told))
 
 

@@ -132,11 +132,12 @@ def test_two_processes_train_as_one_does(name, form, request, float64):
 
 def test_who_needs_longer_for_the_update_gets_less(shared_gang):
     """Where all have 2 microbatches, those of process 1 take 0.10 s, and where it has 1, 0.08 s."""
-    _, _, history = shared_gang["slow_update"]
+    _, summary, history = shared_gang["slow_update"]
     quotas = np.array([line["quotas"] for line in history if line["full"]])
     assert quotas[0].tolist() == [2, 2, 2, 2]
     assert np.median(quotas[:, :2].sum(axis=1)) >= 6, quotas  # the guard may try equal split again
     assert min(line["lead_secs"][3] for line in history) > 0.06
+    assert summary["times_added"] >= len(history)  # by process 0, for both
     for line in history:
         busy = np.add(line["compute_secs"], line["lead_secs"])
         waiting = np.mean(busy.max() - busy) / busy.max()

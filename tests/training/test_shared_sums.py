@@ -27,6 +27,11 @@ def accumulated(mesh, seed):
     return mesh_lib.place(empty._replace(grad_sum=rows), mesh), rows
 
 
+def alone(action):
+    """As `Agreement.once`, of one process."""
+    action()
+
+
 def in_order(rows):
     total = rows[0].copy()
     for row in rows[1:]:
@@ -56,7 +61,7 @@ def test_each_round_has_the_total_of_its_own_sums(tmp_path):
     for seed in range(3):
         given, rows = accumulated(mesh, seed)
         sums.post(given)
-        found = sums.total(given)
+        found = sums.total(given, alone)
         totals.append((found.grad_sum, in_one(jax.tree.map(in_order, rows))))
         for values, expected in totals[-2:]:  # that of the round before is still read by its update
             np.testing.assert_array_equal(values, np.broadcast_to(expected, values.shape))
@@ -73,10 +78,10 @@ def test_who_is_ahead_overwrites_nothing(tmp_path):
     first, rows = accumulated(mesh, 0)
     ahead.post(first)
     behind.post(first)
-    ahead.total(first)
+    ahead.total(first, alone)
     second, _ = accumulated(mesh, 1)
     ahead.post(second)
-    found = behind.total(first).grad_sum
+    found = behind.total(first, alone).grad_sum
     np.testing.assert_array_equal(found[0], in_one(jax.tree.map(in_order, rows)))
 
 
