@@ -147,9 +147,10 @@ def _compilation_cache(directory: pathlib.Path) -> dict[str, str]:
 def _allocator() -> dict[str, str]:
     """What makes glibc keep the memory that arrays give back, in large pages, for the next ones.
 
-    Otherwise much of it goes back to the system and comes again in every round, zeroed page by
-    page: where a page is dear, as in virtual machines, that takes a small share of a core longer
-    than the update. Read by glibc alone; a variable that is set already stays as it is.
+    `mesh.use_cpu_workers` asks for some of it, too late for large pages and for what threads
+    have. Memory that goes back to the system comes again page by page, zeroed: where that is dear,
+    as in virtual machines, it takes a process with a small share of a core longer than the update.
+    Read by glibc alone; a variable that is set already stays as it is.
     """
     wanted = {"hugetlb": 1, "trim_threshold": _KEPT, "mmap_threshold": _KEPT, "arena_max": 1}
     text = ":".join(f"glibc.malloc.{name}={value}" for name, value in wanted.items())
