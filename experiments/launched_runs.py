@@ -27,6 +27,7 @@ class Arm(NamedTuple):
     waiting: float = 0.0  # share of the workers' time in the local phase
     communication: float = 0.0  # share of a round after its last worker has finished
     quotas: tuple[int, ...] = ()
+    first_examples_per_sec: float = 0.0  # of the rounds before
 
 
 def of_lines(lines: Sequence[Mapping[str, Any]], skipped: int) -> Arm:
@@ -36,12 +37,17 @@ def of_lines(lines: Sequence[Mapping[str, Any]], skipped: int) -> Arm:
         raise ValueError(f"{len(lines)} rounds were done, and none of them is steady")
     secs = sum(line["round_secs"] for line in steady)
     return Arm(
-        sum(line["examples"] for line in steady) / secs,
+        _speed(steady),
         secs / len(steady),
         statistics.mean(line["waiting_fraction"] for line in steady),
         1 - sum(line["local_secs"] for line in steady) / secs,
         tuple(steady[-1]["quotas"]),
+        _speed(lines[:skipped]) if skipped else 0.0,
     )
+
+
+def _speed(lines: Sequence[Mapping[str, Any]]) -> float:
+    return sum(line["examples"] for line in lines) / sum(line["round_secs"] for line in lines)
 
 
 def of_steps(result: Mapping[str, Any], skipped: int) -> Arm:

@@ -22,7 +22,7 @@ def _line(round, **fields):
 def test_steady_rounds_leave_out_the_first_and_those_not_full():
     lines = [_line(0, round_secs=50.0), _line(1), _line(2, full=False, round_secs=9.0), _line(3)]
     arm = launched_runs.of_lines(lines, 1)
-    assert arm == (50.0, 2.0, 0.2, 0.25, (2, 1, 1))
+    assert arm == (50.0, 2.0, 0.2, 0.25, (2, 1, 1), 2.0)
 
 
 def test_a_run_too_short_for_its_first_rounds_says_so():

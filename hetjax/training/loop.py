@@ -95,9 +95,8 @@ _NAME_OF_STOP = {
 }
 
 
-_WARM_UPS = 3
-_SPARE_COPIES = 8  # of the parameters, that rounds may need at once beside what the warm-up had
-_MOST_SPARE_BYTES = 1 << 29
+_SPARE_COPIES = 8  # of the parameters, that rounds may need beside what the first warm-up had
+_LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 1 << 25, 1 << 29
 
 
 class Loop:
@@ -244,17 +243,14 @@ class Loop:
     def _warm_up(self) -> None:
         """Compiles and runs both phases for every worker, without effect, and untimed.
 
-        A few times: what a round needs of memory lies elsewhere in the next, and is slow when new.
+        Twice: what a round needs of memory lies elsewhere in the next, and is slow when new.
         """
         parts, nobody = self._parts, np.zeros(self._num_workers, bool)
-        if not parts.agree.alone:  # the launcher lets processes keep what they have had
-            row = sum(
-                leaf.nbytes // self._num_workers for leaf in jax.tree.leaves(parts.state.params)
-            )
-            np.ones(min(_SPARE_COPIES * row * len(parts.workers), _MOST_SPARE_BYTES), np.uint8)
         plan = local.warm_up_plan(self._num_workers, self._config.microbatch_size)
         self._accumulated = parts.local.fresh()
-        for _ in range(_WARM_UPS):
+        for is_second in (False, True):
+            if is_second and not parts.agree.alone:
+                self._touch_memory()
             began = time.perf_counter()
             result, _ = self._local_and_sync(None, plan, limits=plan.quotas, began=began)
             jax.device_get(result.metrics)
@@ -268,6 +264,13 @@ class Loop:
         jax.block_until_ready(params)
         if parts.leads:
             self._summary.order_cost = self._telemetry.cost(params)
+
+    def _touch_memory(self) -> None:
+        """Takes more memory than there is yet, and gives it back; the launcher lets it be kept."""
+        leaves = jax.tree.leaves(self._parts.state.params)
+        copy = sum(leaf.nbytes for leaf in leaves) // self._num_workers
+        wanted = _SPARE_COPIES * copy * len(self._parts.workers)
+        np.ones(min(max(wanted, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES), np.uint8)
 
     def _local_and_sync(
         self, index: int | None, plan: rounds_lib.RoundPlan, *, began: float, **how: Any
