@@ -145,7 +145,9 @@ def main() -> None:
     if rank == 0:
         flags.out.write_text(json.dumps(result))
     if num_ranks > 1:
+        distributed.barrier()  # process 0 holds the store that the others may still ask
         distributed.destroy_process_group()
+        os._exit(0)  # a thread of torch's may abort the process that ends otherwise
 
 
 if __name__ == "__main__":
