@@ -310,7 +310,8 @@ def batches_rows() -> list[Row]:
             )
         rows.append(
             Row(
-                f"{name} in smaller rounds: examples a second, adaptive quotas over equal split",
+                f"{name} in smaller rounds, one run of each: examples a second, adaptive quotas "
+                "over equal split",
                 "none",
                 "; ".join(texts),
             )
