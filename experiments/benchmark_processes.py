@@ -255,8 +255,8 @@ def task_rows(name: str) -> list[Row]:
             _ratio(arms["adaptive"], arms["equal"]),
         ),
         Row(
-            "the same: seconds of a round; waiting in the local phase; share of the round after "
-            "its last worker has finished; quotas reached; examples a second of the first rounds",
+            "the same: seconds of a round; waiting; share of the round beside its longest local "
+            "phase; quotas reached; examples a second of the first rounds",
             "none",
             "; ".join(_details(policy, arms[policy]) for policy in ("adaptive", "equal")),
         ),
@@ -283,7 +283,7 @@ def _details(policy: str, arms: Sequence[launched_runs.Arm]) -> str:
     parts = [
         launched_runs.middle([arm.round_secs for arm in arms], ".3f"),
         launched_runs.middle([arm.waiting for arm in arms], ".1%"),
-        launched_runs.middle([arm.communication for arm in arms], ".1%"),
+        launched_runs.middle([arm.beside for arm in arms], ".1%"),
         " ".join(map(str, arms[-1].quotas)),
         launched_runs.middle([arm.first_examples_per_sec for arm in arms], ",.0f"),
     ]
@@ -305,8 +305,8 @@ def batches_rows() -> list[Row]:
             )
             ratio = adaptive.examples_per_sec / equal.examples_per_sec
             texts.append(
-                f"{smaller.batch} examples, microbatches of {size}: {ratio:.2f} (communication and "
-                f"update {adaptive.communication:.1%} of the adaptive round)"
+                f"{smaller.batch} examples, microbatches of {size}: {ratio:.2f} (beside the "
+                f"longest local phase {adaptive.beside:.1%} of the adaptive round)"
             )
         rows.append(
             Row(

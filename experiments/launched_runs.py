@@ -25,7 +25,7 @@ class Arm(NamedTuple):
     examples_per_sec: float
     round_secs: float
     waiting: float = 0.0  # share of the workers' time in the local phase
-    communication: float = 0.0  # share of a round after its last worker has finished
+    beside: float = 0.0  # share of a round beside its longest local phase
     quotas: tuple[int, ...] = ()
     first_examples_per_sec: float = 0.0  # of the rounds before
 

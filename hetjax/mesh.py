@@ -5,6 +5,7 @@ Every array of the training state has a leading axis `num_workers`, sharded over
 """
 
 import ctypes
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -52,14 +53,19 @@ def use_cpu_workers(num_workers: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Tells glibc's malloc to give no large block back to the system; elsewhere does nothing."""
-    if not sys.platform.startswith("linux"):
+    """Tells glibc's malloc to give no large block back to the system.
+
+    Does nothing elsewhere, and where the environment tells malloc what to do.
+    """
+    if not sys.platform.startswith("linux") or "glibc.malloc" in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         trim_threshold, mmap_threshold = -1, -3
         mallopt(trim_threshold, 2**31 - 1)
-        mallopt(mmap_threshold, 2**30)
+        mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # the most before 2.35
 
 
 def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = None) -> Mesh:

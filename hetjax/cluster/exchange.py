@@ -82,7 +82,7 @@ class Exchange:
 def _naming(process: int) -> Iterator[None]:
     try:
         yield
-    except ConnectionError as error:
+    except (ConnectionError, FileNotFoundError, TimeoutError) as error:
         raise LostProcessError(f"process {process} has ended") from error
 
 
@@ -126,12 +126,18 @@ def connect(directory: pathlib.Path, index: int, num_processes: int, board: Any)
                 peers[process].connect(str(name(process)))
                 peers[process].send(index.to_bytes(4, "little"))
         for _ in range(index + 1, num_processes):
-            peer, _ = listening.accept()
-            if not (sender := peer.recv(4)):
+            try:
+                peer, _ = listening.accept()
+                sender = peer.recv(4)
+            except (TimeoutError, ConnectionError):
+                sender = b""
+            if not sender:
                 raise LostProcessError("a process has ended")
             peers[int.from_bytes(sender, "little")] = peer
     return Exchange(index, peers)
 
 
 def _socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MOST_BYTES)
+    return made

@@ -168,8 +168,12 @@ def _keep_all_programs() -> None:
         entry = cache.path / f"{key}{suffix}"
         if not entry.exists():
             part = cache.path / f"{key}.{os.getpid()}.{threading.get_ident()}"
-            part.write_bytes(value)
-            part.replace(entry)
+            try:
+                part.write_bytes(value)
+                part.replace(entry)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
 
     def write(
         key: str, secs: float, name: str, backend: Any, program: Any, callbacks: Any = ()

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import platform
 import queue
 import shutil
 import signal
@@ -29,6 +30,7 @@ _SETTLE_SECS = 1.0  # when one dies the others follow; the cause is looked for a
 _AFTER_DEATH_SECS = 2.0  # the grace of workers that wait for a dead one and have nothing to save
 _IN_MEMORY = "/dev/shm"
 _KEPT = 1 << 32  # bytes of free memory
+_MOST_OF_OLD_GLIBC = 1 << 25  # that 2.34 and older take as mmap_threshold
 _SAVING_GRACES = 3  # times grace_secs: to end the round and save when stopped from outside
 
 
@@ -150,11 +152,15 @@ def _allocator() -> dict[str, str]:
     `mesh.use_cpu_workers` asks for some of it, too late for large pages and for what threads
     have. Memory that goes back to the system comes again page by page, zeroed: where that is dear,
     as in virtual machines, it takes a process with a small share of a core longer than the update.
-    Read by glibc alone; a variable that is set already stays as it is.
+    Read by glibc alone; where a variable of its malloc is set already, all stays as it is.
     """
-    wanted = {"hugetlb": 1, "trim_threshold": _KEPT, "mmap_threshold": _KEPT, "arena_max": 1}
-    text = ":".join(f"glibc.malloc.{name}={value}" for name, value in wanted.items())
-    return {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", text)}
+    name, version = platform.libc_ver()
+    if name != "glibc" or any(v.startswith(("GLIBC_TUNABLES", "MALLOC_")) for v in os.environ):
+        return {}
+    is_old = tuple(map(int, version.split(".")[:2])) < (2, 35)
+    most = _MOST_OF_OLD_GLIBC if is_old else _KEPT
+    wanted = {"hugetlb": 1, "trim_threshold": _KEPT, "mmap_threshold": most, "arena_max": 1}
+    return {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{k}={v}" for k, v in wanted.items())}
 
 
 @dataclasses.dataclass

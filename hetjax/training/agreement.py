@@ -183,7 +183,7 @@ class Agreement:
         """Lets one process act for all, and returns when it has.
 
         It is the one that needed the least between its last two local phases: its time is the
-        cheapest.
+        cheapest. Where nobody knows that, all `lead_secs` are 0, it is process 0.
 
         Args:
             action: the same in all of them.

@@ -249,7 +249,7 @@ class Loop:
         plan = local.warm_up_plan(self._num_workers, self._config.microbatch_size)
         self._accumulated = parts.local.fresh()
         for is_second in (False, True):
-            if is_second and not parts.agree.alone:
+            if is_second and parts.agree.on_one_machine and parts.own_device.platform == "cpu":
                 self._touch_memory()
             began = time.perf_counter()
             result, _ = self._local_and_sync(None, plan, limits=plan.quotas, began=began)
@@ -287,7 +287,7 @@ class Loop:
         )
         parts.sums.post(own.accumulated)
         lead_secs = 0.0
-        if parts.updates_alone:
+        if parts.lead_is_own:
             lead_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
         digest = agreement.digest_of(plan, index or 0)
         result = parts.agree(own, digest, self._asks, lead_secs)

@@ -66,7 +66,7 @@ class RunParts:
         return self.devices[self.workers[0]]
 
     @property
-    def updates_alone(self) -> bool:
+    def lead_is_own(self) -> bool:
         """Whether what a process needs between two local phases, by real clocks, is its own."""
         signs = self.method.signs
         meets = not isinstance(self.sums, shared_sums.SharedSums)

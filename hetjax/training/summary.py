@@ -103,7 +103,7 @@ class Summary:
             self._references += done.references
             self._referenced += 1
         busy_secs = result.compute_secs + result.lead_secs
-        longest = max(result.local_secs, float(busy_secs.max()))
+        longest = max(result.local_secs, float(busy_secs.max()))  # as `_longest_secs`
         waiting = (longest - busy_secs)[done.present]
         line = record.RoundReport(
             round=done.index,
@@ -140,7 +140,8 @@ class Summary:
         lines, stream = self._lines, self._parts.stream
         timed = [line for line in lines if line.full] or lines
         round_secs = np.array([line.round_secs for line in timed])
-        waiting = np.array([line.waiting_fraction * line.local_secs for line in timed])
+        longest = np.array([_longest_secs(line) for line in timed])
+        waiting = np.array([line.waiting_fraction for line in timed]) @ longest
         microbatches = sum(sum(line.microbatches_done) for line in lines)
         sums = self._epoch_sums[max(self._epoch_sums)] if lines else np.array([np.nan, 1.0])
         out: dict[str, Any] = {
@@ -163,9 +164,7 @@ class Summary:
             "bytes_sent_per_round": float(np.mean([line.bytes_sent for line in lines]))
             if lines
             else None,
-            "waiting_fraction": float(waiting.sum() / sum(line.local_secs for line in timed))
-            if len(timed)
-            else None,
+            "waiting_fraction": float(waiting / longest.sum()) if len(timed) else None,
             "quotas": timed[-1].quotas if timed else [],
             "overrun_fraction": sum(line.overruns for line in lines) / max(microbatches, 1),
             "interrupted": interrupted,
@@ -233,3 +232,11 @@ def _references(
         quota.continuous_bound_secs(costs, total, caps=most),
         float(costs.round_secs(equal).max()),
     )
+
+
+def _longest_secs(line: record.RoundReport) -> float:
+    """Of compute and lead: what `waiting_fraction` is a fraction of."""
+    busy_secs = np.asarray(line.compute_secs)
+    if line.lead_secs is not None:
+        busy_secs = busy_secs + line.lead_secs
+    return max(line.local_secs, float(busy_secs.max()))

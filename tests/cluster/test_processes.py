@@ -101,5 +101,6 @@ def test_of_a_writer_that_ends_meanwhile_no_half_of_a_program_is_kept(monkeypatc
         with pytest.raises(KeyboardInterrupt):
             cache.put("program", b"0123456789")
     assert cache.get("program") is None
+    assert not list(tmp_path.glob("program*"))
     cache.put("program", b"0123456789")
     assert cache.get("program") == b"0123456789"

@@ -3,7 +3,7 @@
     python -m tests.training.process_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASES OUT
 
 CASES maps a name to the fields of `problems.fit`, and `last_round`, after which a callback ends the
-run, and `update_secs`, which the last process takes longer between two local phases; process 0
+run, and `update_secs`, which each process takes longer between two local phases; process 0
 writes OUT/NAME.npz and .json.
 """
 
@@ -49,9 +49,8 @@ def main(process_id, num_processes, coordinator, cases, out):
     exchange.connect, shared_sums.add_up = recorded, counted
     for name, fields in json.loads(pathlib.Path(cases).read_text()).items():
         last_round = fields.pop("last_round", None)
-        update_secs = fields.pop("update_secs", 0.0)
-        if place.process_id == place.num_processes - 1:
-            shared_sums.SharedSums.post = slowed(post, update_secs)
+        update_secs = fields.pop("update_secs", [0.0] * place.num_processes)
+        shared_sums.SharedSums.post = slowed(post, update_secs[place.process_id])
         added.clear()
         callbacks = [lambda line, last=last_round: line.round == last]
         result = problems.fit(
