@@ -4,6 +4,7 @@ import itertools
 
 import matplotlib
 import pytest
+from matplotlib import patches
 
 from hetjax.report import canvas, losses, quotas, round_times, sections, timeline
 from tests.report import runs
@@ -49,3 +50,21 @@ def test_the_callers_matplotlib_settings_neither_matter_nor_change(pages):
         ]
         assert dict(matplotlib.rcParams) == before
     assert all(picture in pages["one worker"] for picture in drawn)
+
+
+def test_a_bar_begins_when_its_process_has_updated():
+    lead = [0.01, 0.05]
+    told = runs.make_history(6, 2, compute_secs=lambda i: [0.10, 0.08], lead_secs=lambda i: lead)
+    layout = timeline._lay_out(told[:3])
+    assert layout.local == pytest.approx([0.13] * 3)
+    figure = canvas.make_figure(900, 100)
+    axes = canvas.add_axes(figure, 10, 10, 800, 80)
+    axes.set_xlim(0, layout.end())
+    timeline._bars(axes, told[:1], timeline._lay_out(told[:1]), factor=1.0, row=30.0)
+    boxes = [artist for artist in axes.get_children() if isinstance(artist, patches.PathPatch)]
+    first, second, waiting = (box.get_path().get_extents().intervalx for box in boxes)
+    assert first == pytest.approx([0.01, 0.11])
+    assert second == pytest.approx([0.05, 0.13])
+    assert waiting == pytest.approx([0.11, 0.13])
+    assert "makes the update" in sections._timeline({}, told)
+    assert "makes the update" not in sections._timeline({}, runs.make_history(6, 2))
