@@ -10,7 +10,7 @@ import sys
 from absl import app, flags, logging
 
 import hetjax
-from experiments import quota_shared_cores, quota_simulation
+from experiments import quota_shared_cores, quota_simulation, quota_traces
 
 _ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
 
@@ -33,6 +33,9 @@ def main(argv: list[str]) -> None:
         "convergence": quota_simulation.convergence_rows,
         "reaction": quota_simulation.reaction_rows,
         "noise": quota_simulation.noise_rows,
+        "stationary": quota_traces.stationary_rows,
+        "changing": quota_traces.changing_rows,
+        "hiccups": quota_traces.hiccup_rows,
         "shared_cores": quota_shared_cores.shared_core_rows,
         "membership": quota_simulation.membership_rows,
         "solver": quota_simulation.solver_rows,

@@ -83,3 +83,15 @@ def pair_balance_signs(diffs, running_sum):
         running_sum = running_sum + sign * diff
         signs.append(sign)
     return np.array(signs, np.int8), running_sum
+
+
+def mean_round_secs(levels, ratios, quotas):
+    """Mean over rounds of the slowest worker's seconds, levels[r][i]·(quotas[i] + ratios[i])."""
+    rounds = []
+    for row in levels:
+        secs = [0.0]
+        for level, ratio, quota in zip(row, ratios, quotas, strict=True):
+            if quota > 0:
+                secs.append(level * (quota + ratio))
+        rounds.append(max(secs))
+    return sum(rounds) / len(rounds)

@@ -89,7 +89,8 @@ def fit(
         determinant = start * count - rounds**2
         apart = determinant > _SINGULAR * start * count
         solved = (count * start_secs - rounds * total_secs) / determinant
-        ratio = np.nan_to_num(overhead_secs / secs_per_microbatch)
+        ratio = overhead_secs / secs_per_microbatch
+        ratio = np.where(np.isnan(ratio), 0.0, ratio)
         kept = ratio * total_secs / (ratio * rounds + count)
         overhead = np.where(apart, solved, kept)
         most = (1.0 - _LEAST_SLOPE) * total_secs / rounds

@@ -1,35 +1,35 @@
-"""Are the quotas that a policy chooses better than equal ones, in the rounds they realise?
+"""Do the workers' clocks depend on the quotas?
 
 A cost model takes a worker's seconds to be its own. Where workers share cores they are not: who
-has more to do runs alone at the end and looks faster, who starts first looks faster, and quotas
-that follow such clocks make rounds longer. The guard here asks the only clock that cannot
-mislead, the realised round max_i t_i, and falls back to equal split where that is no slower.
-Assumes nothing of the policy; leaves to it how a change is answered, and goes back to it when
-the rounds have changed.
+has more to do runs alone at the end and looks faster, so quotas that follow such clocks confirm
+themselves and make rounds longer. The clocks of equal rounds have no such bias between workers.
+So the guard here looks at a few equal rounds now and then: would the policy's quotas have been
+shorter by the clocks of those rounds? Where not, it holds equal split. Assumes nothing of the
+policy.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hetjax.quota import policies, shares
 
-_SKIPPED, _CHOSEN, _EQUAL = range(3)  # what a round tells about: nothing, the policy, equal split
-_WAIT = 10  # rounds in which a policy may settle before it is tried
-_MOST_PAIRS = 16
-_LEAST_PAIRS = 2
-_CONFIDENCE = 3.0  # standard errors, at which a trial ends early
-_PRIOR_SPREAD = 0.05  # of the log ratio of a pair, assumed before any was seen
-_PRIOR_PAIRS = 4.0  # what that assumption weighs
-_CHANGED = math.log(1.2)  # log seconds by which rounds are no longer those of the trial
-_MOST_WIDTH = 0.4  # the same where rounds are noisy, at most
-_CLEAR = math.log(0.8)  # quotas that much below equal split need no new trial
-_AGREES = math.log(1.5)  # by which a first round may exceed what the clocks forecast
-_AFFORDABLE = 2.0  # times the round, that a round of equal split may take in a trial
-_SAVED = 0.005  # of the rounds since the last trial, added to that
-_PATIENCE = 3  # changed rounds in a row that end the hold
-_MOST_PATIENCE = 48
+_WAIT = 10  # rounds in which a policy may settle before its quotas are looked at
+_LONGER = 8  # times as many before the next look, where the quotas were right
+_LONGEST_WAIT = 5120
+_MOST_ROUNDS = 8  # equal rounds of a look
+_FOLLOWED, _HELD = 2.0, 3.0  # standard errors, at which it is decided for the policy, against it
+_SPREAD = 0.05  # of what the policy saves, in rounds, assumed before any was seen
+_SPREAD_ROUNDS = 4.0  # what that assumption weighs
+_OUTLIER = 2.0  # rounds, that one round's saving counts as at most
+_SLOWER = 2.0  # equal rounds that are so many times longer are not tried at first
+_SHARE = 0.005  # of the rounds since the last look, that later looks may cost
+_WINDOW = 64  # equal rounds that say whether a hold goes on
+_BURST = 3  # rounds of these that are enough where they are clear
+_HOLD = 16  # rounds that the first hold lasts at least, twice as many each time
+_LONGEST_HOLD = 1024
+
+_NOTHING, _CHOSEN, _EQUAL = range(3)  # what the last round tells about
 
 
 class GuardState(NamedTuple):
@@ -37,45 +37,45 @@ class GuardState(NamedTuple):
     budget: int
     most: np.ndarray  # i64[n], the largest caps since a worker joined or left
     equal: np.ndarray  # i64[n], equal split of full rounds
-    quotas: np.ndarray  # i64[n], of the last assign
-    kind: int  # what that round will tell about
-    clocks: policies.RoundTimes  # of each worker's last round of work
-    recent: np.ndarray  # f64[_WAIT], log secs of the policy's last rounds, newest last
-    rounds: int  # of the policy's, since the last trial
-    novel: int  # rounds of quotas that were not tried, less rounds of others
-    trying: bool
+    quotas: np.ndarray  # i64[n], given in the last round
+    wanted: np.ndarray  # i64[n], the policy's for the last round
+    kind: int  # what that round tells about
+    looking: bool
     held: bool  # equal split is
-    chosen_logs: np.ndarray  # f64[_MOST_PAIRS], log secs in the trial; NaN: none yet
-    equal_logs: np.ndarray  # f64[_MOST_PAIRS]
-    judged: np.ndarray  # i64[n], the policy's quotas in the last trial; all 0: none yet
-    level: float  # log secs of the better one in the last trial; NaN: none yet
-    equal_level: float  # log secs of equal split in the last trial, or when last the policy's
-    width: float  # log secs from `level`, beyond which a round has changed
-    odd: int  # rounds in a row that have changed while held, negative: shorter ones
-    patience: int  # how many of them end the hold
+    by_rounds: bool  # since its rounds were the shorter ones, whatever their clocks say
+    rounds: int  # of quotas not looked at, less rounds of others; while held, of the hold
+    wait: int  # rounds before the next look; while held, before it may end
+    judged: np.ndarray  # i64[n], the policy's quotas in the last look; all 0: none yet
+    hold: int  # the least rounds of the next hold
+    clocks: policies.RoundTimes  # of each worker's last round of work
+    forecasts: np.ndarray  # f64[_WAIT], equal split's round over the policy's, by its clocks
+    recent_secs: np.ndarray  # f64[_WAIT], the policy's last rounds
+    equal_secs: (
+        np.ndarray
+    )  # f64[2, _WINDOW], of equal rounds: as they were, with the policy's quotas
+    secs: np.ndarray  # f64[2, _MOST_ROUNDS], of a look's rounds: the policy's, equal ones
 
 
 def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
-    """The policy's quotas, or equal split where its realised rounds are not shorter.
+    """The policy's quotas, or equal split where the workers' clocks depend on their quotas.
 
-    A round's length is T = max_i t_i over its workers' own clocks. Once the policy's quotas have
-    differed from equal split for about 10 full rounds, both are run in turn, in pairs of rounds
-    whose order alternates, and the log ratios d = log T_chosen − log T_equal are collected until
+    After 10 full rounds of unequal quotas the policy's quotas and equal split take turns. Each
+    equal round tells, by its workers' clocks, x = T(policy's quotas) − T(equal split). Once the
+    mean of x is 2 standard errors below 0 or 3 above it, and after 8 rounds in any case, it is
+    decided: the policy goes on if the mean is negative, else equal split is held. It is held,
+    too, where its rounds were really the shorter ones by 3 standard errors, and as long as they
+    are shorter than the policy's last ones nothing is decided for the policy. Where the policy
+    goes on, the next look comes after 8 times as many rounds of other quotas than were looked
+    at, so not where they stay. While equal split is held all rounds are equal ones and go on
+    telling x; when its mean over the last 64 is below 0 by 2 standard errors, the policy is
+    followed again, and looked at again: after 16 rounds at the earliest, each later time after
+    twice as many. A hold that the clocks decided may end at once, by 3 standard errors of 3
+    rounds.
 
-        |mean d| > 3·se(d), or 16 pairs are done,
-
-    with a mean and a standard error that an outlier does not move. If mean d < 0 the policy goes
-    on, and is tried again only for other quotas or rounds of another length. Otherwise equal
-    split is held, the policy watching, until three rounds in a row are 1.2x longer or shorter
-    than in the trial; then the two are tried again at once. After a retrial that ends as the
-    last one did, twice as many rounds in a row are asked for. There are no retrials by the
-    clock. When a worker joins or leaves, everything starts anew.
-
-    No first trial is made where the policy began with equal split and its rounds became clearly
-    shorter, as the workers' clocks say too. Where these forecast that equal split takes more than
-    twice the round, the trial waits until it costs little beside the rounds before it. Smaller
-    rounds, those in which a cap is lower for once, and those that a gate closed early tell
-    nothing.
+    A look waits while it would be dear: where the clocks forecast that equal split takes more
+    than 2 times the round, and after the first look more than 0.5 % of the rounds since then.
+    Smaller rounds, those in which a cap is lower for once, and those that a gate closed early
+    tell nothing. When a worker joins or leaves, everything starts anew.
 
     Args:
       policy: any policy; its state is a part of the guard's.
@@ -95,55 +95,55 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
 
     def assign(state: GuardState, total: int, caps: np.ndarray):
         caps = np.asarray(caps, np.int64)
-        same = bool(((caps > 0) == (state.most > 0)).all())
-        if state.held and same:  # the policy is not asked, and keeps what it would go back to
-            equal = state.equal if _is_full(state, total, caps) else _equal_split(total, caps)
-            return _decided(state, total, caps, equal, _EQUAL)
-        chosen, inner = policy.assign(state.inner, total, caps)
-        state = state._replace(inner=inner) if same else _fresh(inner, state.budget, caps)
-        if state.trying and _is_full(state, total, caps) and _equal_is_next(state):
-            return _decided(state, total, caps, state.equal, _EQUAL)
-        return _decided(state, total, caps, chosen, _CHOSEN)
+        wanted, inner = policy.assign(state.inner, total, caps)
+        if ((caps > 0) == (state.most > 0)).all():
+            state = state._replace(inner=inner, most=np.maximum(state.most, caps))
+        else:
+            state = _fresh(inner, state.budget, caps)
+        full = total == state.budget and bool((state.equal <= caps).all())
+        quotas, kind = wanted, _CHOSEN
+        if state.held or (full and state.looking and _equal_is_next(state)):
+            quotas, kind = (state.equal if full else _equal_split(total, caps)), _EQUAL
+        if not full or ((quotas >= caps) & (caps < state.most)).any():
+            kind = _NOTHING
+        return quotas.copy(), state._replace(quotas=quotas, wanted=wanted, kind=kind)
 
     def observe(state: GuardState, times: policies.RoundTimes) -> GuardState:
         done = np.asarray(times.microbatches_done, np.int64)
-        state = state._replace(inner=policy.observe(state.inner, times))
-        if not state.held:
-            state = state._replace(clocks=_last_clocks(state.clocks, times))
-        if state.kind == _SKIPPED or (done != state.quotas).any():
+        clocks = _last_clocks(state.clocks, times)
+        state = state._replace(inner=policy.observe(state.inner, times), clocks=clocks)
+        if state.kind == _NOTHING or (done != state.quotas).any():
             return state
-        log_secs = math.log(max(float(np.max(times.compute_secs)), 1e-12))
-        if state.trying:
-            return _tried(state, log_secs)
-        return (_held if state.held else _followed)(state, log_secs)
+        if state.looking:
+            return _looked(state, times)
+        return _held(state, times) if state.held else _followed(state, times)
 
     return policies.QuotaPolicy(init, assign, observe)
 
 
 def _fresh(inner: Any, budget: int, caps: np.ndarray) -> GuardState:
     """The state of a guard that has seen nothing."""
-    nothing, zeros = np.full(_MOST_PAIRS, np.nan), np.zeros_like(caps)
+    zeros = np.zeros_like(caps)
     return GuardState(
         inner=inner,
         budget=budget,
         most=caps,
         equal=_equal_split(min(budget, int(caps.sum())), caps),
         quotas=zeros,
-        kind=_SKIPPED,
-        clocks=policies.RoundTimes(zeros, np.full(caps.size, np.nan), np.zeros(caps.size)),
-        recent=np.zeros(_WAIT),
-        rounds=0,
-        novel=0,
-        trying=False,
+        wanted=zeros,
+        kind=_NOTHING,
+        looking=False,
         held=False,
-        chosen_logs=nothing,
-        equal_logs=nothing,
+        by_rounds=False,
+        rounds=0,
+        wait=_WAIT,
         judged=zeros,
-        level=np.nan,
-        equal_level=np.nan,
-        width=_CHANGED,
-        odd=0,
-        patience=_PATIENCE,
+        hold=_HOLD,
+        clocks=policies.RoundTimes(zeros, np.full(caps.size, np.nan), np.zeros(caps.size)),
+        forecasts=np.full(_WAIT, np.nan),
+        recent_secs=np.full(_WAIT, np.nan),
+        equal_secs=np.full((2, _WINDOW), np.nan),
+        secs=np.full((2, _MOST_ROUNDS), np.nan),
     )
 
 
@@ -152,26 +152,10 @@ def _equal_split(total: int, caps: np.ndarray) -> np.ndarray:
     return shares.largest_remainder((present | ~present.any()) * 1.0, total, caps=caps)
 
 
-def _is_full(state: GuardState, total: int, caps: np.ndarray) -> bool:
-    """Whether the round could be one of full equal split."""
-    return total == state.budget and bool((state.equal <= caps).all())
-
-
-def _decided(
-    state: GuardState, total: int, caps: np.ndarray, quotas: np.ndarray, kind: int
-) -> tuple[np.ndarray, GuardState]:
-    """The quotas, and the state that knows what their round will tell."""
-    most = np.maximum(state.most, caps)
-    full = _is_full(state, total, caps)
-    if not full or ((quotas >= caps) & (caps < most)).any():
-        kind = _SKIPPED
-    return quotas.copy(), state._replace(most=most, quotas=quotas, kind=kind)
-
-
 def _equal_is_next(state: GuardState) -> bool:
-    """Whether the trial's next round is one of equal split: chosen, equal, equal, chosen, …"""
-    num_chosen, num_equal = _count(state.chosen_logs), _count(state.equal_logs)
-    return num_chosen > num_equal if num_chosen != num_equal else num_equal % 2 == 1
+    """Whether the look's next round is an equal one: equal, chosen, chosen, equal, equal, …"""
+    num_chosen, num_equal = (~np.isnan(state.secs)).sum(axis=1)
+    return num_chosen > num_equal if num_chosen != num_equal else num_equal % 2 == 0
 
 
 def _last_clocks(old: policies.RoundTimes, new: policies.RoundTimes) -> policies.RoundTimes:
@@ -181,105 +165,103 @@ def _last_clocks(old: policies.RoundTimes, new: policies.RoundTimes) -> policies
     return policies.RoundTimes(*(np.where(busy, b, a) for a, b in zip(old, new, strict=True)))
 
 
-def _forecast_log(state: GuardState) -> float:
-    """Log of how long equal split would take, if the workers' clocks were their own.
-
-    A round's start is left out where it can be told apart: a cold one would look dear for good.
-    """
-    done, first, total = state.clocks
+def _round_secs(quotas: np.ndarray, clocks: policies.RoundTimes) -> float:
+    """The round that the quotas would have had, by the clocks."""
+    done, first, total = clocks
     split = (done > 1) & ~np.isnan(first)
     secs = np.where(split, total - first, total) / np.maximum(done - split, 1)
-    return math.log(max(float((state.equal * secs).max()), 1e-12))
+    start = np.where(split, np.maximum(first - secs, 0.0), 0.0)
+    return float(np.where(quotas > 0, start + secs * quotas, 0.0).max())
 
 
-def _followed(state: GuardState, log_secs: float) -> GuardState:
-    """A round of the policy's quotas, outside a trial: is one due?"""
-    differs = bool((state.quotas != state.equal).any())
-    is_novel = differs and bool((state.quotas != state.judged).any())
+def _followed(state: GuardState, times: policies.RoundTimes) -> GuardState:
+    """A round of the policy's quotas: is a look due?"""
+    if (state.quotas == state.equal).all():
+        return state
+    if (state.quotas == state.judged).all():
+        return state._replace(rounds=max(state.rounds - 1, 0))
+    state = state._replace(rounds=state.rounds + 1)
+    if state.rounds <= state.wait - _WAIT:
+        return state
+    longest = max(float(np.max(times.compute_secs)), 1e-300)
+    forecast = _round_secs(state.equal, state.clocks) / longest
     state = state._replace(
-        recent=np.append(state.recent[1:], log_secs),
-        rounds=state.rounds + 1,
-        novel=min(state.novel + 1, 2 * _WAIT) if is_novel else max(state.novel - 1, 0),
+        forecasts=np.append(state.forecasts[1:], forecast),
+        recent_secs=np.append(state.recent_secs[1:], longest),
     )
-    if not differs and not state.judged.any():
-        state = state._replace(equal_level=log_secs)
-    if not differs or state.rounds < _WAIT:
+    if state.rounds < state.wait:
         return state
-    usual = float(np.sort(state.recent)[_WAIT // 2])
-    forecast = _forecast_log(state)
-    is_clear = usual < state.equal_level + _CLEAR
-    if not state.judged.any():  # a single round may have been a cold one: do the clocks agree?
-        agrees = state.equal_level - forecast < _AGREES
-        is_clear = is_clear and agrees and usual < forecast + _CLEAR
-    is_due = (state.novel >= _WAIT and not is_clear) or abs(usual - state.level) > state.width
-    affordable = math.log(_AFFORDABLE + _SAVED * state.rounds)
-    return _start_trial(state) if is_due and forecast <= usual + affordable else state
-
-
-def _held(state: GuardState, log_secs: float) -> GuardState:
-    """A round of equal split, outside a trial: are rounds still what they were?"""
-    off = log_secs - state.level
-    if abs(off) <= state.width:
-        return state._replace(odd=0)
-    odd = max(state.odd, 0) + 1 if off > 0 else min(state.odd, 0) - 1
-    if abs(odd) < state.patience:
-        return state._replace(odd=odd)
-    patience = min(2 * state.patience, _MOST_PATIENCE)
-    return _start_trial(state)._replace(patience=patience)
-
-
-def _start_trial(state: GuardState) -> GuardState:
-    nothing = np.full(_MOST_PAIRS, np.nan)
-    return state._replace(trying=True, held=False, odd=0, chosen_logs=nothing, equal_logs=nothing)
-
-
-def _tried(state: GuardState, log_secs: float) -> GuardState:
-    """A round of a trial: is it decided?"""
-    if state.kind == _CHOSEN:
-        logs = _with(state.chosen_logs, log_secs)
-        state = state._replace(chosen_logs=logs, judged=state.quotas)
-    else:
-        state = state._replace(equal_logs=_with(state.equal_logs, log_secs))
-    num_chosen, num_pairs = _count(state.chosen_logs), _count(state.equal_logs)
-    if num_chosen != num_pairs or num_pairs < _LEAST_PAIRS:
+    allowed = _SHARE * state.rounds + (_SLOWER - 1.0) * (state.wait == _WAIT)
+    if float(np.median(state.forecasts)) - 1.0 > allowed:
         return state
-    mean, error, _ = _robust_mean(
-        (state.chosen_logs - state.equal_logs)[:num_pairs], _PRIOR_SPREAD, _PRIOR_PAIRS
-    )
-    if abs(mean) <= _CONFIDENCE * error and num_pairs < _MOST_PAIRS:
-        return state
-    held = mean >= 0
-    better = (state.equal_logs if held else state.chosen_logs)[:num_pairs]
-    spread = _robust_mean(better, _PRIOR_SPREAD, _PRIOR_PAIRS)[2]
+    nothing = np.full((2, _MOST_ROUNDS), np.nan)
     return state._replace(
-        trying=False,
-        held=held,
-        level=float(np.median(better)),
-        equal_level=float(np.median(state.equal_logs[:num_pairs])),
-        width=float(np.clip(3.0 * spread, _CHANGED, _MOST_WIDTH)),
-        rounds=0,
-        novel=0,
-        patience=state.patience if held else _PATIENCE,
+        looking=True, secs=nothing, equal_secs=np.full_like(state.equal_secs, np.nan)
     )
 
 
-def _robust_mean(
-    values: np.ndarray, prior_spread: float, prior_count: float
-) -> tuple[float, float, float]:
-    """`(mean, its standard error, spread)`; values beyond 2 spreads of the median count as 2."""
-    centre = np.median(values)
-    variance = (1.4826 * np.median(np.abs(values - centre))) ** 2
-    count = values.size
-    spread = np.sqrt((count * variance + prior_count * prior_spread**2) / (count + prior_count))
-    mean = centre + np.clip(values - centre, -2.0 * spread, 2.0 * spread).mean()
-    return float(mean), float(1.25 * spread / np.sqrt(count)), float(spread)
+def _looked(state: GuardState, times: policies.RoundTimes) -> GuardState:
+    """A round of a look: is it decided?"""
+    secs, which = state.secs.copy(), int(state.kind == _EQUAL)
+    secs[which, np.count_nonzero(~np.isnan(secs[which]))] = np.max(times.compute_secs)
+    state = state._replace(secs=secs)
+    if which == 0:
+        return state
+    state = _with_equal_round(state, times)
+    mean, error, count = _mean_cost(state.equal_secs[1], state.equal_secs[0])
+    longer, longer_error, _ = _mean_cost(secs[0], secs[1])
+    if longer > _HELD * longer_error:
+        return _hold(state, by_rounds=True)
+    if mean > _HELD * error:
+        return _hold(state, by_rounds=False)
+    doubtful = np.nanmean(secs[1]) < np.median(state.recent_secs)  # it was the shorter one
+    if (mean >= -_FOLLOWED * error or doubtful) and count < _MOST_ROUNDS:
+        return state
+    if mean >= 0 or (doubtful and longer > 0):
+        return _hold(state, by_rounds=mean < 0)
+    wait = min(_LONGER * state.wait, _LONGEST_WAIT)
+    return state._replace(looking=False, rounds=0, wait=wait, judged=state.wanted)
 
 
-def _count(logs: np.ndarray) -> int:
-    return int((~np.isnan(logs)).sum())
+def _hold(state: GuardState, *, by_rounds: bool) -> GuardState:
+    hold = min(2 * state.hold, _LONGEST_HOLD)
+    state = state._replace(looking=False, held=True, by_rounds=by_rounds)
+    return state._replace(rounds=0, wait=state.hold, hold=hold)
 
 
-def _with(logs: np.ndarray, log_secs: float) -> np.ndarray:
-    logs = logs.copy()
-    logs[_count(logs)] = log_secs
-    return logs
+def _held(state: GuardState, times: policies.RoundTimes) -> GuardState:
+    """A round of equal split: do its clocks speak for the policy's quotas?"""
+    state = _with_equal_round(state, times)
+    state = state._replace(rounds=state.rounds + 1)
+    burst, burst_error, count = _mean_cost(*state.equal_secs[::-1, -_BURST:])
+    if count == _BURST and burst < -_HELD * burst_error and not state.by_rounds:
+        return _released(state)
+    mean, error, count = _mean_cost(*state.equal_secs[::-1])
+    if state.rounds >= state.wait and mean < -_FOLLOWED * error:
+        return _released(state)
+    return state
+
+
+def _released(state: GuardState) -> GuardState:
+    return state._replace(held=False, rounds=0, wait=_WAIT)
+
+
+def _with_equal_round(state: GuardState, times: policies.RoundTimes) -> GuardState:
+    own, would = float(np.max(times.compute_secs)), _round_secs(state.wanted, state.clocks)
+    newest = np.array([[own], [would]])
+    return state._replace(equal_secs=np.concatenate([state.equal_secs[:, 1:], newest], axis=1))
+
+
+def _mean_cost(secs: np.ndarray, others: np.ndarray) -> tuple[float, float, int]:
+    """By what `secs` exceed `others` in the mean, in rounds: `(mean, standard error, count)`."""
+    known = ~np.isnan(secs + others)
+    count = int(known.sum())
+    if not count:
+        return 0.0, _SPREAD, 0
+    usual = max(float(np.median(others[known])), 1e-300)
+    costs = np.clip((secs[known] - others[known]) / usual, -_OUTLIER, _OUTLIER)
+    mean = float(costs.mean())
+    variance = (((costs - mean) ** 2).sum() + _SPREAD_ROUNDS * _SPREAD**2) / (
+        max(count - 1, 1) + _SPREAD_ROUNDS
+    )
+    return mean, float(np.sqrt(variance / count)), count

@@ -28,49 +28,76 @@ def noise(round, scale=0.1):
     return np.exp(scale * np.random.default_rng(round).standard_normal(4))
 
 
-def test_quotas_that_make_rounds_longer_give_way_to_equal_split():
-    rounds, _ = play(lambda round, quotas: quotas * noise(round))
+def sharing(quotas):
+    """Seconds of four equal workers of which the one with most to do looks as fast as it likes."""
+    return np.where(quotas == quotas.max(), quotas.min(), quotas) * (1.0 + (quotas.max() > 4))
+
+
+def test_quotas_whose_gain_only_their_own_clocks_see_give_way_to_equal_split():
+    rounds, _ = play(lambda round, quotas: sharing(quotas) * noise(round))
     assert rounds[:10] == [SKEWED] * 10
-    assert rounds[42:] == [EVEN] * 58
+    assert rounds[20:] == [EVEN] * 80
 
 
-def test_quotas_that_make_rounds_shorter_are_kept_after_a_short_trial():
+def test_quotas_that_make_rounds_shorter_are_kept_after_a_few_equal_rounds():
     rounds, _ = play(lambda round, quotas: quotas / np.array([7, 3, 3, 3]) * noise(round))
-    assert 2 <= rounds.count(EVEN) <= 4
-    assert rounds[20:] == [SKEWED] * 80
+    assert 1 <= rounds.count(EVEN) <= 4
+    assert rounds[24:] == [SKEWED] * 76
 
 
-def test_a_trial_takes_turns_whose_order_alternates():
-    rounds, _ = play(lambda round, quotas: (quotas == 7) * (1.0 + round % 2) + 1.0, num_rounds=20)
-    assert rounds[10:14] == [SKEWED, EVEN, EVEN, SKEWED]
+def test_quotas_of_independent_workers_are_not_held_back_by_noise():
+    """Exponential rounds, quotas a third better: nothing there is 3 standard errors clear soon."""
+    held = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        secs = np.array([1.0, 4 / 3, 2.0, 4.0])
+        rounds, _ = play(
+            lambda round, quotas, rng=rng, secs=secs: quotas * secs * rng.exponential(size=4),
+            quota.static([8, 6, 4, 2]),
+            num_rounds=300,
+            budget=20,
+        )
+        held += rounds[60:].count([5, 5, 5, 5])
+    assert held <= 0.05 * 20 * 240
+
+
+def undecided(round, quotas):
+    """The first worker is fast in every fourth round, just enough."""
+    return quotas * np.array([0.55 if round % 4 == 2 else 1.0, 1.0, 1.0, 1.0])
+
+
+def test_a_look_takes_turns_whose_order_alternates():
+    rounds, _ = play(undecided)
+    assert rounds[10:14] == [EVEN, SKEWED, SKEWED, EVEN]
 
 
 def test_the_guard_leaves_equal_quotas_and_their_noise_alone():
     rounds, state = play(lambda round, quotas: quotas * noise(round, 0.3), quota.equal())
     assert rounds == [EVEN] * 100
-    assert not state.trying
+    assert not state.looking
     assert not state.held
 
 
-@pytest.mark.parametrize("late", [11, 12])
-def test_one_late_round_does_not_decide_a_trial(late):
-    def secs_of(round, quotas):
-        even = quotas.tolist() == EVEN
-        return np.ones(4) * (0.9 if even else 1.0) * (100.0 if round == late else 1.0)
+def test_quotas_that_are_really_slower_are_not_kept_whatever_the_clocks_of_equal_rounds_say():
+    def secs_of(round, quotas):  # by the clocks of equal rounds the first worker is twice as fast
+        if quotas.tolist() == EVEN:
+            return np.array([2.0, 4.0, 4.0, 4.0]) * noise(round, 0.02)
+        return np.full(4, 5.0) * noise(round, 0.02)
 
-    rounds, _ = play(secs_of)
-    assert rounds[60:] == [EVEN] * 40
+    rounds, _ = play(secs_of, num_rounds=600)
+    assert EVEN not in rounds[:10]
+    assert rounds.count(EVEN) >= 480  # looked at again after 16, 32, 64, ... rounds
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.5])
-def test_equal_split_is_released_when_three_rounds_in_a_row_have_changed(factor):
+def test_equal_split_is_released_when_its_own_clocks_speak_for_the_quotas(factor):
     def secs_of(round, quotas):
         # From round 60 on, the quotas are what the workers want.
-        return quotas / np.array([7, 3, 3, 3]) * 4 * factor if round >= 60 else quotas
+        return quotas / np.array([7, 3, 3, 3]) * 4 * factor if round >= 60 else quotas * 1.0
 
     rounds, _ = play(secs_of)
     assert rounds[59:63] == [EVEN] * 4
-    assert rounds[63] == SKEWED
+    assert SKEWED in rounds[63:66]
     assert rounds[80:] == [SKEWED] * 20
 
 
@@ -79,19 +106,15 @@ def test_two_late_rounds_in_a_row_release_nothing():
     assert rounds[50:] == [EVEN] * 50
 
 
-def test_a_release_in_vain_asks_for_twice_as_many_rounds_the_next_time():
-    def secs_of(round, quotas):
-        return quotas * (2.0 if 60 <= round < 80 else 1.0)
-
-    rounds, _ = play(secs_of, num_rounds=90)
-    assert rounds[63] == SKEWED
-    assert rounds[80:86] == [EVEN] * 6  # 1x again: this time six such rounds are needed
-    assert rounds[86] == SKEWED
+def test_quotas_that_were_looked_at_and_stay_are_not_looked_at_again():
+    right = lambda round, quotas: quotas / np.array([7, 3, 3, 3]) * noise(round)  # noqa: E731
+    rounds, _ = play(right, num_rounds=3000)
+    assert rounds[24:] == [SKEWED] * 2976
 
 
-def test_nothing_is_tried_again_without_a_change():
-    rounds, _ = play(lambda round, quotas: quotas * noise(round), num_rounds=3000)
-    assert rounds[42:] == [EVEN] * 2958
+def test_a_hold_goes_on_while_nothing_speaks_against_it():
+    rounds, _ = play(lambda round, quotas: sharing(quotas) * noise(round), num_rounds=3000)
+    assert rounds[20:] == [EVEN] * 2980
 
 
 def test_a_worker_that_leaves_ends_the_hold():
@@ -104,7 +127,7 @@ def test_a_worker_that_leaves_ends_the_hold():
     assert not state.held
 
 
-def test_a_trial_waits_while_it_would_be_dear_and_is_made_in_the_end():
+def test_a_look_waits_while_it_would_be_dear_and_is_made_in_the_end():
     def secs_of(_, quotas):
         return quotas * np.array([1.0, 1.0, 1.0, 50.0])
 
@@ -138,23 +161,22 @@ def test_a_held_split_survives_smaller_rounds_and_lower_caps():
     assert policy.assign(state, 16, CAPS)[0].tolist() == EVEN
 
 
-def test_a_guard_that_was_saved_in_a_trial_goes_on_identically():
-    def secs_of(round, quotas):
-        return quotas * noise(round)
-
-    _, state = play(secs_of, num_rounds=13)
-    assert state.trying
+def test_a_guard_that_was_saved_in_a_look_goes_on_identically():
+    _, state = play(undecided, num_rounds=12)
+    assert state.looking
     saved = pickle.loads(pickle.dumps(state))
-    assert play(secs_of, state=state)[0] == play(secs_of, state=saved)[0]
+    assert play(undecided, state=state)[0] == play(undecided, state=saved)[0]
 
 
-def test_the_robust_mean_of_pairs_by_hand():
-    values = np.array([0.0, 0.1, 0.2, 9.0])
-    # median 0.15, spread² = (4·(1.4826·0.1)² + 4·0.05²)/8, and 9.0 counts as median + 2 spreads
-    spread = np.sqrt((4 * 0.14826**2 + 4 * 0.05**2) / 8)
-    mean, error, _ = guard._robust_mean(values, 0.05, 4.0)
-    assert mean == pytest.approx((0.0 + 0.1 + 0.2 + 0.15 + 2 * spread) / 4)
-    assert error == pytest.approx(1.25 * spread / 2)
+def test_the_mean_cost_by_hand():
+    mean, error, count = guard._mean_cost(
+        np.array([1.0, 3.0, 90.0, np.nan]), np.array([2.0, 2.0, 2.0, 2.0])
+    )
+    # in rounds of 2: -0.5, 0.5, and 44 that counts as 2; four assumed ones of 0.05 beside them
+    costs = np.array([-0.5, 0.5, 2.0])
+    variance = (((costs - 2 / 3) ** 2).sum() + 4 * 0.05**2) / (2 + 4)
+    assert (mean, count) == (pytest.approx(2 / 3), 3)
+    assert error == pytest.approx(np.sqrt(variance / 3))
 
 
 def test_adaptive_on_shared_cores_is_no_slower_than_equal_split():
@@ -178,10 +200,8 @@ def test_adaptive_on_shared_cores_is_no_slower_than_equal_split():
         return np.mean(longest[60:])
 
     even = np.array([round_secs(quota.equal(), seed) for seed in range(4)])
-    bare = np.array([round_secs(quota.adaptive(guard=False), seed) for seed in range(4)])
     guarded = np.array([round_secs(quota.adaptive(), seed) for seed in range(4)])
     assert (guarded <= 1.02 * even).all()
-    assert (bare > 1.02 * even).any()
 
 
 def test_adaptive_answers_a_slower_worker_also_from_a_held_equal_split():
@@ -192,14 +212,14 @@ def test_adaptive_answers_a_slower_worker_also_from_a_held_equal_split():
     caps = np.full(4, 32)
     for round in range(75):
         quotas, state = policy.assign(state, 32, caps)
-        if round == 5:  # as after a trial that equal split has won
-            state = state._replace(held=True, level=np.log(8.0), equal_level=np.log(8.0))
+        if round == 5:  # as after a look that has decided for equal split
+            state = state._replace(held=True, rounds=0, wait=16)
         ends = [cluster.microbatch_ends(round, i, int(k)) for i, k in enumerate(quotas)]
         times = quota.RoundTimes(
             quotas, np.array([own[0] for own in ends]), np.array([own[-1] for own in ends])
         )
         state = policy.observe(state, times)
-        if round == 63:
+        if round == 67:
             assert quotas[1] <= 5
     assert not state.held
     assert (quotas * [1, 2, 1, 1]).max() == 10  # the optimum

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments import quota_traces
 from hetjax import quota
 from hetjax.cluster import emulate
-from hetjax.quota import estimate
+from hetjax.quota import estimate, sampled
 from tests import oracles
 
 OPTIONS = {"static": {"proportions": [4, 3, 2, 1, 0.5]}}
@@ -206,12 +207,15 @@ def test_one_or_two_late_rounds_move_nothing():
     assert all_quotas[49:] == [all_quotas[49]] * 31
 
 
-def test_noise_alone_moves_no_quota_after_settling():
-    cluster = emulate.EmulatedCluster(
-        (1.0, 1.4, 2.1, 3.9), delay="gamma", delay_cv=0.1, delay_per="round"
-    )
-    quotas = run(quota.adaptive(), cluster, 32, 800)
-    assert (quotas[100:] == quotas[100]).all()
+def test_noise_alone_hardly_ever_moves_a_quota_after_settling():
+    moves = 0
+    for seed in range(4):
+        cluster = emulate.EmulatedCluster(
+            (1.0, 1.4, 2.1, 3.9), delay="gamma", delay_cv=0.1, delay_per="round", seed=seed
+        )
+        quotas = run(quota.adaptive(guard=False), cluster, 32, 800)[100:]
+        moves += int((quotas[1:] != quotas[:-1]).any(axis=1).sum())
+    assert moves <= 4
 
 
 def test_a_worker_that_leaves_and_comes_back_as_another_is_measured_anew():
@@ -244,7 +248,7 @@ def test_a_cold_first_round_is_forgotten(cold, delay_cv):
 
 
 def test_a_worker_that_is_really_slow_costs_one_more_round_at_most():
-    for secs, most in ((25.0, 1), (60.0, 0)):
+    for secs, most in ((25.0, 1), (60.0, 1)):
         cluster = emulate.EmulatedCluster((1.0, 1.0, 1.0, secs))
         quotas = run(quota.adaptive(), cluster, 30, 50)
         assert quotas[0, 3] > 0
@@ -277,7 +281,7 @@ def test_a_worker_whose_probes_cost_little_is_soon_found_to_be_faster():
         (0.085, 0.19, 0.36, 0.46), changes=(emulate.Change(3, 3, 0.38),)
     )
     quotas = run(quota.adaptive(guard=False), cluster, 8, 60)
-    assert quotas[3:8, 3].sum() == 0
+    assert quotas[3:8, 3].max() == 1
     assert (quotas[40:] == [4, 2, 1, 1]).all()
 
 
@@ -325,7 +329,7 @@ def test_where_the_samples_cannot_tell_the_ratio_of_the_costs_is_kept():
     assert (overhead[0], secs[0]) == (pytest.approx(4.0), pytest.approx(2.0))
 
 
-def test_a_noisier_worker_is_given_less():
+def test_with_a_noisier_worker_rounds_are_near_the_best():
     rng = np.random.default_rng(0)
     policy, caps = quota.adaptive(guard=False), np.full(2, 40)
     state = policy.init(2, 40)
@@ -333,4 +337,79 @@ def test_a_noisier_worker_is_given_less():
         quotas, state = policy.assign(state, 40, caps)
         factors = np.array([rng.gamma(100) / 100, rng.gamma(6) / 6])
         state = policy.observe(state, quota.RoundTimes(quotas, factors, factors * quotas))
-    assert quotas[0] > quotas[1]
+    draws = np.stack([rng.gamma(100, size=10_000) / 100, rng.gamma(6, size=10_000) / 6], axis=1)
+    every = [(draws * [k, 40 - k]).max(axis=1).mean() for k in range(10, 31)]
+    assert (draws * quotas).max(axis=1).mean() <= 1.03 * min(every)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "2x slower for half of 50 rounds, phases at random",
+        "half of the workers 2x slower, 20 rounds a turn",
+        "flips of 2x, 10 rounds apart",
+        "all 2x slower every other 40 rounds",
+        "the same, else equal",
+        "one of equal workers 1.45x slower, 20 % noise",
+    ],
+)
+def test_where_speeds_change_adaptive_is_not_worse_than_the_plain_rules(name):
+    trace = next(trace for trace in quota_traces.changing(8, 400) if trace.name == name)
+    plain = min(trace.play(quota_traces.plain_rule()).mean(), trace.play(quota.equal()).mean())
+    assert trace.play(quota.adaptive()).mean() <= 1.02 * plain
+
+
+def test_under_heavy_noise_adaptive_nears_the_best_fixed_quotas():
+    secs = np.array([1.0, 4 / 3, 2.0, 4.0])
+    ratios = []
+    for seed in range(6):
+        trace = quota_traces.Trace(
+            "", np.tile(secs, (500, 1)), 20, "exponential", 1.0, overhead=0.0, seed=seed
+        )
+        best = trace.play(quota.static([11, 5, 3, 1])).mean()  # found on other seeds
+        ratios.append(trace.play(quota.adaptive()).mean() / best)
+    assert np.mean(ratios) <= 1.06  # 1.25 with a guard that holds what it cannot tell apart
+
+
+@pytest.mark.parametrize("factor", [20.0, 100.0])
+@pytest.mark.parametrize("length", [3, 8, 10])
+def test_a_worker_slow_for_a_few_rounds_is_back_within_twenty(factor, length):
+    changes = (emulate.Change(60, 1, factor), emulate.Change(60 + length, 1, 1.0))
+    cluster = emulate.EmulatedCluster((1.0,) * 4, changes=changes)
+    quotas = run(quota.adaptive(), cluster, 32, 120)
+    assert quotas[60 + length + 20 :, 1].min() >= 7
+
+
+def test_what_slows_all_workers_resets_none():
+    changes = tuple(emulate.Change(80, worker, 2.0 * secs) for worker, secs in enumerate((1, 2, 3)))
+    cluster = emulate.EmulatedCluster((1.0, 2.0, 3.0), delay="gamma", changes=changes)
+    policy, caps = quota.adaptive(guard=False), np.full(3, 33)
+    state = policy.init(3, 33)
+    for round in range(120):
+        quotas, state = policy.assign(state, 33, caps)
+        state = policy.observe(state, times_of(cluster, quotas, round))
+    assert state.fitted.samples.start_count.tolist() == [120.0] * 3
+    assert state.fitted.pace == pytest.approx(2.0, rel=0.2)
+
+
+def test_moves_shorten_the_mean_of_the_rounds_that_were():
+    rng = np.random.default_rng(0)
+    for case in range(20):
+        levels = rng.exponential(rng.uniform(1, 3, 4), (30, 4))
+        ratios, caps = rng.uniform(0, 1, 4), np.full(4, 9)
+        quotas, seen = np.array([3, 3, 3, 3]), []
+        while not seen or (quotas != seen[-1]).any():
+            seen.append(quotas)
+            quotas = sampled.improved(quotas, levels, ratios, caps)
+        means = [oracles.mean_round_secs(levels, ratios, each) for each in seen]
+        assert means == sorted(means, reverse=True), case
+        assert quotas.sum() == 12
+        assert means[-1] <= means[0]
+        best = min(
+            oracles.mean_round_secs(levels, ratios, np.array([a, b, c, 12 - a - b - c]))
+            for a in range(10)
+            for b in range(10)
+            for c in range(10)
+            if 0 <= 12 - a - b - c <= 9
+        )
+        assert means[-1] <= 1.1 * best, case

@@ -1,0 +1,113 @@
+"""Which fixed quotas would have had the shortest rounds lately?
+
+The mean of a maximum is not the maximum of the means: where times vary much, the best quotas give
+fast workers more than their speed's part. How much depends on how the times vary, and on how they
+vary together, which no cost model of single workers says. So this module keeps what each worker
+took in the last rounds and moves single microbatches as long as the mean of the rounds that the
+quotas would have had falls. Leaves to `adaptive.py` whether they are used.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+_MOST_ROWS, _LEAST_ROWS = 256, 32
+_MOST_VALUES = 2**16  # rows times workers
+_COLD_ROUNDS = 3  # at the start, that are not kept
+_FIRST_LOOK = 8  # rows before quotas are looked for
+_EVERY = 4  # rounds between two looks, once the rows are many
+_MOVES = 4  # in a look
+_MIN_GAIN = 0.002  # of the mean round, that a move must save
+_CONFIDENCE = 1.0  # standard errors of what it saves, the same
+
+
+class SampledState(NamedTuple):
+    quotas: np.ndarray  # i64[n]; all 0: none yet
+    levels: np.ndarray  # f64[rows, n], seconds a microbatch of a round, newest last; NaN: no work
+    rounds: int  # seen
+
+
+def init(num_workers: int) -> SampledState:
+    """Returns a state that has seen nothing."""
+    rows = int(np.clip(_MOST_VALUES // num_workers, _LEAST_ROWS, _MOST_ROWS))
+    levels = np.full((rows, num_workers), np.nan)
+    return SampledState(np.zeros(num_workers, np.int64), levels, 0)
+
+
+def observe(
+    state: SampledState,
+    levels: np.ndarray,
+    ratios: np.ndarray,
+    usual: np.ndarray,
+    *,
+    start: np.ndarray,
+    caps: np.ndarray,
+) -> SampledState:
+    """Takes a round in, and moves the quotas where that shortens the mean round.
+
+    Args:
+      state: what is known so far.
+      levels: f64[n], compute of the round over (microbatches + ratio); NaN: it did nothing.
+      ratios: f64[n], overhead over seconds a microbatch.
+      usual: f64[n], what a worker counts with in rounds in which it did nothing.
+      start: i64[n], quotas to begin with where there are none, or where `caps` forbid them.
+      caps: i64[n].
+    """
+    state = state._replace(rounds=state.rounds + 1)
+    num_seen = state.rounds - _COLD_ROUNDS
+    if num_seen <= 0:
+        return state
+    rows = np.concatenate([state.levels[1:], levels[None]])
+    quotas = state.quotas
+    if quotas.sum() != start.sum() or (quotas > caps).any():
+        quotas = start
+    if num_seen >= _FIRST_LOOK and (num_seen < len(rows) // 4 or num_seen % _EVERY == 0):
+        seen = rows[-num_seen:]
+        quotas = improved(quotas, np.where(np.isnan(seen), usual, seen), ratios, caps)
+    return SampledState(quotas, rows, state.rounds)
+
+
+def improved(
+    quotas: np.ndarray, levels: np.ndarray, ratios: np.ndarray, caps: np.ndarray
+) -> np.ndarray:
+    """Returns quotas of the same sum, up to `_MOVES` single moves better, i64[n].
+
+    Worker i would have taken levels[r, i]·(k_i + ratio_i) in round r. The giver is the worker
+    whose microbatch less saves most, the taker the one that then adds least.
+
+    Args:
+      quotas: i64[n].
+      levels: f64[rows, n].
+      ratios: f64[n].
+      caps: i64[n].
+
+    Example:
+      >>> levels = np.array([[1.0, 3.0], [1.0, 3.0]])
+      >>> improved(np.array([4, 4]), levels, np.zeros(2), np.array([8, 8])).tolist()
+      [6, 2]
+    """
+    every = np.arange(len(levels))
+    for _ in range(_MOVES):
+        secs = np.where(quotas > 0, levels * (quotas + ratios), 0.0)
+        last = secs.argmax(axis=1)
+        longest = secs[every, last]
+        secs[every, last] = 0.0
+        without = np.where(quotas[last] > 1, longest - levels[every, last], 0.0)
+        without = np.maximum(without, secs.max(axis=1))
+        giver = int(np.argmax(np.bincount(last, longest - without, quotas.size)))
+        secs[every, last] = longest
+        rest = np.where(last == giver, without, longest)
+        added = np.where(quotas > 0, secs + levels, levels * (1.0 + ratios))
+        total = np.maximum(added, rest[:, None]).sum(axis=0)
+        total[quotas >= caps] = np.inf
+        total[giver] = np.inf
+        taker = int(np.argmin(total))
+        if not total[taker] < (1.0 - _MIN_GAIN) * longest.sum():
+            break
+        saved = longest - np.maximum(added[:, taker], rest)
+        if saved.sum() < _CONFIDENCE * np.sqrt((saved**2).sum()):
+            break
+        quotas = quotas.copy()
+        quotas[giver] -= 1
+        quotas[taker] += 1
+    return quotas
