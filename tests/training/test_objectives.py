@@ -234,9 +234,35 @@ def test_d_psgd_ends_where_linear_algebra_says(weighting, float64):
         assert minimum == pytest.approx(pooled, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["all_reduce", "d_psgd"])
+def test_a_microbatch_that_is_left_out_leaves_the_objective(name, float64):
+    """All examples of a shard are alike, so those that are left stand for the whole shard."""
+    shuffled = np.random.default_rng((0, 0x5A4D)).permutation(64).reshape(4, 16)
+    c, w = np.empty(64), np.empty(64)
+    for shard, centre, weight in zip(shuffled, (-1.0, 0.5, 2.0, 0.25), (5, 1, 0, 2), strict=True):
+        c[shard], w[shard] = centre, weight
+    minimum = w @ c / w.sum()
+    c[shuffled[0, :3]] = np.nan  # of the shard with the most weight
+    result = problems.fit(
+        {"c": c, "w": w},
+        np.zeros(1),
+        loss_fn=lambda params, batch, rng: (-batch["c"] * params[0], batch["w"]),
+        optimizer=optax.chain(optax.add_decayed_weights(1.0), optax.sgd(0.5)),
+        epochs=48,
+        budget=16,
+        local="virtual",
+        quota={"policy": "equal"},
+        reducer={"name": name},
+        data={"sharing": "private"},
+        nonfinite="skip",
+    )
+    assert result.summary["examples_skipped"] > 48
+    np.testing.assert_allclose(result.params, minimum, rtol=0, atol=1e-12)
+
+
 def test_shares_are_as_exact_as_the_run(float64):
     """Five shards of 203 examples, one whole pass a round: the mean of all in float64."""
-    data = {"c": np.random.default_rng(0).normal(size=203)}
+    data = {"c": 1 + np.random.default_rng(0).normal(size=203)}
     result = problems.fit(
         data,
         np.zeros(1),
@@ -252,7 +278,7 @@ def test_shares_are_as_exact_as_the_run(float64):
         cluster={"num_workers": 5},
     )
     assert [line["examples"] for line in result.history] == [203] * 3
-    np.testing.assert_allclose(result.state.params, data["c"].mean(), rtol=0, atol=1e-14)
+    np.testing.assert_allclose(result.state.params, data["c"].mean(), rtol=0, atol=1e-13)
 
 
 def test_a_weighting_that_there_is_not_is_refused():
