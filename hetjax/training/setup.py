@@ -211,7 +211,7 @@ def build(
 
 def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
     """On every device, as wide as JAX's numbers are; the sync phase takes the run's type."""
-    shares = shares.astype(jax.dtypes.canonicalize_dtype(shares.dtype))
+    shares = shares.astype(jax.numpy.result_type(float))
     if mesh is None:
         return jax.device_put(shares)
     whole = mesh_lib.everywhere(mesh)

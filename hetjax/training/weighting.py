@@ -10,9 +10,9 @@ With `weighting` one of
 - `shard_mean`: the mean of the shards' own means, `sum_j share_j (sum_i w_i loss_i / sum_i w_i over
   shard j)`: each shard counts by its number of examples, however much weight these have.
 
-Without weights `shard` and `shard_mean` are the same to the bit. Each round's update is that of a
-ratio over the round, and rounds count alike: where their weights differ much, a round of little
-weight counts for more than its weight.
+Without weights `shard` and `shard_mean` are the same to the bit. An update takes these ratios over
+its round, and rounds count alike: so they are exact where the mean weight of an example is the same
+in each round, and else the nearer the more examples a round has.
 """
 
 import jax
