@@ -2,8 +2,8 @@
 
     python -m experiments.benchmark_rounds [--only=GROUP,…] [--data_dir=DIR] [--jobs=2]
 
-Groups: matcha, reductions, interleavings, throughput, together, overhead, wall, simulator,
-training. `training` needs Fashion-MNIST in DIR; its runs leave their results in
+Groups: matcha, reductions, objective, random_order, interleavings, throughput, together, overhead,
+wall, simulator, training. `training` needs Fashion-MNIST in DIR; its runs leave their results in
 experiments/rounds/runs and are not done again.
 """
 
@@ -18,7 +18,7 @@ import time
 from absl import app, flags, logging
 
 import hetjax
-from experiments import round_speeds
+from experiments import round_objectives, round_speeds
 from experiments.rows import Row, print_tables
 
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
@@ -240,6 +240,8 @@ def training_rows() -> list[Row]:
 GROUPS = {
     "matcha": matcha_rows,
     "reductions": reduction_rows,
+    "objective": round_objectives.objective_rows,
+    "random_order": round_objectives.random_rows,
     "interleavings": interleaving_rows,
     "throughput": round_speeds.throughput_rows,
     "together": round_speeds.together_rows,

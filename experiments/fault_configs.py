@@ -61,7 +61,7 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "data.dir": ["", "DIR/data", "/dev/null", "/proc/none"],
     "data.feed": ["resident", "streamed"],
     "data.sharing": ["shared", "private"],
-    "data.weighting": ["shard", "example"],
+    "data.weighting": ["shard", "example", "shard_mean"],
     "data.num_train": [1, 2, 3, 7, 30, 31, 99999],
     "model.name": ["logistic", "mlp", "small_cnn", "lenet"],
     "model.hidden": [[], [1], [4, 3], 5],
@@ -192,7 +192,7 @@ def fitted(changes: dict[str, Any]) -> dict[str, Any]:
         changes["gate.deadline_secs"] = changes.get("gate.deadline_secs") or 0.01
     if changes.get("optimizer.schedule") == "step":
         changes["optimizer.decay_every_epochs"] = 0.5
-    if changes.get("data.weighting") == "example":
+    if changes.get("data.weighting", "shard") != "shard":
         changes["data.sharing"] = "private"
     return changes
 

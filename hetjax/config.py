@@ -30,7 +30,9 @@ class DataConfig:
     dir: str = fields.text("", may_be_empty=True)  # '': the default directory
     feed: str = fields.choice("resident", "resident", "streamed")
     sharing: str = fields.choice("shared", "shared", "private")
-    weighting: str = fields.choice("shard", "shard", "example")  # private data alone
+    weighting: str = fields.choice(  # of private data, and of all data with gossip
+        "shard", "shard", "example", "shard_mean"
+    )
     num_train: int = fields.integer(0)  # use only the first num_train examples; 0: all
 
 

@@ -60,3 +60,4 @@ class SyncMetrics(NamedTuple):
     example_count: jax.Array  # i32[W]: examples that entered the sums
     microbatches_done: jax.Array  # i32[W]
     nonfinite_microbatch: jax.Array  # i32[W], -1 = none
+    worker_weights: jax.Array  # f32[W]: weight of what each worker did

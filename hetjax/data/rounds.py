@@ -175,7 +175,7 @@ class SharedRounds(_Saving):
         self.microbatch_size = microbatch_size
         self.ledger = ledger_lib.Ledger(num_examples)
         self.examples_processed = 0
-        self.shares = np.full(num_workers, 1 / num_workers, np.float32)
+        self.shares = np.full(num_workers, 1 / num_workers)
         units = np.arange(num_examples, dtype=np.int32)
         self.shards = [units]
         self._pass = _Pass(method, units, microbatch_size, (seed,))
@@ -283,7 +283,7 @@ class PrivateRounds(_Saving):
         sizes = 1 + shares.largest_remainder(proportions, num_examples - num_workers)
         shuffled = np.random.default_rng((seed, 0x5A4D)).permutation(num_examples)
         self.shards = np.split(shuffled.astype(np.int32), np.cumsum(sizes)[:-1])
-        self.shares = (sizes / num_examples).astype(np.float32)
+        self.shares = sizes / num_examples
         place_of = np.empty(num_examples, np.int32)
         for shard in self.shards:
             place_of[shard] = np.arange(len(shard))

@@ -25,7 +25,14 @@ from hetjax.data import rounds
 from hetjax.training import local, record
 
 _PATIENCE_SECS = 600.0
-_NUMBERS = 3 + 4 + len(types.SyncMetrics._fields)  # that each worker gathers
+_SUMS = (
+    "loss_sum",
+    "weight_sum",
+    "example_count",
+    "microbatches_done",
+    "nonfinite_microbatch",
+)
+_NUMBERS = 3 + 4 + len(_SUMS)  # that each worker gathers
 _MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
 
 
@@ -244,16 +251,18 @@ class Agreement:
 
 
 def _own_sums(accumulated: types.Accumulated) -> list[np.ndarray]:
-    """What `SyncMetrics` has, of this process's workers: f64[w] each."""
-    leaves = [getattr(accumulated, name) for name in types.SyncMetrics._fields]
+    """What `SyncMetrics` is made of, of this process's workers: f64[w] each."""
+    leaves = [getattr(accumulated, name) for name in _SUMS]
     rows = mesh_lib.worker_rows(leaves)  # on the host: an index of a jax.Array is a program
     return list(np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64).T)
 
 
 def _metrics(sums: np.ndarray, dtype: np.dtype) -> types.SyncMetrics:
     """Of `sums` f64[W, 5], added up as the sync phase would do it."""
-    loss_sum, weight_sum = sums[:, :2].astype(dtype).sum(axis=0)
-    return types.SyncMetrics(loss_sum, weight_sum, *sums[:, 2:].astype(np.int32).T)
+    wide = sums[:, :2].astype(dtype)
+    loss_sum, weight_sum = wide.sum(axis=0)
+    of_workers = [*sums[:, 2:].astype(np.int32).T, wide[:, 1]]
+    return types.SyncMetrics(loss_sum, weight_sum, *of_workers)
 
 
 def _joined(numbers: np.ndarray, unit_signs: list[np.ndarray] | None, ask: Ask) -> RoundResult:

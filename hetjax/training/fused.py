@@ -91,7 +91,7 @@ def make_train_step(
     *,
     nominal_examples: int,
     reducer: reducers.Reducer | None = None,
-    shard_weighting: bool = False,
+    weighting: str = "example",
     stop_on_nonfinite: bool = True,
     signs: ordering.Signs | None = None,
     per_example_rng: bool = False,
@@ -104,7 +104,8 @@ def make_train_step(
         mesh: from `make_worker_mesh`.
         nominal_examples: examples of a full round, the unit of `scale_by_progress`.
         reducer: default `all_reduce()`.
-        shard_weighting: weigh workers by `shares` instead of by the examples they did.
+        weighting: what is minimised, one of `hetjax.training.weighting.WEIGHTINGS`; all but
+            `example` go by `shares`.
         stop_on_nonfinite: a round with a microbatch that is not finite changes nothing.
         signs: the ordering's device part; its new passes are yours to begin (`make_new_pass`).
         per_example_rng: a key for each example in place of one a microbatch.
@@ -113,8 +114,9 @@ def make_train_step(
         `step(state, microbatches, counts, rng, shares=None, active=()) -> (state, metrics,
         unit_signs)`, to be jitted by you: leaves of `microbatches` are `[W, M, B, ...]`, worker w
         does the first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one key, `shares`
-        f32[W], `active` the `reducer.mixing.gossip.active(round)` of a reducer that gossips;
-        `unit_signs` are i8[W, M, B], as an order's `place` takes them, or ().
+        f32[W] of each worker's shard (equal ones by default), `active` the
+        `reducer.mixing.gossip.active(round)` of a reducer that gossips; `unit_signs` are
+        i8[W, M, B], as an order's `place` takes them, or ().
         M bounds the quotas and memory; a change of `counts` never compiles.
 
     Raises:
@@ -137,7 +139,7 @@ def make_train_step(
         nominal_examples=nominal_examples,
         mesh=mesh,
         signs=signs,
-        shard_weighting=shard_weighting,
+        weighting=weighting,
         stop_on_nonfinite=stop_on_nonfinite,
     )
 

@@ -48,7 +48,7 @@ class RunParts:
     loss_fn: accumulate_lib.LossFn
     per_example_rng: bool
     state: types.TrainState
-    shares: jax.Array  # f32[W]: each shard's share of the examples
+    shares: jax.Array  # f[W]: each shard's share of the examples, on every device
     reducer: reducers.Reducer
     pace: Pace
     agree: agreement.Agreement
@@ -130,9 +130,8 @@ def build(
     _check_first(config)
     reducer = _make_reducer(config)
     gossips = reducer.mixing is not None
-    weighs_shards = config.data.weighting == "shard" and (
-        gossips or config.data.sharing == "private"
-    )
+    has_parts = gossips or config.data.sharing == "private"  # else all examples are in one sum
+    weighting = config.data.weighting if has_parts else "example"
     agree = agreement.Agreement(
         mesh,
         most_signs=0
@@ -141,7 +140,7 @@ def build(
         microbatch_size=config.microbatch_size,
     )
     sums = shared_sums.Sums()
-    sums_up = config.reducer.name == "all_reduce" and not weighs_shards
+    sums_up = config.reducer.name == "all_reduce" and weighting == "example"
     if mesh is not None and agree.on_one_machine and sums_up:
         sums = shared_sums.make(mesh, trees.accumulator_zeros(params))
     pace = _make_pace(config, cluster if emulated else None, virtual_clock=virtual_clock)
@@ -153,7 +152,7 @@ def build(
         nominal_examples=nominal_examples,
         mesh=mesh,
         signs=method.signs,
-        shard_weighting=weighs_shards,
+        weighting=weighting,
         totals=totals,
         stop_on_nonfinite=config.nonfinite == "stop",
     )
@@ -201,15 +200,22 @@ def build(
         state=state.make_train_state(
             params, optimizer, num_workers=num_workers, mesh=mesh, signs=method.signs
         ),
-        shares=jax.device_put(stream.shares)
-        if mesh is None
-        else mesh_lib.place(stream.shares, mesh),
+        shares=_place_shares(stream.shares, mesh),
         reducer=reducer,
         pace=pace,
         agree=agree,
         sums=sums,
         beacons=beacons,
     )
+
+
+def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
+    """On every device, as wide as JAX's numbers are; the sync phase takes the run's type."""
+    shares = shares.astype(jax.numpy.result_type(float))
+    if mesh is None:
+        return jax.device_put(shares)
+    whole = mesh_lib.everywhere(mesh)
+    return jax.make_array_from_callback(shares.shape, whole, lambda index: shares[index])
 
 
 def _make_reducer(config: config_lib.ExperimentConfig) -> reducers.Reducer:

@@ -19,6 +19,7 @@ from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.ordering import ordering
 from hetjax.topology import reducers
+from hetjax.training import weighting as weighting_lib
 
 SyncFn = Callable[..., tuple[types.TrainState, Any, types.SyncMetrics, Any]]
 
@@ -59,22 +60,16 @@ def make_sync(
     nominal_examples: int,
     mesh: Mesh | None = None,
     signs: ordering.Signs | None = None,
-    shard_weighting: bool = False,
+    weighting: str = "example",
     stop_on_nonfinite: bool = True,
     totals: bool = False,
 ) -> SyncFn:
     """Builds the sync phase: the workers' sums become a new state.
 
-    With `gradient_j`, `weight_j` the sums of worker j and `share_j` its shard's share of all
-    examples, the optimiser sees `sum_j gradient_j / sum_j weight_j`, or with shard weighting
-    `sum_j share_j * gradient_j / weight_j` over the workers of weight > 0, divided by the
-    sum of their shares.
-
-    With a reducer that gossips, worker j's optimiser sees `n share_j gradient_j / weight_j` with
-    shard weighting: the mean of the replicas then descends the mean loss over all examples,
-    whatever the quotas are. Without it, `gradient_j / weight_j` times the examples that the worker
-    did over `nominal_examples / n`: who does more moves farther, and the objective weighs the
-    workers' examples by what each one did.
+    The optimiser sees `sum_j gradient_j / sum_j weight_j`, of the sums that `weighting.summands`
+    makes of each worker's. With a reducer that gossips, worker j's optimiser sees
+    `gradient_j / divisor_j` by `weighting.own_divisor`, so that the mean of the replicas descends
+    the same objective, to first order in the step.
 
     Args:
         optimizer: any optax optimiser that updates from one gradient (not L-BFGS or SAM, which
@@ -85,20 +80,22 @@ def make_sync(
         nominal_examples: examples of a full round; the unit in which schedules count.
         mesh: the worker mesh for the collective form; None for the array form, on one device.
         signs: the ordering's device part, if it takes signs.
-        shard_weighting: weigh by `shares` instead of by what each worker did.
+        weighting: one of `weighting.WEIGHTINGS`: what is minimised.
         stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
         totals: every worker comes with the `grad_sum` of all of them, as one vector `[P]` of its
             leaves, and the reducer, which must be one that sums, is not asked; in the collective
-            form alone, without shard weighting.
+            form alone, with `weighting='example'`.
 
     Returns:
         A pure function of (state, accumulated, shares, active, metrics=()), whose results are
-        (state, fresh, metrics, turns). `accumulated` has leaves `[W, ...]`; `shares` is f32[W];
-        `active` says which exchanges of a reducer that gossips are, bool[M], and is () for others;
+        (state, fresh, metrics, turns). `accumulated` has leaves `[W, ...]`; `shares` is
+        f32[W], each shard's share of the examples; `active` says which exchanges of a reducer
+        that gossips are, bool[M], and is () for others;
         `metrics` are those of all workers, where the caller knows them; `fresh` are the sums
         before the first microbatch of the next round; `turns`, i8[W, ...], turn round the unit
         signs of each worker, () without an order's signs.
     """
+    weighting_lib.check(weighting)
     axis, mixing = mesh_lib.WORKER_AXIS, reducer.mixing
     made_for = None if signs is None else signs.made_for
     if made_for is not None and made_for.num_workers != num_workers:
@@ -113,23 +110,23 @@ def make_sync(
     optimizer = optax.GradientTransformationExtraArgs(optimizer.init, update)
 
     def reduced(
-        accumulated: types.Accumulated, share: jax.Array, reduce: Callable
+        accumulated: types.Accumulated,
+        share: jax.Array,
+        metrics: types.SyncMetrics,
+        shares: jax.Array,
+        reduce: Callable,
     ) -> tuple[types.PyTree, jax.Array]:
-        grad_sum, weight = accumulated.grad_sum, accumulated.weight_sum
-        if mixing is not None:
-            nominal = nominal_examples / num_workers
-            factor = share * num_workers if shard_weighting else accumulated.example_count / nominal
-            return grad_sum, jnp.where(weight > 0, weight / factor, 0).astype(weight.dtype)
-        if shard_weighting:
-            scale = jnp.where(weight > 0, share / jnp.where(weight > 0, weight, 1), 0)
-
-            def rescale(g: jax.Array) -> jax.Array:
-                factor = scale.reshape(scale.shape + (1,) * (g.ndim - scale.ndim))
-                return g * factor.astype(g.dtype)
-
-            grad_sum = jax.tree.map(rescale, grad_sum)
-            weight = jnp.where(weight > 0, share, 0).astype(weight.dtype)
-        return reduce((grad_sum, weight))
+        if mixing is None:
+            return reduce(weighting_lib.summands(weighting, accumulated, share))
+        divisor = weighting_lib.own_divisor(
+            weighting,
+            accumulated,
+            share,
+            mean_weight=weighting_lib.mean_weight(weighting, metrics, shares),
+            num_workers=num_workers,
+            nominal_examples=nominal_examples,
+        )
+        return accumulated.grad_sum, divisor
 
     def update_worker(
         state: types.TrainState,
@@ -161,11 +158,12 @@ def make_sync(
     def collective_body(
         state: types.TrainState,
         accumulated: types.Accumulated,
-        share: jax.Array,
+        shares: jax.Array,
         active: Any,
         metrics: types.SyncMetrics | tuple[()],
     ) -> tuple:
-        state, accumulated, share = map(trees.first_row, (state, accumulated, share))
+        state, accumulated = map(trees.first_row, (state, accumulated))
+        shares = shares.astype(accumulated.weight_sum.dtype)
         if totals:
             _, unravel = flatten_util.ravel_pytree(trees.accumulator_zeros(state.params))
             accumulated = accumulated._replace(grad_sum=unravel(accumulated.grad_sum))
@@ -174,7 +172,10 @@ def make_sync(
             if totals:
                 sums = accumulated.grad_sum, metrics.weight_sum
             else:
-                sums = reduced(accumulated, share, lambda s: reducer.collective(s, axis))
+                share = shares[jax.lax.axis_index(axis)]
+                sums = reduced(
+                    accumulated, share, metrics, shares, lambda s: reducer.collective(s, axis)
+                )
         running_sum, turns = state.running_sum, ()
         if signs is not None:
             with jax.named_scope("coordinate_order"):
@@ -202,18 +203,20 @@ def make_sync(
     def array_body(
         state: types.TrainState,
         accumulated: types.Accumulated,
-        share: jax.Array,
+        shares: jax.Array,
         active: Any,
         metrics: types.SyncMetrics | tuple[()] = (),
     ) -> tuple:
-        sums = reduced(accumulated, share, reducer.array)
+        shares = shares.astype(accumulated.weight_sum.dtype)
         metrics = metrics or types.SyncMetrics(
             loss_sum=jnp.sum(accumulated.loss_sum),
             weight_sum=jnp.sum(accumulated.weight_sum),
             example_count=accumulated.example_count,
             microbatches_done=accumulated.microbatches_done,
             nonfinite_microbatch=accumulated.nonfinite_microbatch,
+            worker_weights=accumulated.weight_sum,
         )
+        sums = reduced(accumulated, shares, metrics, shares, reducer.array)
         running_sum, turns = state.running_sum, ()
         if signs is not None:
             running_sum, turns = signs.sync_array(running_sum, accumulated.signed_sum)
@@ -238,7 +241,7 @@ def make_sync(
     on_mesh = jax.shard_map(
         collective_body,
         mesh=mesh,
-        in_specs=(rows, rows, rows, replicated, replicated),
+        in_specs=(rows, rows, replicated, replicated, replicated),
         out_specs=(rows, rows, replicated, rows),
         check_vma=False,  # an optimiser's own `cond` may mix constants with what varies by worker
     )
@@ -284,18 +287,18 @@ def _gathered_metrics(accumulated: types.Accumulated, num_workers: int) -> types
     """
     axis = mesh_lib.WORKER_AXIS
     dtype = accumulated.loss_sum.dtype
-    counts = jnp.stack(
-        [
-            accumulated.example_count,
-            accumulated.microbatches_done,
-            accumulated.nonfinite_microbatch,
-        ]
-    )
-    mine = (jnp.arange(num_workers) == jax.lax.axis_index(axis)).astype(dtype)
+    numbers = [
+        accumulated.weight_sum,
+        accumulated.example_count,
+        accumulated.microbatches_done,
+        accumulated.nonfinite_microbatch,
+    ]
+    is_mine = jnp.arange(num_workers) == jax.lax.axis_index(axis)
+    mine = jnp.stack([jnp.where(is_mine, number.astype(dtype), 0) for number in numbers])
     sums = jnp.stack([accumulated.loss_sum, accumulated.weight_sum])
-    of_workers = counts.astype(dtype)[:, None] * mine[None, :]
-    total = jax.lax.psum(jnp.concatenate([sums, of_workers.reshape(-1)]), axis)
-    of_workers = total[2:].reshape(3, num_workers).astype(jnp.int32)
+    total = jax.lax.psum(jnp.concatenate([sums, mine.reshape(-1)]), axis)
+    weights, *counts = total[2:].reshape(4, num_workers)
+    of_workers = [*(count.astype(jnp.int32) for count in counts), weights]
     return types.SyncMetrics(total[0], total[1], *of_workers)
 
 

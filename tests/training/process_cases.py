@@ -2,9 +2,9 @@
 
     python -m tests.training.process_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASES OUT
 
-CASES maps a name to the fields of `problems.fit`, and `last_round`, after which a callback ends the
-run, and `update_secs`, which each process takes longer between two local phases; process 0
-writes OUT/NAME.npz and .json.
+CASES maps a name to the fields of `problems.fit`, with `loss_fn` by its name there, and
+`last_round`, after which a callback ends the run, and `update_secs`, which each process takes
+longer between two local phases; process 0 writes OUT/NAME.npz and .json.
 """
 
 import json
@@ -53,6 +53,7 @@ def main(process_id, num_processes, coordinator, cases, out):
         shared_sums.SharedSums.post = slowed(post, update_secs[place.process_id])
         added.clear()
         callbacks = [lambda line, last=last_round: line.round == last]
+        fields["loss_fn"] = getattr(problems, fields.get("loss_fn", "softmax_loss"))
         result = problems.fit(
             problems.classification(), problems.initial_weights(), callbacks=callbacks, **fields
         )

@@ -19,7 +19,7 @@ RATE, MOMENTUM = 0.3, 0.9
 FORMS = ("stepped", "fused", "virtual")
 
 
-def reference(data, weights, lines, *, name, graph, sharing, weighting):
+def reference(data, weights, lines, *, name, graph, sharing, weighting, weighted):
     """The replicas f64[W, ...] after a trace, in the most obvious way."""
     num_examples = len(data["y"])
     kind = rounds.SharedRounds if sharing == "shared" else rounds.PrivateRounds
@@ -30,9 +30,12 @@ def reference(data, weights, lines, *, name, graph, sharing, weighting):
         method=orders.random_reshuffling(),
         seed=0,
     )
-    share = np.full(WORKERS, 1 / WORKERS)
-    if sharing == "private":
-        share = stream.shares.astype(np.float64)
+    share = [len(shard) / num_examples for shard in stream.shards]
+    if sharing == "shared":
+        share = np.full(WORKERS, 1 / WORKERS)
+    of_example = np.ones(num_examples)
+    if weighted:
+        of_example = np.asarray(problems.example_weights(data))
     options = reducers.Options(num_workers=WORKERS, graph=graph, seed=0)
     gossip = reducers.REDUCERS[name](options).mixing.gossip
     x = np.stack([weights] * WORKERS)
@@ -40,17 +43,28 @@ def reference(data, weights, lines, *, name, graph, sharing, weighting):
     for index, line in enumerate(lines):
         plan = stream.plan(np.array(line["quotas"]))
         matrix = gossip.matrix(gossip.active(index))
-        update = np.zeros_like(x)
+        sums = []  # of each worker's examples: gradients, weights, how many
         for worker, done in enumerate(line["microbatches_done"]):
             ids = plan.rows(worker, done).reshape(-1)
             ids = ids[ids >= 0]
-            if not len(ids):
+            gradients = example_gradients(data, x[worker], ids) if len(ids) else np.zeros((0, 1))
+            sums.append(
+                ((gradients * of_example[ids, None]).sum(0), of_example[ids].sum(), len(ids))
+            )
+        part = [share[j] if weighting == "shard" else c for j, (_, _, c) in enumerate(sums)]
+        part = [p if c else 0 for p, (_, _, c) in zip(part, sums, strict=True)]
+        means = [weight / max(count, 1) for _, weight, count in sums]
+        mean_weight = np.dot(part, means) / sum(part)
+        update = np.zeros_like(x)
+        for worker, (gradient, weight, count) in enumerate(sums):
+            if (weight if weighting == "shard_mean" else count) == 0:
                 continue
-            gradients = example_gradients(data, x[worker], ids)
             if weighting == "shard":
-                gradient = WORKERS * share[worker] * gradients.mean(axis=0)
+                gradient = WORKERS * share[worker] * gradient / count / mean_weight
+            elif weighting == "shard_mean":
+                gradient = WORKERS * share[worker] * gradient / weight
             else:
-                gradient = gradients.sum(axis=0) / (BUDGET * SIZE / WORKERS)
+                gradient = gradient / (BUDGET * SIZE / WORKERS) / mean_weight
             velocity[worker] = MOMENTUM * velocity[worker] + gradient.reshape(weights.shape)
             update[worker] = -RATE * velocity[worker]
         if name == "d_psgd":
@@ -89,17 +103,22 @@ def private_trace(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "graph", "sharing", "weighting", "forms"),
+    ("name", "graph", "sharing", "weighting", "weighted", "forms"),
     [
-        ("d_psgd", "ring", "shared", "shard", FORMS),
-        ("matcha", "0-1,1-2,2-3,0-2", "shared", "example", FORMS),
-        ("d_psgd", "one_peer_exponential", "shared", "example", ("stepped", "virtual")),
-        ("d_psgd", "ring", "private", "shard", ("virtual",)),
-        ("matcha", "ring", "private", "shard", ("stepped",)),
+        ("d_psgd", "ring", "shared", "shard", False, FORMS),
+        ("matcha", "0-1,1-2,2-3,0-2", "shared", "example", False, FORMS),
+        ("d_psgd", "one_peer_exponential", "shared", "example", False, ("stepped", "virtual")),
+        ("d_psgd", "ring", "private", "shard", False, ("virtual",)),
+        ("matcha", "ring", "private", "shard", False, ("stepped",)),
+        ("d_psgd", "ring", "shared", "shard", True, FORMS),
+        ("matcha", "ring", "shared", "example", True, ("fused",)),
+        ("matcha_direct", "ring", "shared", "shard_mean", True, ("virtual",)),
+        ("d_psgd", "one_peer_exponential", "private", "example", True, ("virtual",)),
+        ("matcha", "ring", "private", "shard", True, ("stepped", "virtual")),
     ],
 )
 def test_replicas_are_those_of_the_reference(
-    tmp_path, float64, name, graph, sharing, weighting, forms
+    tmp_path, float64, name, graph, sharing, weighting, weighted, forms
 ):
     data, weights = problems.classification(256), problems.initial_weights()
     path = tmp_path / "trace.jsonl"
@@ -108,6 +127,7 @@ def test_replicas_are_those_of_the_reference(
         problems.fit(
             data,
             weights,
+            loss_fn=problems.weighted_softmax_loss if weighted else problems.softmax_loss,
             epochs=EPOCHS,
             local=form,
             replay=str(path),
@@ -118,7 +138,14 @@ def test_replicas_are_those_of_the_reference(
     ]
     assert len(found[0].history) == len(lines)
     expected = reference(
-        data, weights, lines, name=name, graph=graph, sharing=sharing, weighting=weighting
+        data,
+        weights,
+        lines,
+        name=name,
+        graph=graph,
+        sharing=sharing,
+        weighting=weighting,
+        weighted=weighted,
     )
     for result in found:
         np.testing.assert_allclose(result.state.params, expected, rtol=1e-10, atol=1e-12)
@@ -130,11 +157,12 @@ def test_replicas_are_those_of_the_reference(
             assert result.summary["examples_duplicated"] == 0
 
 
-def test_the_complete_graph_by_example_is_all_reduce(float64):
+@pytest.mark.parametrize("loss_fn", [problems.softmax_loss, problems.weighted_softmax_loss])
+def test_the_complete_graph_by_example_is_all_reduce(loss_fn, float64):
     """W = 11ᵀ/n, and each gradient over the nominal count: the pooled update, without momentum."""
     data, weights = problems.classification(256), problems.initial_weights()
     quota = {"policy": "static", "proportions": (4, 2, 1, 1)}
-    common = {"epochs": 3, "local": "virtual", "quota": quota}
+    common = {"epochs": 3, "local": "virtual", "quota": quota, "loss_fn": loss_fn}
     pooled = problems.fit(data, weights, optimizer=optax.sgd(0.3), **common)
     mixed = problems.fit(
         data,
@@ -206,7 +234,7 @@ def test_a_step_of_ones_own_gossips():
             mesh,
             nominal_examples=32,
             reducer=reducer,
-            shard_weighting=True,
+            weighting="shard",
         )
     )
     ids = np.arange(64, dtype=np.int32).reshape(4, 4, 4)

@@ -31,6 +31,11 @@ CASES = {
     "fused": {"local": "fused"},
     "first": {"gate": {"trigger": "first"}},
     "quorum": {"gate": {"trigger": "quorum", "quorum": 4}},
+    "weighted_gossip": {
+        "reducer": {"name": "d_psgd", "graph": "ring"},
+        "loss_fn": "weighted_softmax_loss",
+    },
+    "weighted_private": {"data": {"sharing": "private"}, "loss_fn": "weighted_softmax_loss"},
 }
 CUT = ("d_psgd", "d_grab_exact", "pair_balance", "private")
 WALL = {"num_workers": 4, "secs_per_microbatch": [0.02, 0.02, 0.02, 0.2]}
@@ -97,7 +102,17 @@ def gang(tmp_path_factory):
     return run_gang({**cases, **live, **cut}, directory / "out", 2)
 
 
-SHARED = ("all_reduce", "d_grab_exact", "private", "streamed", "fused", "first", "d_psgd")
+SHARED = (
+    "all_reduce",
+    "d_grab_exact",
+    "private",
+    "streamed",
+    "fused",
+    "first",
+    "d_psgd",
+    "weighted_gossip",
+    "weighted_private",
+)
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +136,9 @@ def shared_gang(tmp_path_factory):
 )
 def test_two_processes_train_as_one_does(name, form, request, float64):
     params, summary, history = request.getfixturevalue(form)[name]
-    alone = problems.fit(
-        problems.classification(), problems.initial_weights(), **{**EVAL, **CASES[name]}
-    )
+    fields = {**EVAL, **CASES[name]}
+    fields["loss_fn"] = getattr(problems, fields.get("loss_fn", "softmax_loss"))
+    alone = problems.fit(problems.classification(), problems.initial_weights(), **fields)
     for key in ("quotas", "microbatches_done", "examples_counted", "compute_secs", "bytes_sent"):
         assert [line[key] for line in history] == [line[key] for line in alone.history], key
     np.testing.assert_allclose(params, alone.params, rtol=1e-10)

@@ -103,27 +103,38 @@ def test_a_round_of_weight_zero_changes_nothing():
     assert int(result.state.opt_state[0].count[0]) == 0
 
 
-def test_private_shards_are_weighted_by_their_share_of_the_examples(float64, tmp_path):
+@pytest.mark.parametrize("loss_fn", [problems.softmax_loss, problems.weighted_softmax_loss])
+def test_private_shards_are_weighted_by_their_share_of_the_examples(loss_fn, float64, tmp_path):
     data, weights = problems.classification(80), problems.initial_weights()
     (tmp_path / "trace").write_text(
         '{"quotas": [1, 2, 0, 2], "microbatches_done": [1, 2, 0, 2]}\n' * 9
     )
+    of_example = problems.example_weights(data)
+    if loss_fn is problems.softmax_loss:
+        of_example = np.ones(80)
     # The first round by hand: equal shards of 20, quotas 1, 2, 0, 2 of 4 examples.
     shuffled = np.random.default_rng((0, 0x5A4D)).permutation(80).reshape(4, 20)
-    gradients, counts = [], []
+    gradients, amounts, counts = [], [], []
     for worker, quota in enumerate([1, 2, 0, 2]):
         order = np.random.default_rng((0, worker, 0)).permutation(20)
         ids = shuffled[worker][order][: quota * 4]
         batch = {name: values[ids] for name, values in data.items()}
-        loss = jax.grad(lambda w, b=batch: problems.softmax_loss(w, b, None).sum())
-        gradients.append(np.asarray(loss(weights)))
+
+        def loss(w, batch=batch, of_batch=of_example[ids]):
+            return (problems.softmax_loss(w, batch, None) * of_batch).sum()
+
+        gradients.append(np.asarray(jax.grad(loss)(weights)))
+        amounts.append(of_example[ids].sum())
         counts.append(len(ids))
-    by_shard = sum(g / c for g, c in zip(gradients, counts, strict=True) if c) / 3
-    by_example = sum(gradients) / sum(counts)
-    for name, expected in (("shard", by_shard), ("example", by_example)):
+    at_work = [(g, a, c) for g, a, c in zip(gradients, amounts, counts, strict=True) if c]
+    by_shard = sum(g / c for g, _, c in at_work) / sum(a / c for _, a, c in at_work)
+    by_example = sum(gradients) / sum(amounts)
+    by_mean = sum(g / a for g, a, _ in at_work) / 3
+    for name, expected in (("shard", by_shard), ("example", by_example), ("shard_mean", by_mean)):
         one_round = problems.fit(
             data,
             weights,
+            loss_fn=loss_fn,
             optimizer=optax.chain(optax.sgd(1.0), _first_update_only()),
             epochs=1,
             budget=5,
