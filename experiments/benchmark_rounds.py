@@ -2,9 +2,9 @@
 
     python -m experiments.benchmark_rounds [--only=GROUP,…] [--data_dir=DIR] [--jobs=2]
 
-Groups: matcha, reductions, interleavings, throughput, together, overhead, wall, simulator,
-training. `training` needs Fashion-MNIST in DIR; its runs leave their results in
-experiments/rounds/runs and are not done again.
+Groups: matcha, eigensolver, budgets, reductions, interleavings, throughput, together,
+overhead, wall, simulator, training. `training` needs Fashion-MNIST in DIR; its runs leave their
+results in experiments/rounds/runs and are not done again.
 """
 
 import os
@@ -18,7 +18,7 @@ import time
 from absl import app, flags, logging
 
 import hetjax
-from experiments import round_speeds
+from experiments import round_speeds, schedule_rows
 from experiments.rows import Row, print_tables
 
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
@@ -239,6 +239,8 @@ def training_rows() -> list[Row]:
 
 GROUPS = {
     "matcha": matcha_rows,
+    "eigensolver": schedule_rows.eigensolver_rows,
+    "budgets": schedule_rows.budget_rows,
     "reductions": reduction_rows,
     "interleavings": interleaving_rows,
     "throughput": round_speeds.throughput_rows,
