@@ -1,5 +1,10 @@
 """MATCHA's schedules: an eigensolver that fails, the least ρ over the budget, one for all."""
 
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +12,7 @@ from unittest import mock
 
 import numpy as np
 
+from experiments import agreed_schedules, launched_runs
 from experiments.rows import Row
 from hetjax.topology import activation, contraction, graphs, matchings, schedules
 
@@ -16,6 +22,7 @@ _NAMED += (("torus", 6), ("torus", 16))
 _RANDOM = ((8, 6, 0), (8, 6, 5), (8, 6, 7), (8, 6, 11), (6, 3, 3), (10, 6, 1))  # n, degree, seed
 _RANDOM += ((12, 8, 3), (13, 5, 5), (16, 4, 1))
 _STARTS, _IMPROVED = 200, 20
+_MOST_SECS = 1800.0
 
 
 def eigensolver_rows() -> list[Row]:
@@ -85,7 +92,7 @@ def budget_rows() -> list[Row]:
         Row(
             f"matcha_direct, {number + 1} graphs of 6 to 16 workers, {len(BUDGETS)} budgets and 20 "
             "random ones: rises of rho from one budget to the next; rho above MATCHA's by at most",
-            "0; 0",
+            "0; none",
             f"{rises} of {pairs}; {worst:.2%}",
         ),
         Row(
@@ -93,5 +100,51 @@ def budget_rows() -> list[Row]:
             "than 1 % above it; above it by at most; processor time at budget 0.5, median and most",
             "0",
             f"{above}; {farthest:.2%}; {np.median(secs):.1f}, {max(secs):.1f} s",
+        ),
+    ]
+
+
+def agreement_rows() -> list[Row]:
+    """Two real processes, of which one solves in another order of the same sums."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = launched_runs.launch_command(2, (), "--max_restarts=0")
+        command += [sys.executable, "-m", "experiments.agreed_schedules", directory]
+        try:
+            done = subprocess.run(
+                command,
+                env=launched_runs.environment() | {"OPENBLAS_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=_MOST_SECS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return [Row("two processes with solutions of their own", "0 hangs", "hung")]
+        if done.returncode:
+            raise RuntimeError((done.stdout + done.stderr)[-4000:])
+        told = [
+            json.loads((pathlib.Path(directory) / f"{index}.json").read_text())
+            for index in range(2)
+        ]
+    first, second = told
+    num = len(first["plans"])
+    planned = sum(a != b for a, b in zip(first["plans"], second["plans"], strict=True))
+    own_bits = sum(a != b for a, b in zip(first["bits"], second["own_bits"], strict=True))
+    own_plans = sum(a != b for a, b in zip(first["plans"], second["own_plans"], strict=True))
+    runs = sum(a != b for a, b in zip(first["runs"], second["runs"], strict=True))
+    unfinished = agreed_schedules.RUNS - len(first["runs"])
+    return [
+        Row(
+            f"two processes whose own solutions differ in the last bits, {num} schedules (40 "
+            "random graphs, two budgets, MATCHA and direct), 2,000 rounds planned: plans that "
+            "differ; of their own solutions: other bits, other plans",
+            "0",
+            f"{planned}; {own_bits}, {own_plans}",
+        ),
+        Row(
+            f"{agreed_schedules.RUNS} runs of them, 200 rounds each: runs that do not end; "
+            "parameters that differ",
+            "0; 0",
+            f"{unfinished}; {runs}",
         ),
     ]

@@ -19,7 +19,7 @@ from hetjax.topology import activation, spectra
 _BUDGETS = tuple(k / 10 for k in range(1, 11))  # that have solutions of their own
 _BETWEEN = 10  # points from one of them to the next, on the line
 _MOST_STEPS = 60  # in a trust region from one start
-_MOST_STARTS, _STARTS_OF_MATCHING = 32, 4  # random ones at each budget
+_MOST_STARTS, _STARTS_OF_MATCHING = 32, 8  # random ones at each budget
 _MOST_WORK = 32 * 32**3  # starts times workers³: fewer starts above 32 workers, none above 101
 _KEPT = 6  # descended starts that also begin at the next budget
 _IMPROVED = 3  # of them are improved by linear programs
