@@ -21,6 +21,7 @@ from hetjax.cluster import exchange, supervisor
 
 SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # a directory for processes of one machine alone
 _MOST_BYTES = 4096  # of a value on the board
+_PART = 1500  # characters of a long value; as JSON in JSON they may double
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _START_SECS = 300
 _LAUNCHER = ("HETJAX_PROCESS_ID", "HETJAX_NUM_PROCESSES")
@@ -327,6 +328,23 @@ class Board:
                 raise TimeoutError(f"nobody put up {key!r} in {timeout_secs:g} s") from error
             raise
         return _checked(text)
+
+    def post_long(self, key: str, value: Any) -> None:
+        """Puts up a value of any size, in parts, under a key that has none yet."""
+        text = json.dumps(value, allow_nan=False)
+        parts = [text[start : start + _PART] for start in range(0, len(text), _PART)]
+        for number, part in enumerate(parts):
+            self.post(f"{key}/{number}", part)
+        self.post(key, len(parts))
+
+    def wait_long(self, key: str, timeout_secs: float) -> Any:
+        """What `post_long` put up, as soon as it is there.
+
+        Raises:
+            TimeoutError: it was not in time.
+        """
+        count = self.wait(key, timeout_secs)
+        return json.loads("".join(self.read(f"{key}/{number}") for number in range(count)))
 
     def add(self, key: str, amount: int = 1) -> int:
         """Adds to a counter, which begins at 0; its new value."""

@@ -9,12 +9,23 @@ undirected graph are the matchings of a decomposition, those of a periodic graph
 keeps the mean of the parameters.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from hetjax.topology import graphs, matchings, mixing, schedules
+
+SolveOnce = Callable[[str, Callable[[], list[float]]], list[float]]
+"""`(problem, solve) -> solve()`, or what another process, or this one before a restart, has found
+for the same problem."""
+
+
+def solve_here(problem: str, solve: Callable[[], list[float]]) -> list[float]:
+    """The `SolveOnce` of a process that is alone."""
+    del problem
+    return solve()
 
 
 class Gossip(NamedTuple):
@@ -71,7 +82,14 @@ def d_psgd(graph: graphs.Graph | graphs.PeriodicGraph) -> Gossip:
     return Gossip(partners, weights, lambda round: ones, True, gap)
 
 
-def matcha(graph: graphs.Graph, budget: float, *, seed: int, direct: bool = False) -> Gossip:
+def matcha(
+    graph: graphs.Graph,
+    budget: float,
+    *,
+    seed: int,
+    direct: bool = False,
+    solve_once: SolveOnce = solve_here,
+) -> Gossip:
     """Each matching of the graph in a share of the rounds, drawn from the seed.
 
     Args:
@@ -80,6 +98,8 @@ def matcha(graph: graphs.Graph, budget: float, *, seed: int, direct: bool = Fals
         seed: of the draws.
         direct: choose probabilities and weight so that the consensus shrinks the most, by
             `matcha_direct`, where MATCHA maximises the connectivity of the mean graph.
+        solve_once: brings the solution; where the run has several processes all must have the
+            same, to the bit, because the draws of a round compare with it.
 
     References:
         Wang, Sahu, Yang, Joshi, Kar, "MATCHA: Speeding up decentralized SGD via matching
@@ -87,7 +107,16 @@ def matcha(graph: graphs.Graph, budget: float, *, seed: int, direct: bool = Fals
     """
     pieces = matchings.decompose_matchings(graph.edges, graph.num_workers)
     solve = schedules.matcha_direct if direct else schedules.matcha_schedule
-    schedule = solve(pieces, graph.num_workers, budget)
+
+    def solved() -> list[float]:
+        found = solve(pieces, graph.num_workers, budget)
+        return [found.alpha, found.lambda2, found.rho, *found.probabilities.tolist()]
+
+    about = repr((graph.num_workers, budget, [piece.tolist() for piece in pieces]))
+    name = "matcha_direct" if direct else "matcha"
+    problem = f"{name}-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+    alpha, lambda2, rho, *probabilities = solve_once(problem, solved)
+    schedule = schedules.Schedule(pieces, np.array(probabilities), alpha, lambda2, rho)
     partners = _partners(pieces, graph)
     weights = np.where(partners == np.arange(graph.num_workers), 0.0, schedule.alpha)
     gap = 1.0 - float(np.sqrt(max(schedule.rho, 0.0)))

@@ -30,6 +30,7 @@ class Options(NamedTuple):
     graph_seed: int = 0  # of graph='random'
     budget: float = 0.5  # of MATCHA
     seed: int = 0  # of MATCHA's draws
+    solve_once: gossip_lib.SolveOnce = gossip_lib.solve_here  # what is solved in floating point
 
 
 class Mixing(NamedTuple):
@@ -163,14 +164,22 @@ def matcha(options: Options) -> Reducer:
         Wang, Sahu, Yang, Joshi, Kar, "MATCHA: Speeding up decentralized SGD via matching
         decomposition sampling", 2019, arXiv 1905.09435.
     """
-    gossip = gossip_lib.matcha(_undirected(options), options.budget, seed=options.seed)
-    return _gossiping(gossip, before_update=False)
+    return _gossiping(_matcha(options, direct=False), before_update=False)
 
 
 def matcha_direct(options: Options) -> Reducer:
     """As `matcha`, with probabilities and weight that shrink the consensus distance the most."""
-    gossip = gossip_lib.matcha(_undirected(options), options.budget, seed=options.seed, direct=True)
-    return _gossiping(gossip, before_update=False)
+    return _gossiping(_matcha(options, direct=True), before_update=False)
+
+
+def _matcha(options: Options, *, direct: bool) -> gossip_lib.Gossip:
+    return gossip_lib.matcha(
+        _undirected(options),
+        options.budget,
+        seed=options.seed,
+        direct=direct,
+        solve_once=options.solve_once,
+    )
 
 
 def _graph(options: Options) -> graphs.Graph | graphs.PeriodicGraph:

@@ -22,9 +22,12 @@ from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.cluster import exchange, processes
 from hetjax.data import rounds
+from hetjax.topology import reducers
 from hetjax.training import local, record
 
 _PATIENCE_SECS = 600.0
+_PLANNED = ("examples", "quotas", "exchanges")  # the parts of a round's plan, a digest each
+_HEAD = len(_PLANNED) + 2
 _SUMS = (
     "loss_sum",
     "weight_sum",
@@ -32,7 +35,7 @@ _SUMS = (
     "microbatches_done",
     "nonfinite_microbatch",
 )
-_NUMBERS = 3 + 4 + len(_SUMS)  # that each worker gathers
+_NUMBERS = _HEAD + 4 + len(_SUMS)  # that each worker gathers
 _MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
 
 
@@ -71,28 +74,89 @@ class DisagreementError(RuntimeError):
     """The processes planned different rounds: they do not run the same program on the same data."""
 
 
-def digest_of(plan: rounds.RoundPlan, round_index: int) -> int:
-    """A number that two plans of a round share when they are the same."""
-    parts = (plan.example_ids, plan.starts, plan.passes)
-    content = b"".join(np.ascontiguousarray(part, np.int64).tobytes() for part in parts)
-    content += round_index.to_bytes(8, "little")
+def digests_of(
+    plan: rounds.RoundPlan,
+    round_index: int,
+    *,
+    limits: np.ndarray,
+    active: Any,
+    may_close: bool = True,
+) -> tuple[int, ...]:
+    """Numbers, for each of `_PLANNED`, that two plans of a round share when they are the same.
+
+    All that decides what a process computes in the round and which collectives it takes part in.
+
+    Args:
+        plan: the microbatches of all workers.
+        round_index: the round.
+        limits: i64[W]: how many of them each worker does, where the clock is virtual.
+        active: bool[M], the exchanges that the sync phase is told of, or ().
+        may_close: whether a gate may close it.
+    """
+    parts = {
+        "examples": (plan.example_ids, plan.passes),
+        "quotas": (plan.starts, limits, may_close),
+        "exchanges": (active,),
+    }
+    return tuple(_number_of((round_index, *parts[name])) for name in _PLANNED)
+
+
+def _number_of(integers: tuple[Any, ...]) -> int:
+    content = b"".join(np.ascontiguousarray(part, np.int64).tobytes() for part in integers)
     return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "little")
 
 
-def check_same_run(config: dict[str, Any], *, num_examples: int, leads: bool) -> None:
-    """Compares what this process was given with what process 0 was.
+def _sha256_of(tree: types.PyTree) -> str:
+    """Of the bytes, types and shapes of the leaves, which are on the host or this process's."""
+    found = hashlib.sha256()
+    for leaf in map(np.asarray, jax.tree.leaves(tree)):
+        found.update(f"{leaf.dtype}{leaf.shape}".encode())
+        found.update(np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()[:16]
+
+
+def check_same_run(config: dict[str, Any], *, num_examples: int) -> None:
+    """Compares what this process was given with what process 0 was, before anything is made of it.
 
     Raises:
         ValueError: it is another configuration, version or size of the data.
     """
-    board = processes.Board()
     own: dict[str, Any] = {
         "versions": record.versions(),
         "examples": num_examples,
     }
     own |= {f"config.{name}": value for name, value in config.items()}
+    _compare(own)
+
+
+def check_same_parts(
+    params: types.PyTree, *, shards: Any, mixing: reducers.Mixing | None, trace: Any
+) -> None:
+    """Compares, by digests, what each process made for itself and all need alike in each round.
+
+    Args:
+        params: the initial parameters, leaves `[W, ...]`.
+        shards: the ids of private data's shards, and their shares of the examples.
+        mixing: of a reducer that gossips: who exchanges, and with which weight.
+        trace: the rounds that are replayed.
+
+    Raises:
+        ValueError: it is not to the bit what process 0 has.
+    """
+    made = {
+        "initial parameters": mesh_lib.worker_rows(params)[0],
+        "shards": shards,
+        "exchanges": mixing and (mixing.gossip.partners, mixing.gossip.weights),
+        "replayed trace": trace,
+    }
+    _compare({f"{name}, of SHA-256": _sha256_of(parts) for name, parts in made.items()})
+
+
+def _compare(own: dict[str, Any]) -> None:
+    """Compares JSON values, by name, with those of process 0."""
+    board = processes.Board()
     own = {name: _short(value) for name, value in own.items()}
-    if leads:
+    if jax.process_index() == 0:
         for name, value in own.items():
             board.post(name, value)
         board.post("complete", True)
@@ -148,13 +212,17 @@ class Agreement:
             )
 
     def __call__(
-        self, result: local.LocalResult, digest: int, ask: Ask, lead_secs: float = 0.0
+        self,
+        result: local.LocalResult,
+        digests: tuple[int, ...],
+        ask: Ask,
+        lead_secs: float = 0.0,
     ) -> RoundResult:
         """What all workers did, from what this process's workers did.
 
         Args:
             result: of the workers of this process.
-            digest: of the round's plan.
+            digests: of the round's plan.
             ask: what this process wants of all.
             lead_secs: what it needed since the last gathering, but for its workers' computing.
 
@@ -168,17 +236,17 @@ class Agreement:
                 result.unit_signs,
                 ask,
             )
-        numbers, signs = self._gathered(result, (digest, ask, lead_secs))
-        head, results, sums = np.split(numbers, (3, 7), axis=1)
-        self._check(head[:, 0])
+        numbers, signs = self._gathered(result, (*digests, ask, lead_secs))
+        head, results, sums = np.split(numbers, (_HEAD, _HEAD + 4), axis=1)
+        self._check(head[:, :-2])
         done = results[:, 0].astype(int)
         unit_signs = None
         if result.unit_signs is not None:
             each = zip(signs, done, strict=True)
             unit_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
-        asks = np.bitwise_or.reduce(head[:, 1].astype(int))
+        asks = np.bitwise_or.reduce(head[:, -2].astype(int))
         return _joined(results, unit_signs, Ask(int(asks)))._replace(
-            lead_secs=head[:, 2], metrics=_metrics(sums, result.accumulated.loss_sum.dtype)
+            lead_secs=head[:, -1], metrics=_metrics(sums, result.accumulated.loss_sum.dtype)
         )
 
     @property
@@ -214,7 +282,7 @@ class Agreement:
     def _gathered(
         self, result: local.LocalResult, head: tuple[float, ...]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """f64[W, _NUMBERS]: three of the head, four of the result, the sums; i8[W, most_signs]."""
+        """f64[W, _NUMBERS]: the head, four of the result, the sums; i8[W, most_signs]."""
         columns = [*result[1:5], *_own_sums(result.accumulated)]
         numbers = np.empty((len(result.microbatches_done), _NUMBERS))
         numbers[:, : len(head)] = head
@@ -238,15 +306,22 @@ class Agreement:
         return np.asarray(self._gather(mesh_lib.join_rows(parts, self._mesh)))
 
     def _check(self, digests: np.ndarray) -> None:
+        """Compares f64[W, len(_PLANNED)]."""
         assert self._mesh is not None
-        if (digests == digests[0]).all():
+        differ = digests != digests[0]
+        if not differ.any():
             return
         processes = [device.process_index for device in self._mesh.devices]
-        others = {p for p, d in zip(processes, digests, strict=True) if d != digests[0]}
+        others = {p for p, d in zip(processes, differ, strict=True) if d.any()}
+        parts = [
+            name for name, is_other in zip(_PLANNED, differ.any(axis=0), strict=True) if is_other
+        ]
         raise DisagreementError(
-            f"process {', '.join(map(str, sorted(others)))} planned another round than process 0: "
-            "they do not run the same version on the same configuration and data. Start all of "
-            "them from one installation and one copy of the data"
+            f"process {', '.join(map(str, sorted(others)))} planned another round than process 0 "
+            f"(other {' and '.join(parts)}). Start all of them from one installation, with one "
+            "configuration and one copy of the data. Where it is so and only quotas differ, their "
+            "processors round differently: start the run again, which goes on from its last "
+            "checkpoint, or set quota.policy='static'"
         )
 
 

@@ -9,6 +9,7 @@ One process writes, in a background thread; the others never touch the directory
 to a run and when it is saved is left to the loop. Nothing is ever unpickled.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -204,6 +205,17 @@ def newest(directory: str | pathlib.Path) -> Saved | None:
             f"the checkpoints in {str(directory)!r} cannot be read: {error}; see that the "
             "directory is there and that this user may read and write it"
         ) from error
+    return None
+
+
+def newest_about(directory: str | pathlib.Path) -> dict[str, Any] | None:
+    """The `about` of the newest checkpoint in which that is whole; its arrays are not looked at."""
+    directory = pathlib.Path(directory)
+    for step in sorted(files_lib.steps(directory), reverse=True):
+        path = directory / f"{step:08d}"
+        with contextlib.suppress(files_lib.DamageError, OSError):  # `newest` tells of them
+            files_lib.verify(path, only=files_lib.ABOUT)
+            return json.loads((path / files_lib.ABOUT).read_bytes())["about"]
     return None
 
 

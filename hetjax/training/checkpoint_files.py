@@ -47,8 +47,11 @@ def seal(path: pathlib.Path, step: int) -> None:
         flush(pathlib.Path(parent))
 
 
-def verify(path: pathlib.Path) -> None:
-    """Raises `DamageError` unless the directory is what its manifest says, file by file."""
+def verify(path: pathlib.Path, only: str | None = None) -> None:
+    """Raises `DamageError` unless the directory is what its manifest says, file by file.
+
+    With `only`, that file alone is looked at.
+    """
     text = (path / _MANIFEST).read_bytes()
     try:
         claimed = json.loads(text)
@@ -64,11 +67,13 @@ def verify(path: pathlib.Path) -> None:
             f"format {_FORMAT}; take the version that wrote it, or give another directory"
         )
     found = set(_plain_files(path)) - {_MANIFEST}
-    if missing := sorted(files.keys() - found):
+    if only is None and (missing := sorted(files.keys() - found)):
         raise DamageError(f"{missing[0]} is missing")
-    if unlisted := sorted(found - files.keys()):
+    if only is None and (unlisted := sorted(found - files.keys())):
         raise DamageError(f"{unlisted[0]} is not in {_MANIFEST}")
     for name, entry in files.items():
+        if only not in (None, name):
+            continue
         size = (path / name).stat().st_size
         if size != entry["size"]:
             raise DamageError(f"{name} has {size} bytes in place of {entry['size']}")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import optax
 
 from hetjax import config as config_lib
@@ -15,7 +16,7 @@ from hetjax.cluster import beacons as beacons_lib
 from hetjax.cluster import processes
 from hetjax.data import sources
 from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import agreement, arguments, evaluate, loop, record, setup
+from hetjax.training import agreement, arguments, evaluate, loop, record, setup, solutions
 from hetjax.training import resume as resume_lib
 
 
@@ -103,8 +104,14 @@ def fit(
     else:
         recorded = config_lib.to_dict(config)
     started = time.perf_counter()
+    if workdir is not None:
+        workdir = pathlib.Path(workdir).absolute()  # a callback may change the directory
+    restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
     beacons = beacons_lib.start()
     beacons.at("starting")
+    several = jax.process_count() > 1 and config.local != "virtual"
+    if several:
+        agreement.check_same_run(recorded, num_examples=len(source))
     parts = setup.build(
         loss_fn,
         params,
@@ -113,9 +120,19 @@ def fit(
         config=config,
         per_example_rng=per_example_rng,
         beacons=beacons,
+        solved=solutions.Solutions(
+            leads=jax.process_index() == 0,
+            board=processes.Board() if several else None,
+            kept=lambda: resume_lib.kept_solutions(workdir, resume=resume, restarted=restarted),
+        ),
     )
-    if not parts.agree.alone:
-        agreement.check_same_run(recorded, num_examples=len(source), leads=parts.leads)
+    if several:
+        agreement.check_same_parts(
+            parts.state.params,
+            shards=(parts.stream.shards, parts.stream.shares),
+            mixing=parts.reducer.mixing,
+            trace=parts.trace,
+        )
     evaluator = None
     if eval_source is not None and parts.leads:
         metrics_fn = metrics_fn or evaluate.metrics_of_loss(loss_fn)
@@ -126,9 +143,6 @@ def fit(
             parts.own_device,
             on_batch=lambda: beacons.at("evaluating"),
         )
-    if workdir is not None:
-        workdir = pathlib.Path(workdir).absolute()  # a callback may change the directory
-    restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
     with contextlib.ExitStack() as stack:
         stack.callback(beacons.close)
         stack.callback(parts.close)

@@ -289,15 +289,22 @@ class Loop:
         lead_secs = 0.0
         if parts.lead_is_own:
             lead_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
-        digest = agreement.digest_of(plan, index or 0)
-        result = parts.agree(own, digest, self._asks, lead_secs)
+        active = parts.active(index or 0)
+        digests = agreement.digests_of(
+            plan,
+            index or 0,
+            limits=how["limits"],
+            active=active,
+            may_close=how.get("may_close", True),
+        )
+        result = parts.agree(own, digests, self._asks, lead_secs)
         self._gathered = time.perf_counter()
         once = functools.partial(parts.agree.once, lead_secs=result.lead_secs)
         self._state, self._accumulated, metrics, turns = parts.sync(
             self._state,
             parts.sums.total(own.accumulated, once),  # all have posted
             parts.shares,
-            parts.active(index or 0),
+            active,
             result.metrics,
         )
         return result._replace(metrics=result.metrics or metrics), turns

@@ -18,7 +18,7 @@ from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.cluster import processes
 from hetjax.data import rounds
-from hetjax.training import checkpoint, leaves, record, setup
+from hetjax.training import checkpoint, leaves, record, setup, solutions
 from hetjax.training import state as state_lib
 
 DIRECTORY = "checkpoints"  # in the workdir
@@ -74,7 +74,7 @@ def find(
         step = board.wait("step", timeout_secs=600.0)
         return Start() if step is None else Start(checkpoint.read(directory, step))
     saved = checkpoint.newest(directory) if resume and directory.is_dir() else None
-    if saved is not None and saved.about["finished"] and not restarted:
+    if saved is not None and not _goes_on(saved.about, restarted):
         saved = None
     record.check_workdir(workdir, config, may_differ=_MAY_DIFFER if saved else ())
     start = Start(saved)
@@ -87,6 +87,25 @@ def find(
     if board is not None:
         board.post("step", None if saved is None else saved.step)
     return start
+
+
+def _goes_on(about: dict[str, Any], restarted: bool) -> bool:
+    return restarted or not about["finished"]
+
+
+def kept_solutions(
+    workdir: pathlib.Path | None, *, resume: bool, restarted: bool
+) -> dict[str, solutions.Numbers]:
+    """Those of the run that goes on; empty where it begins anew. Changes nothing.
+
+    All checkpoints of a run have the same, so that one whose arrays are damaged tells them too.
+    """
+    if workdir is None or not resume or not (workdir / DIRECTORY).is_dir():
+        return {}
+    about = checkpoint.newest_about(workdir / DIRECTORY)
+    if about is None or not _goes_on(about, restarted):
+        return {}
+    return about.get("solutions", {})
 
 
 _MAY_DIFFER = ("checkpoint", "cluster", "quota")
@@ -145,6 +164,7 @@ class Keeper:
             "rounds": run.rounds_done,
             "num_workers": len(self._parts.devices),
             "has_best": best_params is not None,
+            "solutions": self._parts.solved.save(),
             "versions": record.versions(),
         }
         self._checkpoints.save(run.rounds_done, arrays, about)

@@ -20,7 +20,17 @@ from hetjax.data import rounds as rounds_lib
 from hetjax.data import sources
 from hetjax.topology import reducers
 from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import agreement, fused, gate, local, replay, shared_sums, state, sync
+from hetjax.training import (
+    agreement,
+    fused,
+    gate,
+    local,
+    replay,
+    shared_sums,
+    solutions,
+    state,
+    sync,
+)
 from hetjax.training.local import Pace
 from hetjax.training.virtual import Virtual
 
@@ -52,6 +62,7 @@ class RunParts:
     reducer: reducers.Reducer
     pace: Pace
     agree: agreement.Agreement
+    solved: solutions.Solutions
     sums: shared_sums.Sums
     beacons: beacons_lib.Beacons
 
@@ -93,6 +104,7 @@ def build(
     config: config_lib.ExperimentConfig,
     per_example_rng: bool,
     beacons: beacons_lib.Beacons | None = None,
+    solved: solutions.Solutions | None = None,
 ) -> RunParts:
     """Checks what only the data and the devices can tell, and makes the parts.
 
@@ -128,7 +140,8 @@ def build(
         loss_fn, signs=method.signs, per_example_rng=per_example_rng
     )
     _check_first(config)
-    reducer = _make_reducer(config)
+    solved = solved or solutions.Solutions()
+    reducer = _make_reducer(config, solved)
     gossips = reducer.mixing is not None
     has_parts = gossips or config.data.sharing == "private"  # else all examples are in one sum
     weighting = config.data.weighting if has_parts else "example"
@@ -204,6 +217,7 @@ def build(
         reducer=reducer,
         pace=pace,
         agree=agree,
+        solved=solved,
         sums=sums,
         beacons=beacons,
     )
@@ -218,7 +232,9 @@ def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
     return jax.make_array_from_callback(shares.shape, whole, lambda index: shares[index])
 
 
-def _make_reducer(config: config_lib.ExperimentConfig) -> reducers.Reducer:
+def _make_reducer(
+    config: config_lib.ExperimentConfig, solved: solutions.Solutions
+) -> reducers.Reducer:
     options = reducers.Options(
         num_workers=config.cluster.num_workers,
         graph=config.reducer.graph,
@@ -226,6 +242,7 @@ def _make_reducer(config: config_lib.ExperimentConfig) -> reducers.Reducer:
         graph_seed=config.reducer.graph_seed,
         budget=config.reducer.budget,
         seed=config.seed,
+        solve_once=solved,
     )
     return reducers.REDUCERS[config.reducer.name](options)
 

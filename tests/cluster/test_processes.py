@@ -1,7 +1,7 @@
 """Who a process is in a run of several."""
 
 import pytest
-from jax._src import compiler, lru_cache
+from jax._src import compiler, distributed, lru_cache
 
 from hetjax.cluster import exchange, processes
 
@@ -56,6 +56,38 @@ def test_a_wrong_place_is_named(arguments, message):
 def test_a_process_that_is_alone_has_no_board():
     with pytest.raises(RuntimeError, match="this process is alone"):
         processes.Board()
+
+
+class Client:
+    """Of a coordination service that has one process."""
+
+    def __init__(self):
+        self.values = {}
+
+    def key_value_set(self, key, text, *, allow_overwrite):
+        assert len(text) <= 4096
+        self.values[key] = text
+
+    def key_value_try_get(self, key):
+        return self.values[key]
+
+    def blocking_key_value_get(self, key, milliseconds):
+        return self.values[key]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        [1 / (k + 3) for k in range(5000)] + [5e-324, 1.7e308, 0.1 + 0.2],
+        {"error": '"' * 5000 + "\\" * 5000 + "ü" * 5000},
+    ],
+)
+def test_a_long_value_is_read_as_it_was_put_up(value, monkeypatch):
+    monkeypatch.setattr(distributed.global_state, "client", Client())
+    board = processes.Board()
+    board.post_long("p", value)
+    assert board.wait_long("p", 1.0) == value
 
 
 def test_joining_alone_does_nothing():

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hetjax.topology import graphs, matchings, mixing, schedules
+from hetjax.topology import graphs, matchings, mixing, schedules, spectra
 
 # MATCHA's first base graph and the values found for it with a semidefinite solver's precision.
 BASE = (
@@ -200,8 +200,8 @@ def test_the_basis_of_few_eigenvectors_finds_the_same_as_all(monkeypatch):
     graph = graphs.random_graph(48, degree=4)
     pieces = matchings.decompose_matchings(graph.edges, 48)
     whole = schedules.matcha_schedule(pieces, 48, 0.5)
-    full = schedules._top_eigenpairs
-    monkeypatch.setattr(schedules, "_top_eigenpairs", lambda m: tuple(x[..., :8] for x in full(m)))
+    full = spectra.top_eigenpairs
+    monkeypatch.setattr(spectra, "top_eigenpairs", lambda m: tuple(x[..., :8] for x in full(m)))
     few = schedules.matcha_schedule(pieces, 48, 0.5)
     assert few.lambda2 == pytest.approx(whole.lambda2, rel=1e-6)
     assert few.rho == pytest.approx(whole.rho, rel=1e-3)

@@ -1,0 +1,119 @@
+"""How often is each matching of a graph used, and what graph is that in the mean?
+
+The problem that MATCHA's schedules solve: probabilities of matchings within a budget of time. Here
+are its checks, its matrices, and the search for the best connected mean graph.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hetjax.topology import graphs, mixing, spectra
+
+
+class Problem:
+    """Matchings and a budget, checked, and the mean graph that they make."""
+
+    def __init__(
+        self,
+        matchings: Sequence[ArrayLike],
+        num_workers: int,
+        budget: float,
+        link_secs: ArrayLike | None,
+    ):
+        if not 0 < budget <= 1:
+            raise ValueError(
+                f"budget is {budget!r}; it must be above 0 and at most 1, the part of the "
+                "matchings that a round may use on average."
+            )
+        self.matchings = tuple(
+            _checked_matching(j, m, num_workers) for j, m in enumerate(matchings)
+        )
+        self.num_matchings, self.num_workers = len(self.matchings), num_workers
+        self.edges = np.concatenate([np.zeros((0, 2), np.int64), *self.matchings])
+        graphs.check_connected(self.edges, num_workers)
+        sizes = [len(matching) for matching in self.matchings]
+        self.owner = np.repeat(np.arange(self.num_matchings), sizes)
+        self.offsets = np.cumsum([0, *sizes[:-1]])
+        secs = np.ones(self.num_matchings) if link_secs is None else np.asarray(link_secs, float)
+        if secs.shape != (self.num_matchings,) or not (np.isfinite(secs) & (secs > 0)).all():
+            raise ValueError(
+                f"link_secs is {link_secs!r}; it must be {self.num_matchings} numbers above 0, "
+                "the seconds of each matching."
+            )
+        self.budget = float(budget)
+        self.secs = secs / secs.sum() if self.num_matchings else secs
+
+    def with_budget(self, budget: float) -> "Problem":
+        return Problem(self.matchings, self.num_workers, budget, self.secs)
+
+    def scaled(self, probabilities: np.ndarray) -> np.ndarray:
+        """In the same proportions, up to the budget or 1."""
+        for _ in range(self.num_matchings):  # what is cut off at 1 is spent on the others
+            factor = self.budget / (self.secs @ probabilities)
+            probabilities = np.minimum(probabilities * factor, 1)
+        return probabilities
+
+    def mean_laplacian(self, probabilities: np.ndarray) -> np.ndarray:
+        return mixing.weighted_laplacian(self.edges, probabilities[self.owner], self.num_workers)
+
+    def forms(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """leftᵀ L_j right of each matching, f64[M, k, k], for f64[n, k]."""
+        first, second = self.edges.T
+        left, right = left[first] - left[second], right[first] - right[second]
+        bounds = [*self.offsets, len(self.edges)]
+        parts = itertools.pairwise(bounds)
+        return np.array([left[a:b].T @ right[a:b] for a, b in parts])
+
+    def most_connected(self) -> np.ndarray:
+        """The p with the largest λ₂ of the mean Laplacian."""
+        # λ_max ≤ 2 Σ p_j: the shift takes the vector 1 away from the small eigenvalues.
+        shift = np.full((self.num_workers,) * 2, 2 * self.num_matchings / self.num_workers)
+        probabilities = best = self.scaled(np.ones(self.num_matchings))
+        least, lower = np.inf, -np.inf
+        basis = np.zeros((self.num_workers, 0))
+        # On a basis of few eigenvectors the search is cheap and bounds the one on all of them.
+        while True:
+            values, vectors = spectra.top_eigenpairs(-self.mean_laplacian(probabilities) - shift)
+            if values[0] < least - 1e-12 * abs(values[0]):  # not for rounding: others are as good
+                best, least = probabilities, float(values[0])
+            wider = spectra.joined(basis, vectors)
+            if least - lower <= spectra.GAP * abs(least) or wider.shape[1] == basis.shape[1]:
+                return best
+            basis = wider
+            probabilities, lower, _ = spectra.least_top_eigenvalue(
+                np.zeros((basis.shape[1],) * 2),
+                -self.forms(basis, basis),
+                start=best,
+                low=np.zeros(self.num_matchings),
+                high=np.ones(self.num_matchings),
+                costs=self.secs,
+                limit=self.budget,
+            )
+
+    def moments(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """L̄ and S of E[WᵀW] = I − 2α L̄ + α² S, f64[n, n] each.
+
+        L_j² = 2 L_j for a matching, so S = L̄² + 2 Σ p_j(1 − p_j) L_j.
+        """
+        mean = self.mean_laplacian(probabilities)
+        return mean, mean @ mean + 2 * self.mean_laplacian(probabilities * (1 - probabilities))
+
+    def best_alpha(self, probabilities: np.ndarray) -> spectra.Alpha:
+        """The α with the least ρ."""
+        return spectra.best_alpha(*self.moments(probabilities))
+
+
+def _checked_matching(number: int, matching: ArrayLike, num_workers: int) -> np.ndarray:
+    edges = graphs.checked_edges(matching, num_workers)
+    if not len(edges):
+        raise ValueError(f"matching {number} has no edges; leave it out.")
+    uses = np.bincount(edges.ravel())
+    if uses.max() > 1:
+        raise ValueError(
+            f"matching {number} is none: worker {uses.argmax()} is in {uses.max()} of its edges; "
+            "each worker may be in one. decompose_matchings makes matchings from edges."
+        )
+    return edges

@@ -1,0 +1,163 @@
+"""How small can the largest eigenvalue of a matrix be made that depends on a few numbers?
+
+The numerics of MATCHA's schedules, host float64: a linear dependence by linear programs with
+cutting planes, a quadratic one on a single number by parabolas. No semidefinite solver is needed.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+GAP = 1e-7  # of the bounds, relative, at which a search ends
+_ALPHA_GAP = 1e-13  # of the bounds in a search for one number
+_MOST_CUTS = 300  # rounds of cutting planes; 5 to 80 are usual
+_MOST_PARABOLAS = 60  # 4 to 12 are usual
+
+
+def eigh(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All eigenvalues, f64[..., n], ascending, and their vectors, f64[..., n, n].
+
+    By divide and conquer; where that fails, by QR iterations, which are slower. LAPACK's third
+    solver, for a part of the eigenvalues, failed on complete graphs, where nearly all are equal.
+    """
+    try:
+        return np.linalg.eigh(matrix)
+    except np.linalg.LinAlgError:
+        from scipy import linalg
+
+        if matrix.ndim > 2:
+            values, vectors = zip(*map(eigh, matrix), strict=True)
+            return np.array(values), np.array(vectors)
+        return linalg.eigh(matrix, driver="ev")
+
+
+def top_eigenpairs(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The largest eigenvalues, f64[k], descending, and their vectors, f64[n, k].
+
+    All but the smallest, k = n − 1, up to n = 64; above it 8.
+    """
+    values, vectors = eigh(matrix)
+    count = len(matrix) - 1 if len(matrix) <= 64 else 8
+    return values[: -count - 1 : -1], vectors[:, : -count - 1 : -1]
+
+
+class Alpha(NamedTuple):
+    """The best α for some p."""
+
+    alpha: float
+    rho: float
+    vectors: np.ndarray  # f64[n, k], the largest eigenvectors of E[WᵀW] at this α
+    values: np.ndarray  # f64[k], theirs, minus those of 11ᵀ/n
+
+
+def best_alpha(mean: np.ndarray, second: np.ndarray) -> Alpha:
+    """The α with the least ρ(α), the largest eigenvalue of I − 11ᵀ/n − 2α mean + α² second.
+
+    A unit vector v gives a parabola, 1 − 2α vᵀ mean v + α² vᵀ second v, that is nowhere above
+    ρ(α), and meets it where v is the eigenvector. Of those found so far the last on each side of
+    the minimum bound it; where the larger of the two is least is the next α.
+    """
+    size = len(mean)
+    rest = np.eye(size) - 1 / size
+    sides: list[tuple[float, float] | None] = [None, None]  # that falls at its α, that rises
+    alpha, found = 1 / (float(mean.diagonal().max()) or 1.0), None  # 0: no links at all
+    for _ in range(_MOST_PARABOLAS):
+        values, vectors = top_eigenpairs(rest - 2 * alpha * mean + alpha**2 * second)
+        if found is None or values[0] < found.rho:
+            found = Alpha(alpha, float(values[0]), vectors, values)
+        image = mean @ vectors[:, 0]
+        slope, bend = float(vectors[:, 0] @ image), float(vectors[:, 0] @ second @ vectors[:, 0])
+        sides[int(alpha * bend > slope)] = slope, bend
+        alpha, lower = _lowest([side for side in sides if side is not None])
+        if found.rho - lower <= _ALPHA_GAP:
+            break
+    assert found is not None
+    return found._replace(rho=max(found.rho, 0.0))
+
+
+def _lowest(parabolas: list[tuple[float, float]]) -> tuple[float, float]:
+    """Where the larger of one or two 1 − 2αa + α²b is least, and its value there."""
+    vertices = [(a / b if b > 0 else 0.0) for a, b in parabolas]  # 0: a graph in two parts
+    values = [1 - vertex * a for vertex, (a, _) in zip(vertices, parabolas, strict=True)]
+    for vertex, value, (a, b) in zip(vertices, values, reversed(parabolas), strict=True):
+        if len(parabolas) == 1 or 1 - 2 * vertex * a + vertex**2 * b <= value:
+            return vertex, value
+    (a, b), (c, d) = parabolas
+    if b == d:  # they meet at 0 alone
+        return max(zip(vertices, values, strict=True), key=lambda found: found[1])
+    crossing = 2 * (a - c) / (b - d)
+    return crossing, 1 - 2 * crossing * a + crossing**2 * b
+
+
+def least_top_eigenvalue(
+    constant: np.ndarray,
+    slopes: np.ndarray,
+    *,
+    start: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    costs: np.ndarray,
+    limit: float,
+    gain: float = 0.0,
+) -> tuple[np.ndarray, float, float]:
+    """Minimises the largest eigenvalue of A(x) = constant + Σ x_j slopes_j, f64[k, k].
+
+    Over low ≤ x ≤ high, costs·x ≤ limit. Each unit vector v gives a cut, vᵀA(x)v ≤ s.
+    Eigenvectors alone converge slowly where several eigenvalues meet, as they do at the optimum;
+    the sums and differences of two of them bring in the entries off the diagonal.
+
+    Returns the best x, a lower bound of the minimum, and the value at x; they differ by 1e-7 of
+    the value, or by `gain` of what was gained from the start.
+    """
+    from scipy import optimize
+
+    x, best, least, lower, first_value = start, start, np.inf, -np.inf, np.inf
+    cuts, ends = np.zeros((0, len(x))), np.zeros(0)
+    for _ in range(_MOST_CUTS):
+        values, vectors = eigh(constant + np.tensordot(x, slopes, 1))
+        if values[-1] < least:
+            best, least = x, float(values[-1])
+        if first_value == np.inf:
+            first_value, scale = least, max(abs(least), 1e-12)  # HiGHS's tolerances are absolute
+        if least - lower <= max(GAP * abs(least), gain * (first_value - least)):
+            break
+        top = vectors[:, -8:]
+        i, j = np.triu_indices(top.shape[1], 1)
+        top = np.concatenate(
+            [top, (top[:, i] + top[:, j]) / 2**0.5, (top[:, i] - top[:, j]) / 2**0.5], axis=1
+        )
+        cuts = np.append(cuts, np.sum(top * (slopes @ top), axis=1).T / scale, axis=0)
+        ends = np.append(ends, -np.sum(top * (constant @ top), axis=0) / scale)
+        result = optimize.linprog(
+            np.append(np.zeros(len(x)), 1.0),
+            A_ub=np.block([[cuts, -np.ones((len(cuts), 1))], [costs, np.zeros(1)]]),
+            b_ub=np.append(ends, limit),
+            bounds=[*zip(low, high, strict=True), (None, None)],
+            method="highs",
+            options={
+                "presolve": False,
+                "primal_feasibility_tolerance": 1e-10,
+                "dual_feasibility_tolerance": 1e-10,
+            },
+        )
+        if result.status != 0:  # numerical trouble: what was found so far is still feasible
+            break
+        x, lower = np.clip(result.x[:-1], low, high), max(lower, float(result.fun) * scale)
+        room, used = limit - costs @ low, costs @ (x - low)
+        if used > room:  # by the tolerance of the linear program
+            x = low + (x - low) * (room / used)
+        # Cuts half-way to the best point so far took half as many rounds as those at the vertex.
+        x = 0.5 * (x + best)
+        # The tight cuts keep the bound; most of the others never matter again.
+        kept = np.argsort(ends - cuts @ x, kind="stable")[: 5 * len(x) + 40]
+        cuts, ends = cuts[kept], ends[kept]
+    return best, lower, least
+
+
+def joined(basis: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """An orthonormal basis of both, f64[n, k]; directions that are there already are left out."""
+    rest = vectors - basis @ (basis.T @ vectors)
+    left, sizes, _ = np.linalg.svd(rest, full_matrices=False)
+    new = left[:, sizes > 1e-7]
+    new = np.linalg.qr(new - basis @ (basis.T @ new))[0]
+    return np.concatenate([basis, new], axis=1)

@@ -1,0 +1,88 @@
+"""One process of a run of two, of which process 1 computes something in another way.
+
+    python -m tests.training.agreement_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASE OUT
+
+Each process writes OUT/PROCESS_ID.npz: its parameters, and what it planned for the exchanges.
+"""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+
+import hetjax
+from hetjax.cluster import processes
+from hetjax.quota import policies
+from hetjax.topology import gossip, schedules
+from tests.training import problems
+
+ROUNDS = 2000  # that are planned
+made = []
+
+
+def with_other_last_bits(solve):
+    def solved(*args, **options):
+        found = solve(*args, **options)
+        probabilities = np.nextafter(found.probabilities, 0)
+        return found._replace(probabilities=probabilities, alpha=np.nextafter(found.alpha, 0))
+
+    return solved
+
+
+def with_other_flags(flags):
+    def flagged(schedule, round, seed):
+        found = flags(schedule, round, seed)
+        return ~found if round == 3 else found
+
+    return flagged
+
+
+def with_other_quotas(equal):
+    def made_policy():
+        policy = equal()
+
+        def assign(state, total, caps):
+            quotas, state = policy.assign(state, total, caps)
+            return quotas[::-1].copy() if total == 7 else quotas, state
+
+        return policy._replace(assign=assign)
+
+    return made_policy
+
+
+def kept(make):
+    def recorded(*args, **options):
+        made.append(make(*args, **options))
+        return made[-1]
+
+    return recorded
+
+
+def main(process_id, num_processes, coordinator, case, out):
+    case = json.loads(case)
+    place = processes.find_place(int(process_id), int(num_processes), coordinator)
+    processes.join(place)
+    hetjax.use_cpu_workers(4 // place.num_processes)
+    weights = problems.initial_weights(np.float32)
+    if place.process_id == 1:
+        if case["other"] == "last bits":
+            for name in ("matcha_schedule", "matcha_direct"):
+                setattr(schedules, name, with_other_last_bits(getattr(schedules, name)))
+        if case["other"] == "flags":
+            schedules.Schedule.flags = with_other_flags(schedules.Schedule.flags)
+        if case["other"] == "quotas":
+            hetjax.quota.POLICIES["equal"] = with_other_quotas(policies.equal)
+        if case["other"] == "parameters":
+            weights = np.nextafter(weights, np.float32(0))
+    gossip.matcha = kept(gossip.matcha)
+    result = problems.fit(problems.classification(), weights, **case["fields"])
+    arrays = {"params": result.params, "weights": [], "active": []}
+    if made:
+        active = np.array([made[-1].active(round) for round in range(ROUNDS)])
+        arrays |= {"weights": made[-1].weights, "active": active}
+    np.savez(pathlib.Path(out) / f"{process_id}.npz", **arrays)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,179 @@
+"""What each process of a run computes for itself: taken from one of them, or found to differ."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hetjax.data import rounds
+from hetjax.topology import schedules
+from hetjax.training import agreement, checkpoint, solutions
+from tests.training import problems
+from tests.training.test_processes import free_port
+
+PATIENCE_SECS = 120  # 10 are usual
+
+
+def run_two(directory, other, *, shared_memory=False, **fields):
+    """Two processes, of which process 1 computes `other` otherwise: [(exit code, message)]."""
+    directory.mkdir()
+    address = f"127.0.0.1:{free_port()}"
+    case = json.dumps({"other": other, "fields": fields})
+    variables = {"HETJAX_SHARED_MEMORY": str(directory)} if shared_memory else {}
+    gang = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.training.agreement_cases"),
+                *(str(index), "2", address, case, str(directory)),
+            ],
+            env={**os.environ, **variables},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=PATIENCE_SECS)[1] for process in gang]
+    finally:
+        for process in gang:
+            process.kill()
+    return [(process.returncode, error) for process, error in zip(gang, errors, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["matcha", "matcha_direct"])
+def test_all_processes_take_the_schedule_of_one_to_the_bit(name, tmp_path):
+    reducer = {"name": name, "graph": "0-1,1-2,2-3,0-2", "budget": 0.4}
+    told = run_two(tmp_path / "out", "last bits", epochs=1, reducer=reducer)
+    assert [code for code, _ in told] == [0, 0], told
+    first, second = (np.load(tmp_path / "out" / f"{index}.npz") for index in range(2))
+    np.testing.assert_array_equal(first["weights"], second["weights"])
+    np.testing.assert_array_equal(first["active"], second["active"])
+    np.testing.assert_array_equal(first["params"], second["params"])
+    assert 0 < first["active"].mean() < 1
+
+
+@pytest.mark.parametrize(
+    ("other", "parts", "fields"),
+    [
+        ("flags", "exchanges", {"reducer": {"name": "matcha", "graph": "ring"}}),
+        ("quotas", "examples|quotas", {"budget": 7, "quota": {"policy": "equal"}}),
+    ],
+)
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_who_plans_another_round_is_named_before_anybody_waits(
+    other, parts, fields, shared_memory, tmp_path
+):
+    told = run_two(tmp_path / "out", other, shared_memory=shared_memory, epochs=2, **fields)
+    for code, message in told:
+        assert code == 1, told
+        assert "DisagreementError: process 1 planned another round than process 0" in message
+        assert any(f"other {part}" in message for part in parts.split("|")), message
+
+
+def test_other_initial_parameters_are_refused(tmp_path):
+    (first_code, _), (code, message) = run_two(tmp_path / "out", "parameters", epochs=1)
+    assert code == 1
+    assert first_code != 0
+    assert "ValueError: process 1 has initial parameters" in message
+
+
+class Board:
+    """One for all, in memory."""
+
+    def __init__(self):
+        self.values = {}
+
+    def post_long(self, key, value):
+        self.values[key] = json.dumps(value)
+
+    def wait_long(self, key, timeout_secs):
+        return json.loads(self.values[key])
+
+
+def test_one_process_solves_and_the_others_hear_of_it():
+    board, numbers = Board(), [0.1, 1 / 3, 5e-324, 0.1 + 0.2]
+    first, second = (solutions.Solutions(leads=leads, board=board) for leads in (True, False))
+    assert first("p", lambda: numbers) == numbers
+    assert second("p", pytest.fail) == numbers
+    assert first("p", pytest.fail) == numbers  # asked again, as in another run of the process
+    assert first.save() == {"p": numbers}
+
+
+def test_where_one_cannot_solve_nobody_waits_for_it():
+    board = Board()
+    first, second = (solutions.Solutions(leads=leads, board=board) for leads in (True, False))
+
+    def solve():
+        raise ValueError("budget is 7")
+
+    with pytest.raises(ValueError, match="budget is 7"):
+        first("p", solve)
+    with pytest.raises(ValueError, match="process 0 could not solve 'p': ValueError: budget is 7"):
+        second("p", solve)
+
+
+def test_what_a_checkpoint_kept_is_not_solved_again():
+    found = solutions.Solutions(kept=lambda: {"p": [0.25]})
+    assert found("p", pytest.fail) == [0.25]
+    assert found("q", lambda: [0.5]) == [0.5]
+    assert found.save() == {"p": [0.25], "q": [0.5]}
+
+
+def test_each_part_of_a_plan_has_a_digest_of_its_own():
+    plan = rounds.RoundPlan(np.arange(8).reshape(2, 4), np.arange(3), np.zeros(2, int))
+    base = {"limits": np.array([1, 1]), "active": np.array([True, False]), "may_close": True}
+    own = agreement.digests_of(plan, 5, **base)
+    assert own == agreement.digests_of(plan, 5, **base)
+    others = {
+        "examples": agreement.digests_of(plan._replace(passes=plan.passes + 1), 5, **base),
+        "quotas": agreement.digests_of(plan, 5, **{**base, "limits": np.array([1, 0])}),
+        "exchanges": agreement.digests_of(plan, 5, **{**base, "active": np.array([True, True])}),
+    }
+    for index, (name, digests) in enumerate(others.items()):
+        assert [a != b for a, b in zip(own, digests, strict=True)] == [
+            other == index for other in range(3)
+        ], name
+    assert agreement.digests_of(plan, 5, **{**base, "may_close": False}) != own
+    assert all(a != b for a, b in zip(own, agreement.digests_of(plan, 6, **base), strict=True))
+
+
+def test_a_restart_with_another_solution_goes_on_with_the_first(tmp_path, monkeypatch, float64):
+    """The flags and weights of the rounds to come are those that were planned at the beginning."""
+    fields = {
+        "epochs": 4,
+        "quota": {"policy": "equal"},
+        "reducer": {"name": "matcha", "graph": "0-1,1-2,2-3,0-2"},
+        "checkpoint": {"every_rounds": 3},
+    }
+    data, weights = problems.classification(), problems.initial_weights()
+    whole = problems.fit(data, weights, **fields)
+    problems.fit(
+        data, weights, workdir=tmp_path, callbacks=[lambda line: line.round == 7], **fields
+    )
+    solve = schedules.matcha_schedule
+
+    asked = []
+
+    def solved_otherwise(*args):
+        asked.append(args)
+        found = solve(*args)
+        return found._replace(probabilities=found.probabilities[::-1], alpha=0.9 * found.alpha)
+
+    monkeypatch.setattr(schedules, "matcha_schedule", solved_otherwise)
+    resumed = problems.fit(data, weights, workdir=tmp_path, **fields)
+    assert not asked
+    assert resumed.summary["rounds"] == whole.summary["rounds"]
+    np.testing.assert_array_equal(resumed.params, whole.params)
+    (about, *_) = sorted((tmp_path / "checkpoints").rglob("about.json"), reverse=True)
+    kept = checkpoint.newest_about(tmp_path / "checkpoints")["solutions"]
+    about.write_text(about.read_text().replace("solutions", "solutionz"))
+    assert (
+        checkpoint.newest_about(tmp_path / "checkpoints")["solutions"] == kept
+    )  # of the one before
+    other = problems.fit(data, weights, **fields)
+    assert not np.array_equal(other.params, whole.params)  # the other solution is another one
+    (numbers,) = kept.values()
+    assert numbers[0] == solve(*asked[0]).alpha  # to the bit, after JSON
