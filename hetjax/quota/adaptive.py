@@ -30,6 +30,7 @@ _PROBE_SHARE = 0.008  # of the time, that probing workers of quota 0 may take
 _PATIENT_PROBES = 4  # that may lead to nothing before the next ones come ever more rarely
 _MOST_DOUBLINGS = 20
 _UNSURE = 2.0  # standard errors, by which a worker of quota 0 may be faster than it seems
+_VAGUE = 0.1  # relative standard error, above which that counts
 _HICCUP = 10  # rounds after which one that used to work, or began slowly, is seen again anyway
 _COLD = 4.0  # by as much a worker's first rounds may be slower than the next
 
@@ -301,11 +302,10 @@ def _with_probe(state: AdaptiveState, caps: np.ndarray) -> tuple[np.ndarray, Ada
     waits = 2.0 ** np.clip(state.probes - _PATIENT_PROBES, 0, _MOST_DOUBLINGS)
     interval = np.maximum(extra * idle.sum() / _PROBE_SHARE, 1.0) * waits
     cusum = np.maximum(model.watch.slower, model.watch.faster)
-    count = np.maximum(model.samples.start_count, 1.0)
-    at_least = alone * (1.0 - _UNSURE * changes.noise(model.watch) / np.sqrt(count))
-    cold = (count == 1) | (model.seen_little & (cusum > 0.0))
-    again = cusum > _SUSPICIOUS
-    again |= np.where(cold, alone <= _COLD * round_secs, at_least <= round_secs)
+    errors = changes.noise(model.watch) / np.sqrt(np.maximum(model.samples.start_count, 1.0))
+    unsure = (errors > _VAGUE) & (alone * (1.0 - _UNSURE * errors) <= round_secs)
+    cold = (model.samples.start_count == 1) | (model.seen_little & (cusum > 0.0))
+    again = (cusum > _SUSPICIOUS) | unsure | (cold & (alone <= _COLD * round_secs))
     due = idle & (again | (state.idle_rounds >= interval))
     favoured = (state.worked >= _HICCUP) | (model.seen_little & (state.probes == 0))
     favoured &= idle & ~due & (state.idle_rounds >= _HICCUP)

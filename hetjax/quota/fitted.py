@@ -174,10 +174,9 @@ def _common_pace(
     if np.count_nonzero(seen) < 2:
         return 1.0
     ratios = np.log(np.maximum(compute_secs[seen], 1e-12) / _expected(state, done)[seen])
-    if ratios.size == 2:  # the smaller one, if both are slower or both faster
-        common = float(ratios[np.argmin(np.abs(ratios))]) if ratios.prod() > 0 else 0.0
-    else:
-        common = changes.median(ratios)
+    ordered, half = np.sort(ratios), ratios.size // 2
+    low, high = float(ordered[(ratios.size - 1) // 2]), float(ordered[half])
+    common = 0.0 if low * high <= 0 else min(low, high, key=abs)  # more than half are beyond it
     error = 1.25 * changes.median(changes.noise(state.watch)[seen]) / np.sqrt(ratios.size)
     return float(np.exp(common)) if abs(common) > _COMMON * error else 1.0
 

@@ -19,7 +19,7 @@ _LONGER = 8  # times as many before the next look, where the quotas were right
 _LONGEST_WAIT = 5120
 _MOST_ROUNDS = 8  # equal rounds of a look
 _FOLLOWED, _HELD = 2.0, 3.0  # standard errors, at which it is decided for the policy, against it
-_SPREAD = 0.05  # of what the policy saves, in rounds, assumed before any was seen
+_SPREAD = 0.05  # of what the policy saves, in rounds, assumed at least before any was seen
 _SPREAD_ROUNDS = 4.0  # what that assumption weighs
 _OUTLIER = 2.0  # rounds, that one round's saving counts as at most
 _SLOWER = 2.0  # equal rounds that are so many times longer are not tried at first
@@ -208,13 +208,15 @@ def _looked(state: GuardState, times: policies.RoundTimes) -> GuardState:
     if which == 0:
         return state
     state = _with_equal_round(state, times)
-    mean, error, count = _mean_cost(state.equal_secs[1], state.equal_secs[0])
-    longer, longer_error, _ = _mean_cost(secs[0], secs[1])
+    mean, error, count = _mean_cost(*state.equal_secs[::-1], _SPREAD)
+    spread = _spread(state)
+    longer, longer_error, _ = _mean_cost(*secs, spread)
     if longer > _HELD * longer_error:
         return _hold(state, by_rounds=True)
     if mean > _HELD * error:
         return _hold(state, by_rounds=False)
-    doubtful = np.nanmean(secs[1]) < np.median(state.recent_secs)  # it was the shorter one
+    shorter = np.nanmean(secs[1]) / np.median(state.recent_secs)
+    doubtful = shorter < 1.0 - spread  # than the policy's last rounds
     if (mean >= -_FOLLOWED * error or doubtful) and count < _MOST_ROUNDS:
         return state
     if mean >= 0 or (doubtful and longer > 0):
@@ -233,10 +235,10 @@ def _held(state: GuardState, times: policies.RoundTimes) -> GuardState:
     """A round of equal split: do its clocks speak for the policy's quotas?"""
     state = _with_equal_round(state, times)
     state = state._replace(rounds=state.rounds + 1)
-    burst, burst_error, count = _mean_cost(*state.equal_secs[::-1, -_BURST:])
+    burst, burst_error, count = _mean_cost(*state.equal_secs[::-1, -_BURST:], _SPREAD)
     if count == _BURST and burst < -_HELD * burst_error and not state.by_rounds:
         return _released(state)
-    mean, error, count = _mean_cost(*state.equal_secs[::-1])
+    mean, error, count = _mean_cost(*state.equal_secs[::-1], _SPREAD)
     if state.rounds >= state.wait and mean < -_FOLLOWED * error:
         return _released(state)
     return state
@@ -252,16 +254,21 @@ def _with_equal_round(state: GuardState, times: policies.RoundTimes) -> GuardSta
     return state._replace(equal_secs=np.concatenate([state.equal_secs[:, 1:], newest], axis=1))
 
 
-def _mean_cost(secs: np.ndarray, others: np.ndarray) -> tuple[float, float, int]:
+def _spread(state: GuardState) -> float:
+    """What the difference of two rounds varies by, in rounds, from the policy's last ones."""
+    return max(_SPREAD, float(np.std(state.recent_secs) / max(np.mean(state.recent_secs), 1e-300)))
+
+
+def _mean_cost(secs: np.ndarray, others: np.ndarray, spread: float) -> tuple[float, float, int]:
     """By what `secs` exceed `others` in the mean, in rounds: `(mean, standard error, count)`."""
     known = ~np.isnan(secs + others)
     count = int(known.sum())
     if not count:
-        return 0.0, _SPREAD, 0
+        return 0.0, spread, 0
     usual = max(float(np.median(others[known])), 1e-300)
     costs = np.clip((secs[known] - others[known]) / usual, -_OUTLIER, _OUTLIER)
     mean = float(costs.mean())
-    variance = (((costs - mean) ** 2).sum() + _SPREAD_ROUNDS * _SPREAD**2) / (
+    variance = (((costs - mean) ** 2).sum() + _SPREAD_ROUNDS * spread**2) / (
         max(count - 1, 1) + _SPREAD_ROUNDS
     )
     return mean, float(np.sqrt(variance / count)), count

@@ -170,7 +170,7 @@ def test_a_guard_that_was_saved_in_a_look_goes_on_identically():
 
 def test_the_mean_cost_by_hand():
     mean, error, count = guard._mean_cost(
-        np.array([1.0, 3.0, 90.0, np.nan]), np.array([2.0, 2.0, 2.0, 2.0])
+        np.array([1.0, 3.0, 90.0, np.nan]), np.array([2.0, 2.0, 2.0, 2.0]), 0.05
     )
     # in rounds of 2: -0.5, 0.5, and 44 that counts as 2; four assumed ones of 0.05 beside them
     costs = np.array([-0.5, 0.5, 2.0])

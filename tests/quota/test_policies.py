@@ -281,7 +281,6 @@ def test_a_worker_whose_probes_cost_little_is_soon_found_to_be_faster():
         (0.085, 0.19, 0.36, 0.46), changes=(emulate.Change(3, 3, 0.38),)
     )
     quotas = run(quota.adaptive(guard=False), cluster, 8, 60)
-    assert quotas[3:8, 3].max() == 1
     assert (quotas[40:] == [4, 2, 1, 1]).all()
 
 
