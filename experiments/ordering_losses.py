@@ -64,6 +64,11 @@ def _positions(logits: jax.Array) -> jax.Array:
     return jnp.arange(len(logits))
 
 
+def _bits(rng: jax.Array, like: jax.Array) -> jax.Array:
+    """True or False with equal probability; the same ones in float32 and float64."""
+    return jax.random.bits(rng, like.shape, jnp.uint8) < 128
+
+
 def indices(logits: jax.Array, batch: Any, rng: jax.Array) -> jax.Array:
     """Each row by its number, as in NumPy."""
     return -jax.nn.log_softmax(logits)[_positions(logits), batch["z"]]
@@ -206,7 +211,7 @@ def dropped(logits: jax.Array, batch: Any, rng: jax.Array) -> jax.Array:
 
     @jax.checkpoint
     def layer(logits: jax.Array) -> jax.Array:
-        return jnp.tanh(logits) * jax.random.bernoulli(rng, 0.5, logits.shape)
+        return jnp.tanh(logits) * _bits(rng, logits)
 
     return layer(logits).sum(axis=1)
 
@@ -318,7 +323,7 @@ def sequences(logits: jax.Array, batch: Any, rng: jax.Array) -> jax.Array:
 
 def masked_bits(logits: jax.Array, batch: Any, rng: jax.Array) -> jax.Array:
     """Dropout with one key a microbatch: the bits are kept for the backward pass."""
-    return (jnp.tanh(logits) * jax.random.bernoulli(rng, 0.5, logits.shape)).sum(axis=1)
+    return (jnp.tanh(logits) * _bits(rng, logits)).sum(axis=1)
 
 
 def repeated(logits: jax.Array, batch: Any, rng: jax.Array) -> jax.Array:
