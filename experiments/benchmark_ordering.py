@@ -19,12 +19,14 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
     hetjax.use_cpu_workers(8)
-    from experiments import ordering_kernels, ordering_steps, ordering_toys, rows
+    from experiments import ordering_checks, ordering_kernels, ordering_steps, ordering_toys, rows
 
     groups = {
         "steps": ordering_steps.step_rows,
         "per_example": ordering_steps.per_example_rows,
         "memory": ordering_steps.memory_rows,
+        "check": ordering_checks.cost_rows,
+        "losses": ordering_checks.gradient_rows,
         "kernel": ordering_kernels.kernel_rows,
         "exactness": ordering_kernels.exactness_rows,
         "wire": ordering_kernels.wire_rows,

@@ -47,6 +47,8 @@ class Step:
         **ordering: Any,
     ) -> None:
         loss_fn, params = problems.classifier(model, _SHAPE, input_max=255.0, **_MODELS[model])
+        data = problems.images(microbatch_size * quota, _SHAPE)
+        self.examples = {name: x[:microbatch_size] for name, x in data.items()}
         fields = {
             "microbatch_size": microbatch_size,
             "budget": quota,
@@ -59,7 +61,7 @@ class Step:
             loss_fn,
             params,
             optax.sgd(1e-4, momentum=0.9),
-            sources.as_source(problems.images(microbatch_size * quota, _SHAPE)),
+            sources.as_source(data),
             config=config,
             per_example_rng=False,
         )
@@ -113,7 +115,7 @@ def _steps(makers: Sequence[Callable[[], Step]]) -> Iterator[list[Step]]:
             step.parts.close()
 
 
-def _in_turn(steps: Sequence[Step], repeats: int) -> np.ndarray:
+def in_turn(steps: Sequence[Step], repeats: int) -> np.ndarray:
     """f64[repeats, len(steps), 2]: seconds of the local and the sync phase."""
     return np.array([[step() for step in steps] for _ in range(repeats)])
 
@@ -129,7 +131,7 @@ def step_rows(repeats: int = 60) -> list[Row]:
             for block in blocks
         ]
         with _steps(makers) as steps:
-            secs = _in_turn(steps, repeats)
+            secs = in_turn(steps, repeats)
         whole = secs.sum(axis=2)
         ratios = np.median(whole / whole[:, :1], axis=0)
         phases = np.median(secs / secs[:, :1], axis=0)
@@ -154,7 +156,7 @@ def per_example_rows(repeats: int = 5) -> list[Row]:
         lambda: Step("mlp", method="pair_balance_exact"),
     ]
     with _steps(makers) as steps:
-        secs = _in_turn(steps, repeats)
+        secs = in_turn(steps, repeats)
     ratio = np.median(secs[:, 1].sum(axis=1) / secs[:, 0].sum(axis=1))
     return [
         Row(

@@ -2,7 +2,6 @@
 
 from hetjax.ordering.balance import balance_signs
 from hetjax.ordering.herding import parallel_herding_bound
-from hetjax.ordering.matrix_free import can_reuse_residuals
 from hetjax.ordering.methods import ORDERINGS, d_grab, random_reshuffling
 from hetjax.ordering.ordering import Options, Ordering, OrderState, Signs
 
@@ -13,7 +12,6 @@ __all__ = [
     "Ordering",
     "Signs",
     "balance_signs",
-    "can_reuse_residuals",
     "d_grab",
     "parallel_herding_bound",
     "random_reshuffling",

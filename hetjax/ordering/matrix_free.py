@@ -2,30 +2,20 @@
 
 The inner products of all gradients of a block of pairs with the running sum are one `jax.jvp`
 of the vector of losses along it. They give the signs; the examples of sign + and those of sign
-- are two half blocks, and the gradient sums of the halves, one backward pass in all, give both
-the update, G₊ + G₋, and the change of the running sum, G₊ - G₋. Within a block all signs use
-the running sum from before it.
+- are two half blocks, and the gradient sums of the halves (`halves`) give both the update,
+G₊ + G₋, and the change of the running sum, G₊ - G₋. Within a block all signs use the running sum
+from before it.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from hetjax import trees, types
-from hetjax.ordering import balance, pairs
+from hetjax.ordering import balance, halves, pairs
 from hetjax.ordering.ordering import Options, Signs
-
-
-class _NoExampleAxisError(ValueError):
-    """What a backward pass keeps of the forward pass cannot be cut by examples."""
-
-
-Losses = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 def two_level(options: Options) -> Signs:
@@ -74,9 +64,9 @@ def alone(options: Options) -> Signs:
     """
     return independent(
         trees.accumulator_zeros,
-        make_local(options.block_pairs, reuse_residuals=options.reuse_residuals),
+        make_local(options.block_pairs),
         new_pass=lambda running_sum: jax.tree.map(jnp.zeros_like, running_sum),
-    )
+    )._replace(refusal=functools.partial(_refusal, block_pairs=options.block_pairs))
 
 
 def independent(init: Callable, local: Callable, *, new_pass: Callable) -> Signs:
@@ -95,21 +85,19 @@ def independent(init: Callable, local: Callable, *, new_pass: Callable) -> Signs
     return Signs(init, lambda sums: sums, local, sync, sync_array, new_pass, coordinated=False)
 
 
-def make_local(block_pairs: int, *, reuse_residuals: bool) -> Callable:
+def make_local(block_pairs: int) -> Callable:
     """`Signs.local`, its `signed_sum` the running sum that this worker goes on from.
 
     The block of the odd unit at a pass's end, which has no partner, adds nothing to the sum.
+    The update is the gradient of the losses of the whole microbatch, as without any order.
 
     Args:
         block_pairs: pairs of a block; a microbatch has blocks of this size and maybe a smaller
-            one.
-        reuse_residuals: the backward pass takes the forward pass of the inner products, with
-            its examples brought into the order of the halves, where `can_reuse_residuals`;
-            else the halves have a forward pass of their own.
+            one, or is one block (`halves.Microbatch.blocks`).
     """
 
     def local(
-        losses: Losses,
+        losses: halves.Losses,
         worker_state: types.WorkerState,
         private_sum: types.PyTree,
         microbatch: types.Microbatch,
@@ -117,36 +105,33 @@ def make_local(block_pairs: int, *, reuse_residuals: bool) -> Callable:
         rng: jax.Array,
     ) -> tuple[tuple[jax.Array, jax.Array], tuple, types.PyTree, jax.Array]:
         del position, rng
-        size = microbatch.example_ids.shape[0]
-        params = worker_state.params
-        losses_and_weights, grad_parts, changes, signs = [], [], [], []
-        for start in range(0, size, 2 * block_pairs):
-            stop = min(start + 2 * block_pairs, size)
-            units = None if stop - start == size else jnp.arange(start, stop)
-            block_losses = functools.partial(losses, units=units)
-            tangent = _direction(private_sum, params)
-            values, dots, weights = jax.jvp(block_losses, (params,), (tangent,), has_aux=True)
+        size, params = microbatch.example_ids.shape[0], worker_state.params
+        batch = halves.Microbatch(losses, params, size, block_pairs)
+        grad_parts, changes, signs = [], [], []
+        for start, stop in batch.blocks:
+            dots = batch.products((start, stop), _direction(private_sum, params))
             first, second = pairs.split(dots)
             sign = jnp.where(first - second <= 0, 1, -1).astype(jnp.int8)
-            evens = 2 * jnp.arange((stop - start) // 2)
-            halves = evens + (sign < 0), evens + (sign > 0)  # positions within the block
             plus, minus = (
                 jax.tree.map(lambda g, r: g.astype(r.dtype), half, private_sum)
-                for half in _gradient_sums(losses, params, units, halves, size, reuse_residuals)
+                for half in batch.half_sums((start, stop), sign)
             )
             mask = microbatch.example_mask[start:stop]
             counted = jnp.sum(mask > 0) % 2 == 0
             change = jax.tree.map(lambda a, b, c=counted: (a - b) * c.astype(a.dtype), plus, minus)
             if stop < size:
                 private_sum = jax.tree.map(jnp.add, private_sum, change)
-            losses_and_weights.append((jnp.sum(values), jnp.sum(weights)))
             grad_parts.append((plus, minus))
             changes.append(change)
             signs.append(pairs.unit_signs(sign, mask))
-        totals = [_sum(t) for t in (losses_and_weights, grad_parts, changes)]
-        return *totals, jnp.concatenate(signs)
+        sums = jnp.sum(batch.values), jnp.sum(batch.weights)
+        return sums, _sum(grad_parts), _sum(changes), jnp.concatenate(signs)
 
     return local
+
+
+def _refusal(losses: halves.Losses, params: types.PyTree, size: int, *, block_pairs: int) -> str:
+    return halves.Microbatch(losses, params, size, block_pairs).refusal
 
 
 def _direction(running_sum: types.PyTree, params: types.PyTree) -> types.PyTree:
@@ -161,135 +146,3 @@ def _direction(running_sum: types.PyTree, params: types.PyTree) -> types.PyTree:
 
 def _sum(terms: list[types.PyTree]) -> types.PyTree:
     return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), terms)
-
-
-def _gradient_sums(
-    losses: Losses,
-    params: types.PyTree,
-    units: jax.Array | None,
-    halves: tuple[jax.Array, jax.Array],
-    size: int,
-    reuse_residuals: bool,
-) -> tuple[types.PyTree, types.PyTree]:
-    """The gradient sums of the two halves of a block."""
-    if reuse_residuals:
-        with contextlib.suppress(_NoExampleAxisError):  # a block of one pair is built otherwise
-            return residual_gradient_sums(
-                lambda p, u: losses(p, u)[0], params, units, halves, size=size
-            )
-    chosen = halves if units is None else tuple(units[half] for half in halves)
-    gradient = jax.grad(lambda p, u: jnp.sum(losses(p, u)[0]))
-    return gradient(params, chosen[0]), gradient(params, chosen[1])
-
-
-def residual_gradient_sums(
-    losses: Callable[[types.PyTree, jax.Array | None], jax.Array],
-    params: types.PyTree,
-    units: jax.Array | None,
-    halves: tuple[jax.Array, jax.Array],
-    *,
-    size: int,
-) -> tuple[types.PyTree, types.PyTree]:
-    """Gradient sums of the two halves of a block, from the one forward pass of the block.
-
-    What the backward pass keeps of the forward pass is a list of arrays; those that grow with
-    the block have an axis of examples, along which the half is taken. The structure of the
-    backward pass of a half is had by tracing one.
-
-    Args:
-        losses: `(params, units) -> f[k]`, one number an example.
-        params: the parameters.
-        units: i32[k] the block's positions in the microbatch; None = all of it.
-        halves: two of i32[k / 2], positions in the block.
-        size: examples of the microbatch.
-
-    Raises:
-        _NoExampleAxisError: the arrays kept have no such axis.
-    """
-    count = size if units is None else len(units)
-    positions = jnp.arange(size) if units is None else units
-    _, whole = jax.vjp(lambda p: losses(p, units), params)
-    traced, part = jax.vjp(lambda p: losses(p, positions[: count // 2]), params)
-    kept, _ = jax.tree.flatten(whole)
-    shapes, structure = jax.tree.flatten(part)
-    if len(kept) != len(shapes):
-        raise _NoExampleAxisError
-
-    def half(chosen: jax.Array) -> types.PyTree:
-        taken = [_take(x, like.shape, chosen, count) for x, like in zip(kept, shapes, strict=True)]
-        return jax.tree.unflatten(structure, taken)(jnp.ones_like(traced))[0]
-
-    return half(halves[0]), half(halves[1])
-
-
-def _take(kept: Any, shape: tuple[int, ...], chosen: jax.Array, count: int) -> Any:
-    """`chosen` of the `count` examples of an array, whose shape then is `shape`."""
-    if kept.shape == shape:
-        return kept
-    if kept.ndim != len(shape):
-        raise _NoExampleAxisError
-    axes = [i for i in range(kept.ndim) if kept.shape[i] != shape[i]]
-    if len(axes) != 1 or kept.shape[axes[0]] % count or kept.shape[axes[0]] != 2 * shape[axes[0]]:
-        raise _NoExampleAxisError
-    (axis,) = axes
-    split = (*kept.shape[:axis], count, kept.shape[axis] // count, *kept.shape[axis + 1 :])
-    return jnp.take(kept.reshape(split), chosen, axis=axis).reshape(shape)
-
-
-def can_reuse_residuals(
-    losses: Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array],
-    params: types.PyTree,
-    examples: types.PyTree,
-    keys: jax.Array,
-) -> bool:
-    """Whether the halves' gradients can be had from the forward pass of the whole microbatch.
-
-    A loss whose forward pass keeps absolute positions in the batch (`x[arange(B), y]`) gives
-    wrong ones, so they are compared with the right ones leaf by leaf, on real examples, at
-    parameters that were moved at random (at zeros much would look right), twice. What cannot be
-    compared, for its gradient is zero, is not trusted.
-
-    Args:
-        losses: `(params, examples, keys) -> f[B]`, what the backward pass begins with.
-        params: the parameters.
-        examples: B of them, B even.
-        keys: one key, or one an example.
-    """
-    size = jax.tree.leaves(examples)[0].shape[0]
-    evens = 2 * jnp.arange(size // 2)
-
-    def some(params: types.PyTree, units: jax.Array | None) -> jax.Array:
-        if units is None:
-            return losses(params, examples, keys)
-        taken = jax.tree.map(lambda x: jnp.take(x, units, axis=0), examples)
-        return losses(params, taken, keys[units] if keys.ndim else keys)
-
-    def gaps(params: types.PyTree, sign: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """For each leaf and half, the squared error and the squared norm."""
-        halves = evens + (sign < 0), evens + (sign > 0)
-        plus, minus = residual_gradient_sums(some, params, None, halves, size=size)
-        values, pullback = jax.vjp(lambda p: some(p, None), params)
-        (total,) = pullback(jnp.ones_like(values))
-        (change,) = pullback(pairs.join(sign, -sign).astype(values.dtype))
-        errors, norms = [], []
-        for one, other in ((plus, 1), (minus, -1)):
-            for found, g, u in zip(*map(jax.tree.leaves, (one, total, change)), strict=True):
-                right = (g.astype(jnp.float32) + other * u.astype(jnp.float32)) / 2
-                errors.append(jnp.sum(jnp.square(found.astype(jnp.float32) - right)))
-                norms.append(jnp.sum(jnp.square(right)))
-        return jnp.stack(errors), jnp.stack(norms)
-
-    random = np.random.default_rng(0)
-    try:
-        compare = jax.jit(gaps)
-        for seed in (1, 2):
-            sign = jnp.asarray(np.where(random.random(size // 2) < 0.5, 1, -1), jnp.float32)
-            moved = trees.perturbed(params, seed)
-            narrow = "f16[" in str(jax.make_jaxpr(some, static_argnums=1)(moved, None))
-            tolerance = 1e-3 if narrow else 1e-6  # of rounding; a wrong position is off by 1
-            errors, norms = compare(moved, sign)
-            if not bool(jnp.all((norms > 0) & (errors <= tolerance * norms))):
-                return False
-    except _NoExampleAxisError:
-        return False
-    return True

@@ -29,9 +29,8 @@ class Options(NamedTuple):
     max_microbatches: int = 1
     """The most that one worker does in a round: bounds what the exact forms store."""
     block_pairs: int = 16
-    """Pairs that are given their signs at once, by the running sum before them."""
-    reuse_residuals: bool = False
-    """The loss allows the matrix-free form to use one forward pass for signs and gradients."""
+    """Pairs that are given their signs at once, by the running sum before them; all of a
+    microbatch's where its loss has to be taken as a whole."""
     freeze_after: int = 1
     """Passes after which `frozen` keeps its order."""
 
@@ -69,6 +68,10 @@ class Signs(NamedTuple):
 
     coordinated: bool
     """All workers share one running sum: they begin a new pass together, with the epoch."""
+
+    refusal: Callable[..., str] = lambda losses, params, microbatch_size: ""
+    """`(losses, params, microbatch_size) -> why the method has to take the dearer of its forms
+    with this loss`, '' where it has not; to be traced, as `local`."""
 
     made_for: Options | None = None
     """What it may be used for alone; None: anything."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hetjax.report import sections, series, tables, tiles, words
+from hetjax.report import order, sections, series, tables, tiles, words
 from hetjax.report.series import Record
 
 
@@ -98,6 +98,12 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
     skipped = np.nansum(series.column(history, "skipped_examples"))
     if skipped > 0:
         notes.append(f"{skipped:,.0f} examples were skipped because of non-finite numbers.")
+    ordering = order.ordering(summary)
+    if reason := ordering.get("second_backward_pass"):
+        notes.append(
+            f"The order {ordering.get('method')} took one more backward pass for each microbatch "
+            f"than for losses whose program shows that it treats each example by itself: {reason}"
+        )
     bad = int(np.sum(np.isnan(series.column(history, "loss"))))
     if bad:
         notes.append(f"{bad:,} of {len(history):,} rounds have no finite training loss.")

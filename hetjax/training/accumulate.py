@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import trees, types
-from hetjax.ordering import ordering
+from hetjax.ordering import halves, ordering
 
 LossFn = Callable[[types.PyTree, types.PyTree, jax.Array], Any]
 """`(params, examples, rng) -> losses f32[B]`, or `(losses f32[B], weights f32[B])`."""
@@ -85,6 +85,37 @@ def weighted(loss_fn: LossFn) -> Callable[[types.PyTree, types.PyTree, jax.Array
         return losses if weights is None else losses * weights
 
     return product
+
+
+def masked(
+    loss_fn: LossFn, microbatch: types.Microbatch, rng: jax.Array, *, per_example_rng: bool
+) -> halves.Losses:
+    """`(params, units=None) -> (weight * loss f32[k], weights f32[k])` of a microbatch.
+
+    Of the examples at positions `units i32[k]`, all of them where None; 0 for padding. The
+    arguments are those of `make_accumulate` and of what it builds.
+    """
+
+    def losses_and_weights(
+        params: types.PyTree, units: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        ids, mask, examples = microbatch
+        if units is not None:
+            ids, mask, examples = jax.tree.map(
+                lambda x: jnp.take(x, units, axis=0), (ids, mask, examples)
+            )
+        if per_example_rng:
+            key = jax.vmap(jax.random.fold_in, (None, 0))(rng, ids)
+        else:
+            key = jax.random.fold_in(rng, ids[0])
+        losses, weights = _split_losses(loss_fn(params, examples, key))
+        wide = jnp.promote_types(losses.dtype, jnp.float32)  # sums are never in half
+        losses = losses.astype(wide)
+        weights = jnp.ones_like(losses) if weights is None else weights.astype(wide)
+        weights = jnp.where(mask > 0, weights, 0)
+        return jnp.where(mask > 0, losses, 0) * weights, weights
+
+    return losses_and_weights
 
 
 def check_examples_apart(
@@ -171,24 +202,7 @@ def make_accumulate(
         microbatch: types.Microbatch,
         rng: jax.Array,
     ) -> tuple[types.Accumulated, Any]:
-        def weighted_losses(
-            params: types.PyTree, units: jax.Array | None = None
-        ) -> tuple[jax.Array, jax.Array]:
-            ids, mask, examples = microbatch
-            if units is not None:
-                ids, mask, examples = jax.tree.map(
-                    lambda x: jnp.take(x, units, axis=0), (ids, mask, examples)
-                )
-            if per_example_rng:
-                key = jax.vmap(jax.random.fold_in, (None, 0))(rng, ids)
-            else:
-                key = jax.random.fold_in(rng, ids[0])
-            losses, weights = _split_losses(loss_fn(params, examples, key))
-            wide = jnp.promote_types(losses.dtype, jnp.float32)  # sums are never in half
-            losses = losses.astype(wide)
-            weights = jnp.ones_like(losses) if weights is None else weights.astype(wide)
-            weights = jnp.where(mask > 0, weights, 0)
-            return jnp.where(mask > 0, losses, 0) * weights, weights
+        weighted_losses = masked(loss_fn, microbatch, rng, per_example_rng=per_example_rng)
 
         def objective(params: types.PyTree) -> tuple[jax.Array, jax.Array]:
             losses, weights = weighted_losses(params)

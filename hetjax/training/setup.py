@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from hetjax.training import (
     fused,
     gate,
     local,
+    order,
     replay,
     shared_sums,
     solutions,
@@ -54,6 +56,7 @@ class RunParts:
     local: local.LocalPhase
     sync: sync.SyncFn
     method: ordering.Ordering
+    second_pass: str  # why the method takes one more backward pass with this loss; '' = it does not
     new_pass: Callable | None
     loss_fn: accumulate_lib.LossFn
     per_example_rng: bool
@@ -124,7 +127,16 @@ def build(
     keys = jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
     accumulate_lib.check_loss(loss_fn, params, first, keys)
 
-    method = _make_ordering(config, loss_fn, params, first, keys)
+    options = ordering.Options(
+        num_workers=num_workers,
+        microbatch_size=config.microbatch_size,
+        max_microbatches=_most_microbatches(config),
+        block_pairs=config.ordering.block_pairs,
+        freeze_after=config.ordering.freeze_after,
+    )
+    method, refusal = order.make(config.ordering.method, options, loss_fn, params, first, keys)
+    if refusal and workers[0] == 0:
+        print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
     if method.reducers is not None and config.reducer.name not in method.reducers:
         raise ValueError(
             f"ordering.method: {config.ordering.method!r} does not work with reducer.name="
@@ -203,6 +215,7 @@ def build(
         method=method,
         loss_fn=loss_fn,
         per_example_rng=per_example_rng,
+        second_pass=refusal,
         new_pass=None
         if method.signs is None
         else jax.jit(
@@ -284,52 +297,6 @@ def _make_pace(
         gate=_make_gate(config) if closes else None,
         drop=config.gate.in_flight == "drop",
     )
-
-
-def _make_ordering(
-    config: config_lib.ExperimentConfig,
-    loss_fn: accumulate_lib.LossFn,
-    params: types.PyTree,
-    examples: types.PyTree,
-    keys: jax.Array,
-) -> ordering.Ordering:
-    options = ordering.Options(
-        num_workers=config.cluster.num_workers,
-        microbatch_size=config.microbatch_size,
-        max_microbatches=_most_microbatches(config),
-        block_pairs=config.ordering.block_pairs,
-        freeze_after=config.ordering.freeze_after,
-    )
-    factory = ordering.ORDERINGS[config.ordering.method]
-    if factory(options).signs is None:
-        return factory(options)
-    accumulate_lib.check_examples_apart(loss_fn, params, examples, keys)
-    try:
-        reuse = ordering.can_reuse_residuals(
-            accumulate_lib.weighted(loss_fn), params, examples, keys
-        )
-        method = factory(options._replace(reuse_residuals=reuse))
-        signs = method.signs
-        assert signs is not None
-        accumulate = accumulate_lib.make_accumulate(
-            loss_fn, signs=signs, per_example_rng=keys.ndim > 0
-        )
-        ids = np.arange(config.microbatch_size, dtype=np.int32)
-        mask = np.ones(config.microbatch_size, np.float32)
-        jax.jit(accumulate).lower(
-            types.WorkerState(params, signs.init(params)),
-            accumulate_lib.empty_accumulated(params, signs),
-            types.Microbatch(ids, mask, examples),
-            jax.random.key(0),
-        )
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"ordering.method: {config.ordering.method!r} cannot work with this loss. It calls "
-            "loss_fn with fewer examples than a microbatch, and (but for 'grab' and those that "
-            "end in '_exact') takes its forward derivative, which a custom_vjp has not: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
-    return method
 
 
 def _most_microbatches(config: config_lib.ExperimentConfig) -> int:

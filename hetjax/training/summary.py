@@ -190,10 +190,12 @@ class Summary:
                 "returned_fraction": 1 - microbatches / max(given, 1),
                 "in_flight": self._parts.config.gate.in_flight,
             }
+        method, second_pass = self._parts.config.ordering.method, self._parts.second_pass
         if self.order_cost:
-            method = self._parts.config.ordering.method
             cost = {**self.order_cost, "herding_secs": self._herding_secs}
             out["ordering"] = {"method": method, **cost}
+        if second_pass:
+            out.setdefault("ordering", {"method": method})["second_backward_pass"] = second_pass
         if self._referenced:
             optimal, bound, equal = self._references / self._referenced
             out |= {

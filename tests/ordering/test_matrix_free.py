@@ -1,4 +1,6 @@
-"""When one forward pass may serve for the signs and for the gradients of both halves."""
+"""The gradients of a microbatch's halves: right for every loss, and cheap where that is proven."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,59 +10,195 @@ import pytest
 from flax import nnx
 
 import hetjax
-from hetjax import models
-from hetjax.ordering import matrix_free
+from experiments import ordering_losses
+from experiments import problems as classifiers
+from hetjax import models, ordering, types
+from hetjax.ordering import halves, matrix_free
+from hetjax.training import accumulate as accumulate_lib
 from tests.training import problems
 
-
-def with_dropout(weights, batch, rng):
-    kept = jax.random.bernoulli(rng, 0.5, batch["x"].shape)
-    return problems.softmax_loss(weights, {**batch, "x": batch["x"] * kept}, rng)
-
-
-def with_dropout_by_example(weights, batch, rng):
-    kept = jnp.cos(100 * batch["x"]) > 0  # a mask that belongs to the example
-    return problems.softmax_loss(weights, {**batch, "x": batch["x"] * kept}, rng)
-
-
-def with_a_scan(weights, batch, rng):
-    def step(hidden, _):
-        return jnp.tanh(hidden @ weights @ weights.T), ()
-
-    hidden, _ = jax.lax.scan(step, batch["x"], None, length=3)
-    return problems.softmax_loss(weights, {**batch, "x": hidden}, rng)
+LOSSES = {**ordering_losses.HARD, **ordering_losses.EASY}
+SIZE = ordering_losses.MICROBATCH
+# Hard for a person to judge, and yet the derivative of each example's loss is its own.
+PROVEN = {
+    "position_weights",
+    "first_half",
+    "batch_size",
+    "until_converged",
+    "own_derivative",
+    "called_back",
+}
 
 
 def first_examples(count=8):
     return {name: x[:count] for name, x in problems.classification(dtype=np.float32).items()}
 
 
-@pytest.mark.parametrize("loss_fn", [problems.softmax_loss, with_dropout])
-def test_residuals_are_reused(loss_fn):
-    weights = problems.initial_weights(np.float32)
-    assert matrix_free.can_reuse_residuals(loss_fn, weights, first_examples(), jax.random.key(0))
+def refusal(loss_fn, params, examples, *, block_pairs=16, per_example_rng=False):
+    """Why not all comes from one forward pass and two halves of a backward pass; or ''."""
+    size = len(jax.tree.leaves(examples)[0])
+    microbatch = types.Microbatch(np.arange(size, dtype=np.int32), np.ones(size), examples)
+    reasons = []
+
+    def trace(params):
+        losses = accumulate_lib.masked(
+            loss_fn, microbatch, jax.random.key(0), per_example_rng=per_example_rng
+        )
+        reasons.append(halves.Microbatch(losses, params, size, block_pairs).refusal)
+
+    jax.eval_shape(trace, params)
+    return reasons[0]
 
 
+@pytest.mark.parametrize("block_pairs", [16, 2, 1])
 @pytest.mark.parametrize("name", models.MODELS)
-def test_residuals_of_the_reference_models_are_reused(name):
-    model = models.make(name, (16, 16, 1), 4, rngs=nnx.Rngs(0))
+def test_nothing_is_computed_twice_for_the_reference_models(name, block_pairs):
+    shape, size = (16, 16, 1), 8
+    batch = classifiers.images(size, shape)
+    dtype = jnp.bfloat16 if block_pairs == 2 else jnp.float32
+    loss_fn, params = classifiers.classifier(name, shape, input_max=255.0, param_dtype=dtype)
+    assert refusal(loss_fn, params, batch, block_pairs=block_pairs) == ""
+
+
+class Block(nnx.Module):
+    """What models are made of beside convolutions: embedding, attention, norms, dropout."""
+
+    def __init__(self, *, dropout, rngs):
+        self.embed = nnx.Embed(11, 8, rngs=rngs)
+        self.norm = nnx.LayerNorm(8, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5 if dropout else 0.0, rngs=rngs)
+        self.dense = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, tokens):
+        x = self.embed(tokens)
+        x = x + self.attention(self.norm(x))
+        return self.dense(nnx.gelu(self.dropout(x)).mean(axis=1))
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("per_example_rng", [False, True])
+def test_nothing_is_computed_twice_for_a_transformer(dropout, per_example_rng):
     loss_fn, params = hetjax.nnx_loss(
-        model,
+        Block(dropout=dropout, rngs=nnx.Rngs(0)),
         lambda model, batch: optax.softmax_cross_entropy_with_integer_labels(
-            model(batch["image"]), batch["label"]
+            model(batch["tokens"]), batch["label"]
         ),
     )
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (8, 16, 16, 1)).astype(np.uint8)
-    batch = {"image": images, "label": rng.integers(0, 4, 8)}
-    assert matrix_free.can_reuse_residuals(loss_fn, params, batch, jax.random.key(0))
+    batch = {"tokens": rng.integers(11, size=(8, 6)), "label": rng.integers(4, size=8)}
+    checkpointed = jax.checkpoint(loss_fn)
+    assert refusal(loss_fn, params, batch, per_example_rng=per_example_rng) == ""
+    if per_example_rng or not dropout:
+        assert refusal(checkpointed, params, batch, per_example_rng=per_example_rng) == ""
 
 
-def test_half_precision_is_reused_too():
-    weights = problems.initial_weights(np.float32).astype(jnp.bfloat16)
-    assert matrix_free.can_reuse_residuals(
-        problems.softmax_loss, weights, first_examples(), jax.random.key(0)
+@functools.cache
+def flagged():
+    """Two microbatches: without a flag, and with."""
+    data = ordering_losses.problem(4 * SIZE, 2 * SIZE)
+    return [{name: x[start : start + SIZE] for name, x in data.items()} for start in (0, 3 * SIZE)]
+
+
+def exact_gradients(loss_fn, params, examples, key):
+    """f[B, ...]: of each example's loss, beside the others, one by one."""
+
+    def of_one(position):
+        return jax.grad(lambda p: loss_fn(p, examples, key)[position])(params)["weights"]
+
+    return jax.lax.map(of_one, jnp.arange(SIZE))
+
+
+def check_exact(loss_fn, method, block_pairs, *, num_workers=1):
+    """Update and running sum of the local phase, on both microbatches, to 1e-6."""
+    options = ordering.Options(num_workers, SIZE, 1, block_pairs)
+    signs = ordering.ORDERINGS[method](options).signs
+    accumulate = jax.jit(accumulate_lib.make_accumulate(loss_fn, signs=signs))
+    gradients = jax.jit(functools.partial(exact_gradients, loss_fn))
+    params, rng = ordering_losses.initial_params(), jax.random.key(0)
+    running_sum = jax.tree.map(
+        lambda x: np.random.default_rng(5).standard_normal(x.shape).astype(x.dtype), params
     )
+    for number, examples in enumerate(flagged()):
+        ids = SIZE * number + np.arange(SIZE, dtype=np.int32)
+        before = accumulate_lib.empty_accumulated(params, signs)
+        before = before._replace(signed_sum=running_sum)
+        after, unit_signs = accumulate(
+            types.WorkerState(params, running_sum),
+            before,
+            types.Microbatch(ids, np.ones(SIZE, np.float32), examples),
+            rng,
+        )
+        key = jax.random.fold_in(rng, ids[0])
+        rows = np.asarray(gradients(params, examples, key), np.float64)
+        signed = np.tensordot(np.asarray(unit_signs, np.float64), rows, axes=1)
+        change = after.signed_sum["weights"] - running_sum["weights"]
+        for found, right in ((after.grad_sum["weights"], rows.sum(axis=0)), (change, signed)):
+            assert np.linalg.norm(found - right) <= 1e-6 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_exact_for_every_loss(name):
+    """Without flags nothing of the hard terms can be seen; with them it must be right too."""
+    loss_fn = ordering_losses.with_term(LOSSES[name])
+    check_exact(loss_fn, "pair_balance", SIZE // 2)
+    reason = refusal(loss_fn, ordering_losses.initial_params(), flagged()[0])
+    assert (reason == "") == (name in PROVEN or name in ordering_losses.EASY), reason
+
+
+@pytest.mark.parametrize("method", ["pair_balance", "d_grab", "frozen"])
+@pytest.mark.parametrize("block_pairs", [1, 2, 3])
+@pytest.mark.parametrize(
+    "name", ["indices", "position_weights", "centred", "by_vmap", "masked_bits"]
+)
+def test_gradients_are_exact_for_every_order_and_block_size(name, method, block_pairs):
+    loss_fn = ordering_losses.with_term(LOSSES[name])
+    check_exact(loss_fn, method, block_pairs, num_workers=2)
+
+
+@pytest.mark.parametrize("method", ["random_reshuffling", "pair_balance", "d_grab"])
+def test_a_run_whose_flags_come_late_learns_as_any_order_does(method, capsys, tmp_path):
+    """512 examples, the first four microbatches without flags: 0.53 where positions are kept."""
+    result = hetjax.fit(
+        ordering_losses.with_term(ordering_losses.indices),
+        ordering_losses.initial_params(),
+        optax.sgd(0.1),
+        ordering_losses.problem(512, 64),
+        microbatch_size=16,
+        budget=1,
+        epochs=30,
+        ordering={"method": method, "herding_every": 0},
+        cluster={"num_workers": 1},
+        local="virtual",
+        workdir=tmp_path,
+    )
+    losses = ordering_losses.with_term(ordering_losses.indices)(
+        result.params, ordering_losses.problem(512, 64), None
+    )
+    assert losses.mean() == pytest.approx(0.342, abs=0.003)
+    told = capsys.readouterr().err
+    if method == "random_reshuffling":
+        assert "backward pass" not in told
+        assert "ordering" not in result.summary
+        return
+    assert f"ordering.method={method!r} takes a backward pass more" in told
+    assert "gather: it takes examples by their place in the batch" in told
+    assert "ordering_losses.py" in told
+    reason = result.summary["ordering"]["second_backward_pass"]
+    assert reason in told
+    assert "takes examples by their place in the batch" in (tmp_path / "report.html").read_text()
+
+
+def test_nothing_is_said_of_a_loss_that_is_proven(capsys):
+    result = problems.fit(
+        problems.classification(64, np.float32),
+        problems.initial_weights(np.float32),
+        ordering={"method": "d_grab", "herding_every": 0},
+        epochs=1,
+        local="virtual",
+    )
+    assert "backward pass" not in capsys.readouterr().err
+    assert "ordering" not in result.summary
 
 
 def test_the_direction_does_not_overflow_in_half_precision():
@@ -77,28 +215,6 @@ def last_token(params, batch, rng):
     hidden = jnp.tanh(batch["x"] @ params["hidden"])
     taken = hidden[jnp.arange(len(batch["y"])), batch["y"]]
     return (taken * params["head"] - 1) ** 2
-
-
-def test_what_is_reused_is_right():
-    weights = problems.initial_weights(np.float32)
-    examples, key = first_examples(), jax.random.key(0)
-    assert matrix_free.can_reuse_residuals(with_a_scan, weights, examples, key)
-    for loss_fn in (problems.softmax_loss, with_dropout_by_example, with_a_scan):
-        check_halves(loss_fn, weights, examples, key)
-
-
-def test_a_loss_that_keeps_positions_is_not_trusted():
-    """Nor where a head of zeros hides it, or the weights keep them."""
-    weights = problems.initial_weights(np.float32)
-    examples, key = first_examples(), jax.random.key(0)
-    params = {"hidden": weights, "head": np.zeros((), np.float32)}
-    assert not matrix_free.can_reuse_residuals(last_token, params, examples, key)
-
-    def by_weight(weights, batch, rng):
-        kept = jnp.exp(batch["x"] @ weights)[jnp.arange(len(batch["y"])), batch["y"]]
-        return problems.softmax_loss(weights, batch, rng) * kept
-
-    assert not matrix_free.can_reuse_residuals(by_weight, weights, examples, key)
 
 
 @pytest.mark.parametrize("method", ["random_reshuffling", "d_grab"])
@@ -145,62 +261,4 @@ def test_a_forward_derivative_that_is_missing_is_said():
         ordering={"method": "d_grab_exact", "herding_every": 0},
         local="virtual",
         epochs=1,
-    )
-
-
-def test_wrong_halves_are_noticed():
-    """A backward pass that weighs by position: the halves cannot be had by taking examples."""
-
-    @jax.custom_vjp
-    def weigh(x):
-        return x
-
-    def forward(x):
-        return x, jnp.arange(len(x), dtype=x.dtype)
-
-    def backward(positions, cotangent):
-        return (cotangent * (1 + jnp.arange(len(positions))),)
-
-    weigh.defvjp(forward, backward)
-
-    def loss_fn(weights, batch, rng):
-        return weigh(problems.softmax_loss(weights, batch, rng))
-
-    weights = problems.initial_weights(np.float32)
-    assert not matrix_free.can_reuse_residuals(
-        loss_fn, weights, first_examples(), jax.random.key(0)
-    )
-
-
-def test_gradients_of_zero_prove_nothing():
-    def loss_fn(weights, batch, rng):
-        return 0 * problems.softmax_loss(weights, batch, rng)
-
-    weights = problems.initial_weights(np.float32)
-    assert not matrix_free.can_reuse_residuals(
-        loss_fn, weights, first_examples(), jax.random.key(0)
-    )
-
-
-def check_halves(loss_fn, weights, examples, key):
-    halves = jnp.array([0, 3, 5, 6]), jnp.array([1, 2, 4, 7])
-
-    def losses(weights, units):
-        taken = (
-            examples if units is None else {k: jnp.take(v, units, 0) for k, v in examples.items()}
-        )
-        return loss_fn(weights, taken, key)
-
-    sums = matrix_free.residual_gradient_sums(losses, weights, None, halves, size=8)
-    for half, gradient_sum in zip(halves, sums, strict=True):
-        right = jax.grad(lambda w, half=half: losses(w, half).sum())(weights)
-        np.testing.assert_allclose(gradient_sum, right, rtol=1e-4, atol=1e-5)
-
-
-def test_the_halves_of_a_microbatch():
-    check_halves(
-        problems.softmax_loss,
-        problems.initial_weights(np.float32),
-        first_examples(),
-        jax.random.key(0),
     )

@@ -1,0 +1,48 @@
+"""Does a program treat each example of a batch by itself, wherever in the batch it stands?
+
+Two traces of one function are walked side by side, equation by equation: one for a batch of N
+examples, the whole, and one for n of them, the part. For each value it is shown that, whichever n
+examples the part is given (in the order of the whole), its value is either the very same as the
+whole's, or the rows of the whole's that belong to these examples. So a value may not know where
+its example stands, nor what other examples there are: a position (`iota`, an index into the
+batch), a sum, a sort or a scan over the examples, a number that depends on N. It is a proof by
+induction over the equations, not a test: nothing is computed, no sizes are guessed at (an axis is
+of examples where the two programs differ in it, whatever else is as long), and a primitive that
+is not known, or is used in a way that is not, is refused.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from hetjax.ordering import row_rules
+from hetjax.ordering.row_walk import NotByRowsError, Relation, Rows, Walk
+
+__all__ = ["NotByRowsError", "Relation", "Rows", "prove"]
+
+
+def prove(
+    whole: Callable[..., Any],
+    part: Callable[..., Any],
+    arguments: tuple[Sequence[Any], Sequence[Any]],
+    relations: Sequence[Relation],
+    *,
+    counts: tuple[int, int],
+) -> None:
+    """Shows that `part` gives the rows of what `whole` gives that belong to its examples.
+
+    Args:
+        whole: `(*arguments) -> array` with the examples along axis 0, for N examples.
+        part: the same function for n examples.
+        arguments: of `whole` and of `part`: pytrees, as many for one as for the other.
+        relations: how each leaf of the part's arguments follows from the whole's.
+        counts: N and n, 1 <= n < N.
+
+    Raises:
+        NotByRowsError: that was not shown. It may be true all the same.
+    """
+    programs = jax.make_jaxpr(whole)(*arguments[0]), jax.make_jaxpr(part)(*arguments[1])
+    for out in Walk(counts, row_rules.RULES).program(*programs, relations):
+        if out is None or out.axis != 0 or out.inner not in (None, 1):
+            raise NotByRowsError("its results are not one number an example")
