@@ -208,9 +208,9 @@ def _looked(state: GuardState, times: policies.RoundTimes) -> GuardState:
     if which == 0:
         return state
     state = _with_equal_round(state, times)
-    mean, error, count = _mean_cost(*state.equal_secs[::-1], _SPREAD)
+    mean, error, count = _mean_cost(state.equal_secs[1], state.equal_secs[0], _SPREAD)
     spread = _spread(state)
-    longer, longer_error, _ = _mean_cost(*secs, spread)
+    longer, longer_error, _ = _mean_cost(secs[0], secs[1], spread)
     if longer > _HELD * longer_error:
         return _hold(state, by_rounds=True)
     if mean > _HELD * error:
@@ -235,10 +235,11 @@ def _held(state: GuardState, times: policies.RoundTimes) -> GuardState:
     """A round of equal split: do its clocks speak for the policy's quotas?"""
     state = _with_equal_round(state, times)
     state = state._replace(rounds=state.rounds + 1)
-    burst, burst_error, count = _mean_cost(*state.equal_secs[::-1, -_BURST:], _SPREAD)
+    last = state.equal_secs[:, -_BURST:]
+    burst, burst_error, count = _mean_cost(last[1], last[0], _SPREAD)
     if count == _BURST and burst < -_HELD * burst_error and not state.by_rounds:
         return _released(state)
-    mean, error, count = _mean_cost(*state.equal_secs[::-1], _SPREAD)
+    mean, error, count = _mean_cost(state.equal_secs[1], state.equal_secs[0], _SPREAD)
     if state.rounds >= state.wait and mean < -_FOLLOWED * error:
         return _released(state)
     return state
