@@ -21,7 +21,7 @@ _RECENT_KEPT = 0.7  # of what the last rounds told, each round
 _MEMORY = 0.95  # of the candidates' rounds, each round
 _MOST_REGRET = 4.0  # times the best candidate's round, that another's counts as
 _MIN_GAIN = 0.02  # of the rounds, that another candidate must have saved
-_CONFIDENCE = 1.0  # standard errors of what it saved, the same
+_CONFIDENCE = 1.01  # standard errors of that; above 1, so that one late round is never enough
 _CALM_GAIN = 0.05  # for the recent costs, where no worker has changed lately
 _EVERY = 4  # rounds between two solutions for the recent costs, when all is settled
 _QUIET = 20  # rounds without a change of a worker, after which the next one is believed at once
@@ -162,7 +162,7 @@ def adaptive(
         if own.unknown.any():  # they are given their first microbatches
             return quotas, state
         wanted = state.wanted[state.chosen]
-        lowered = (wanted > caps) & (caps > 0)  # for this round alone
+        lowered = (state.wanted > caps).any(axis=0) & (caps > 0)  # for this round alone
         if total != state.budget or lowered.any():
             if state.chosen != _FITTED and wanted[caps > 0].any():
                 quotas = shares.largest_remainder(wanted, total, caps=caps)
@@ -173,6 +173,9 @@ def adaptive(
     def observe(state: AdaptiveState, times: policies.RoundTimes) -> AdaptiveState:
         done = np.asarray(times.microbatches_done, np.int64)
         busy = done > 0
+        times = times._replace(
+            compute_secs=np.where(busy, np.maximum(times.compute_secs, 1e-12), 0)
+        )
         ratios = state.fitted.ratios
         own = model.observe(state.fitted, times)
         levels = np.where(busy, times.compute_secs / np.maximum(done + ratios, 1e-12), np.nan)
@@ -182,7 +185,8 @@ def adaptive(
             start, caps = state.wanted[_FITTED], state.caps
             sample = sampled.observe(state.sampled, levels, ratios, usual, start=start, caps=caps)
             state = state._replace(sampled=sample)
-        if own.settling > state.fitted.settling and own.settling - state.fitted.settling >= _QUIET:
+        quiet = own.settling - state.fitted.settling  # rounds, where a worker has changed now
+        if quiet > 0 and quiet >= min(_QUIET, settle_rounds):
             state = _forgiven(state)
         recent, overhead, secs = _recent(state, times)
         given = state.wanted[state.chosen] > 0
@@ -193,7 +197,7 @@ def adaptive(
             recent_secs=secs,
             idle_rounds=np.where(busy, 0, state.idle_rounds + 1),
             worked=state.worked + (busy & given),
-            probes=np.where(given, 0, state.probes + (busy & (done == 1))),
+            probes=np.where(given, 0, state.probes + (busy & (done == 1) & state.compares)),
         )
 
     policy = policies.QuotaPolicy(init, assign, observe)
@@ -227,13 +231,13 @@ def _wanted(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.nd
     """What each candidate gives in a full round, i64[4, n]; the first has given `quotas`."""
     budget, present = state.budget, caps > 0
     _, recent, sample, equal = state.wanted
-    is_quiet = state.chosen != _RECENT and not state.fitted.settling
+    watch = state.fitted.watch
+    suspicious = (np.maximum(watch.slower, watch.faster) > _SUSPICIOUS).any()
+    is_quiet = state.chosen != _RECENT and not state.fitted.settling and not suspicious
     if not (is_quiet and state.fitted.rounds % _EVERY and _is_allowed(recent, budget, caps)):
         ones = np.ones(caps.size)
         costs = estimate.costs_of(state.recent_overhead_secs, state.recent_secs, ones)
-        known = np.where(np.isnan(state.recent_secs), 0, caps)
-        known = known if known.sum() >= budget else caps
-        recent = solver.solve_quotas(costs, budget, caps=known, current=recent)
+        recent = solver.solve_quotas(costs, budget, caps=caps, current=recent)
     sample = state.sampled.quotas
     if not _is_allowed(sample, budget, caps):
         sample = quotas
@@ -315,4 +319,4 @@ def _with_probe(state: AdaptiveState, caps: np.ndarray) -> tuple[np.ndarray, Ada
     others = np.where(idle, 0, caps)
     quotas = solver.solve_quotas(costs, state.budget - due.size, caps=others, current=wanted)
     quotas[due] = 1
-    return quotas, state._replace(worked=np.where(favoured, 0, state.worked))
+    return quotas, state._replace(worked=np.where(favoured & (quotas > 0), 0, state.worked))

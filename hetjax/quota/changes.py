@@ -66,7 +66,7 @@ def median(values: np.ndarray) -> float:
 
 
 def score(
-    watch: Watch, log_ratios: np.ndarray, scales: np.ndarray, busy: np.ndarray
+    watch: Watch, log_ratios: np.ndarray, scales: np.ndarray, usual: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the log residuals, bias removed, and the standard deviation of each, f64[n].
 
@@ -74,7 +74,7 @@ def score(
       watch: the detector's state.
       log_ratios: f64[n], log of the compute over its expectation.
       scales: f64[n], by how much this round is noisier than a usual one of the worker.
-      busy: bool[n], who has done something.
+      usual: bool[n], whose residuals tell how noisy the round was.
 
     Where all but a few workers are off by more than their noise, it was underestimated, and no
     one has changed: deviations are at least what three in ten workers are within. A mean-one
@@ -82,8 +82,8 @@ def score(
     so that noise of any size drifts neither way.
     """
     deviations = noise(watch)
-    if np.count_nonzero(busy) >= _FEW_WORKERS:
-        sizes = np.sort(np.abs(log_ratios[busy]) / scales[busy])
+    if np.count_nonzero(usual) >= _FEW_WORKERS:
+        sizes = np.sort(np.abs(log_ratios[usual]) / scales[usual])
         inner = sizes[int(_INNER * (sizes.size - 1))]
         deviations = np.maximum(deviations, inner / _INNER_NORMAL)
     deviations = deviations * scales

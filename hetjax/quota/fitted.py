@@ -40,7 +40,10 @@ class FittedState(NamedTuple):
     @property
     def ratios(self) -> np.ndarray:
         """Overhead over seconds a microbatch, f64[n]; 0 where never seen."""
-        return np.nan_to_num(self.overhead_secs / self.secs_per_microbatch)
+        known = self.secs_per_microbatch > 0
+        return np.where(known, self.overhead_secs, 0.0) / np.where(
+            known, self.secs_per_microbatch, 1.0
+        )
 
     @property
     def seen_little(self) -> np.ndarray:
@@ -114,7 +117,7 @@ def fitted(
         done = np.asarray(times.microbatches_done, np.int64)
         busy = done > 0
         seen = busy & ~np.isnan(state.secs_per_microbatch)
-        pace = _common_pace(state, done, times.compute_secs, seen)
+        pace = _common_pace(state, done, times.compute_secs, seen & (state.kept > 0))
         secs = np.where(busy, times.compute_secs, 1.0) / pace
         first = np.where(done > 1, times.first_secs / pace, np.where(busy, secs, np.nan))
         warmed = seen & (secs < _WARMED * _expected(state, done)) & state.seen_little
@@ -196,7 +199,9 @@ def _score(
     expected = np.where(seen, _expected(state, done), 1.0)
     ratios = np.where(seen, np.log(np.maximum(secs, 1e-12) / expected), 0.0)
     scales = smaller * np.sqrt(1.0 + 1.0 / rounds)
-    residuals, deviations = changes.score(state.watch, ratios, scales, seen)
+    # Workers seen as a favour may have recovered together: they are no majority.
+    usual_workers = seen & (state.kept > 0)
+    residuals, deviations = changes.score(state.watch, ratios, scales, usual_workers)
     scores = np.where(seen, residuals / deviations, 0.0)
     trusted = np.where(rounds > 8, _TRUSTED, np.inf)
     factors = np.exp((np.clip(scores, -trusted, trusted) - scores) * deviations)

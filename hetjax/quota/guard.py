@@ -97,10 +97,14 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
         caps = np.asarray(caps, np.int64)
         wanted, inner = policy.assign(state.inner, total, caps)
         if ((caps > 0) == (state.most > 0)).all():
-            state = state._replace(inner=inner, most=np.maximum(state.most, caps))
+            most = np.maximum(state.most, caps)
+            if (most > state.most).any():
+                equal = _equal_split(min(state.budget, int(most.sum())), most)
+                state = state._replace(most=most, equal=equal)
+            state = state._replace(inner=inner)
         else:
             state = _fresh(inner, state.budget, caps)
-        full = total == state.budget and bool((state.equal <= caps).all())
+        full = total == state.budget == state.equal.sum() and bool((state.equal <= caps).all())
         quotas, kind = wanted, _CHOSEN
         if state.held or (full and state.looking and _equal_is_next(state)):
             quotas, kind = (state.equal if full else _equal_split(total, caps)), _EQUAL
@@ -246,7 +250,7 @@ def _held(state: GuardState, times: policies.RoundTimes) -> GuardState:
 
 
 def _released(state: GuardState) -> GuardState:
-    return state._replace(held=False, rounds=0, wait=_WAIT)
+    return state._replace(held=False, rounds=0, wait=_WAIT, judged=np.zeros_like(state.judged))
 
 
 def _with_equal_round(state: GuardState, times: policies.RoundTimes) -> GuardState:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,15 +27,14 @@ from hetjax.training import local, record
 
 _PATIENCE_SECS = 600.0
 _PLANNED = ("examples", "quotas", "exchanges")  # the parts of a round's plan, a digest each
-_HEAD = len(_PLANNED) + 2
-_SUMS = (
+_DONE = ("microbatches_done", "first_secs", "compute_secs", "overruns")  # of `LocalResult`
+_SUMS = (  # of `Accumulated`
     "loss_sum",
     "weight_sum",
     "example_count",
     "microbatches_done",
     "nonfinite_microbatch",
 )
-_NUMBERS = _HEAD + 4 + len(_SUMS)  # that each worker gathers
 _MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
 
 
@@ -201,8 +200,17 @@ class Agreement:
             return
         self._gather = jax.jit(lambda rows: rows, out_shardings=mesh_lib.everywhere(mesh))
         of_process = collections.Counter(device.process_index for device in mesh.devices)
-        row_bytes = _NUMBERS * np.dtype(np.float64).itemsize + most_signs
-        self._is_short = max(of_process.values()) * row_bytes <= exchange.MOST_BYTES
+        self._message = np.dtype(  # of each worker
+            [
+                ("digests", [(name, np.int64) for name in _PLANNED]),
+                ("ask", np.int64),
+                ("lead_secs", np.float64),
+                ("done", [(name, np.float64) for name in _DONE]),
+                ("sums", [(name, np.float64) for name in _SUMS]),
+                ("unit_signs", np.int8, (most_signs,)),
+            ]
+        )
+        self._is_short = max(of_process.values()) * self._message.itemsize <= exchange.MOST_BYTES
         if directory := os.environ.get(processes.SHARED_MEMORY):
             self._exchange = exchange.connect(
                 pathlib.Path(directory),
@@ -230,23 +238,29 @@ class Agreement:
             DisagreementError: another process planned another round.
             LostProcessError: a process of this machine has ended.
         """
+        done = [np.asarray(getattr(result, name), np.float64) for name in _DONE]
         if self.alone or self._mesh is None:
-            return _joined(
-                np.stack([np.asarray(column, np.float64) for column in result[1:5]], axis=1),
-                result.unit_signs,
-                ask,
-            )
-        numbers, signs = self._gathered(result, (*digests, ask, lead_secs))
-        head, results, sums = np.split(numbers, (_HEAD, _HEAD + 4), axis=1)
-        self._check(head[:, :-2])
-        done = results[:, 0].astype(int)
+            return _joined(dict(zip(_DONE, done, strict=True)), result.unit_signs, ask)
+        own = np.zeros(len(done[0]), self._message)
+        own["digests"] = digests
+        own["ask"], own["lead_secs"] = int(ask), lead_secs
+        for name, column in zip(_DONE, done, strict=True):
+            own["done"][name] = column
+        for name, column in _own_sums(result.accumulated).items():
+            own["sums"][name] = column
+        for row, signs in zip(own["unit_signs"], result.unit_signs or (), strict=False):
+            row[: signs.size] = signs.reshape(-1)
+        gathered = self._of_all(own)
+        self._check(gathered["digests"])
         unit_signs = None
         if result.unit_signs is not None:
-            each = zip(signs, done, strict=True)
+            counts = gathered["done"]["microbatches_done"].astype(int)
+            each = zip(gathered["unit_signs"], counts, strict=True)
             unit_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
-        asks = np.bitwise_or.reduce(head[:, -2].astype(int))
-        return _joined(results, unit_signs, Ask(int(asks)))._replace(
-            lead_secs=head[:, -1], metrics=_metrics(sums, result.accumulated.loss_sum.dtype)
+        asked = Ask(int(np.bitwise_or.reduce(gathered["ask"])))
+        return _joined(gathered["done"], unit_signs, asked)._replace(
+            lead_secs=gathered["lead_secs"].copy(),
+            metrics=_metrics(gathered["sums"], result.accumulated.loss_sum.dtype),
         )
 
     @property
@@ -279,43 +293,27 @@ class Agreement:
         if self._exchange is not None:
             self._exchange.close()
 
-    def _gathered(
-        self, result: local.LocalResult, head: tuple[float, ...]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """f64[W, _NUMBERS]: the head, four of the result, the sums; i8[W, most_signs]."""
-        columns = [*result[1:5], *_own_sums(result.accumulated)]
-        numbers = np.empty((len(result.microbatches_done), _NUMBERS))
-        numbers[:, : len(head)] = head
-        numbers[:, len(head) :] = np.stack(columns, axis=1)
-        size = numbers.shape[1] * numbers.itemsize
-        rows = np.zeros((len(numbers), size + self._most_signs), np.int8)
-        rows[:, :size] = numbers.view(np.int8)
-        for row, signs in zip(rows, result.unit_signs or (), strict=False):
-            row[size : size + signs.size] = signs.reshape(-1)
-        gathered = self._of_all(rows)
-        return np.ascontiguousarray(gathered[:, :size]).view(np.float64), gathered[:, size:]
-
-    def _of_all(self, rows: np.ndarray) -> np.ndarray:
-        """The rows i8[w, size] of each process as i8[W, size]."""
+    def _of_all(self, own: np.ndarray) -> np.ndarray:
+        """The messages [w] of each process as [W]."""
         assert self._mesh is not None
         if self._exchange is not None and self._is_short:
-            messages = self._exchange(rows.tobytes())
-            return np.frombuffer(b"".join(messages), np.int8).reshape(-1, rows.shape[1])
-        own = zip(rows, mesh_lib.own_workers(self._mesh), strict=True)
-        parts = [jax.device_put(row[None], self._mesh.devices[worker]) for row, worker in own]
-        return np.asarray(self._gather(mesh_lib.join_rows(parts, self._mesh)))
+            return np.frombuffer(b"".join(self._exchange(own.tobytes())), self._message)
+        rows = zip(
+            own.view(np.int8).reshape(len(own), -1), mesh_lib.own_workers(self._mesh), strict=True
+        )
+        parts = [jax.device_put(row[None], self._mesh.devices[worker]) for row, worker in rows]
+        gathered = np.asarray(self._gather(mesh_lib.join_rows(parts, self._mesh)))
+        return np.ascontiguousarray(gathered).view(self._message)[:, 0]
 
     def _check(self, digests: np.ndarray) -> None:
-        """Compares f64[W, len(_PLANNED)]."""
+        """Compares the parts of the plans of all W workers' processes."""
         assert self._mesh is not None
-        differ = digests != digests[0]
-        if not differ.any():
+        differ = {name: digests[name] != digests[name][0] for name in _PLANNED}
+        parts = [name for name, is_other in differ.items() if is_other.any()]
+        if not parts:
             return
-        processes = [device.process_index for device in self._mesh.devices]
-        others = {p for p, d in zip(processes, differ, strict=True) if d.any()}
-        parts = [
-            name for name, is_other in zip(_PLANNED, differ.any(axis=0), strict=True) if is_other
-        ]
+        is_other = np.any(list(differ.values()), axis=0)
+        others = {d.process_index for d in self._mesh.devices[is_other]}
         raise DisagreementError(
             f"process {', '.join(map(str, sorted(others)))} planned another round than process 0 "
             f"(other {' and '.join(parts)}). Start all of them from one installation, with one "
@@ -325,30 +323,40 @@ class Agreement:
         )
 
 
-def _own_sums(accumulated: types.Accumulated) -> list[np.ndarray]:
+def _own_sums(accumulated: types.Accumulated) -> dict[str, np.ndarray]:
     """What `SyncMetrics` is made of, of this process's workers: f64[w] each."""
     leaves = [getattr(accumulated, name) for name in _SUMS]
     rows = mesh_lib.worker_rows(leaves)  # on the host: an index of a jax.Array is a program
-    return list(np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64).T)
+    columns = np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64).T
+    return dict(zip(_SUMS, columns, strict=True))
 
 
 def _metrics(sums: np.ndarray, dtype: np.dtype) -> types.SyncMetrics:
-    """Of `sums` f64[W, 5], added up as the sync phase would do it."""
-    wide = sums[:, :2].astype(dtype)
-    loss_sum, weight_sum = wide.sum(axis=0)
-    of_workers = [*sums[:, 2:].astype(np.int32).T, wide[:, 1]]
-    return types.SyncMetrics(loss_sum, weight_sum, *of_workers)
+    """Of the sums of all W workers, added up as the sync phase would do it."""
+    weights = sums["weight_sum"].astype(dtype)
+    counts: dict[str, Any] = {
+        name: sums[name].astype(np.int32)
+        for name in ("example_count", "microbatches_done", "nonfinite_microbatch")
+    }
+    counts |= {
+        "worker_weights": weights,
+        "loss_sum": sums["loss_sum"].astype(dtype).sum(),
+        "weight_sum": weights.sum(),
+    }
+    return types.SyncMetrics(**counts)
 
 
-def _joined(numbers: np.ndarray, unit_signs: list[np.ndarray] | None, ask: Ask) -> RoundResult:
-    done, first_secs, compute_secs, overruns = numbers.T
+def _joined(
+    done: Mapping[str, np.ndarray] | np.ndarray, unit_signs: list[np.ndarray] | None, ask: Ask
+) -> RoundResult:
+    """Of what each of the W workers did, by the names in `_DONE`."""
     return RoundResult(
-        done.astype(np.int64),
-        first_secs,
-        compute_secs,
-        float(compute_secs.max()),
-        int(overruns.sum()),
-        unit_signs,
-        ask,
-        np.zeros(len(done)),
+        microbatches_done=done["microbatches_done"].astype(np.int64),
+        first_secs=done["first_secs"],
+        compute_secs=done["compute_secs"],
+        local_secs=float(done["compute_secs"].max()),
+        overruns=int(done["overruns"].sum()),
+        unit_signs=unit_signs,
+        ask=ask,
+        lead_secs=np.zeros(len(done["compute_secs"])),
     )

@@ -101,6 +101,7 @@ class Launch:
             thread.join(timeout=PATIENCE_SECS)
         self._process.stdout.close()
         self._process.stderr.close()
+        print(self.text())  # pytest shows it where the test fails
         for match in re.finditer(r"pid (\d+)", self.text()):
             eventually(lambda pid=int(match[1]): not runs(pid))
         eventually(lambda: not [p for p in self.tmp.iterdir() if p.suffix != ".stack"])

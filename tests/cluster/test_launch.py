@@ -61,7 +61,8 @@ sys.exit(worker if attempt == 0 else 0)
     assert "worker 1 ended with exit code 1; restart 1 of 3 from the last" in run.text()
 
 
-def test_no_worker_compiles_again_after_a_restart(launch, monkeypatch):
+def test_no_worker_compiles_again_after_a_restart(launch, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("DONE", str(tmp_path_factory.mktemp("done")))
     for name in [name for name in os.environ if "_CACHE_" in name]:
         monkeypatch.delenv(name)
     program = """
@@ -72,7 +73,12 @@ import hetjax
 hetjax.join_processes()
 jax.jit(lambda x: 3 * x + worker)(2.0)
 print("programs found:", sum(hits))
-time.sleep(1)
+done = [pathlib.Path(os.environ["DONE"], f"{attempt}.{each}") for each in (0, 1)]
+done[worker].write_text(str(os.getpid()))
+def runs(path):
+    return path.exists() and pathlib.Path("/proc", path.read_text(), "exe").exists()
+while not done[1 - worker].exists() or (worker == 0 and runs(done[1])):
+    time.sleep(0.01)  # who has the coordinator ends last: the others would end with it
 os._exit(1 - attempt)
 """
     run = launch(program, "--workers=2")

@@ -223,3 +223,14 @@ def test_adaptive_answers_a_slower_worker_also_from_a_held_equal_split():
             assert quotas[1] <= 5
     assert not state.held
     assert (quotas * [1, 2, 1, 1]).max() == 10  # the optimum
+
+
+def test_equal_split_has_the_whole_total_when_caps_were_low_at_first():
+    policy = quota.guarded(quota.static([3, 1]))
+    state = policy.init(2, 10)
+    _, state = policy.assign(state, 6, np.array([2, 4]))
+    for _ in range(40):
+        quotas, state = policy.assign(state, 10, np.array([10, 10]))
+        assert quotas.sum() == 10
+        state = policy.observe(state, quota.RoundTimes(quotas, np.full(2, np.nan), 1.0 * quotas))
+    assert quotas.tolist() == [5, 5]

@@ -412,3 +412,29 @@ def test_moves_shorten_the_mean_of_the_rounds_that_were():
             if 0 <= 12 - a - b - c <= 9
         )
         assert means[-1] <= 1.1 * best, case
+
+
+def test_most_workers_slow_at_once_for_a_few_rounds_are_back():
+    for budget in (8, 16):
+        slow = [emulate.Change(60, worker, 100.0) for worker in range(6)]
+        back = [emulate.Change(64, worker, 1.0) for worker in range(6)]
+        cluster = emulate.EmulatedCluster((1.0,) * 8, changes=(*slow, *back))
+        for guard in (False, True):
+            quotas = run(quota.adaptive(guard=guard), cluster, budget, 120)
+            assert (quotas[90:].mean(axis=0) > 0.5 * budget / 8).all(), (budget, guard)
+
+
+def test_a_slow_first_round_starves_no_worker_of_one_microbatch():
+    cluster = emulate.EmulatedCluster((1.0, 1.0, 1.0, 100.0), changes=(emulate.Change(1, 3, 1.0),))
+    quotas = run(quota.adaptive(), cluster, 4, 60)
+    assert (quotas[30:] == 1).all()
+
+
+def test_rounds_of_no_seconds_end_nothing():
+    policy, caps = quota.adaptive(), np.full(2, 8)
+    state = policy.init(2, 8)
+    for _ in range(5):
+        quotas, state = policy.assign(state, 8, caps)
+        secs = np.array([0.0, 1.0])
+        state = policy.observe(state, quota.RoundTimes(quotas, np.full(2, np.nan), secs))
+    assert quotas.sum() == 8

@@ -133,7 +133,7 @@ def reference_run(data, weights, trace, *, method, sharing, block_pairs):
     placed = [([], []) for _ in shards]
     share = np.full(WORKERS, 1.0)
     if sharing == "private":
-        share = np.array([np.float32(len(shard) / num_examples) for shard in shards], np.float64)
+        share = np.array([len(shard) / num_examples for shard in shards])
     balancer = Balancer(method, WORKERS, weights.size, block_pairs)
     velocity = np.zeros_like(weights)
     processed, epoch, commits = 0, 0, []

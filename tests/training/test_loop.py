@@ -261,7 +261,8 @@ def test_adaptive_quotas_reach_the_optimum_of_the_virtual_clock():
     )
     full = [line for line in result.history if line["full"]]
     assert full[0]["quotas"] == [2, 2, 2, 2]
-    assert [line["round_secs"] for line in full[2:]] == [4.5] * len(full[2:])
+    round_secs = [line["round_secs"] for line in full[2:]]
+    assert round_secs.count(4.5) >= len(round_secs) - 2  # but for the guard's look at equal split
 
 
 def test_emulated_workers_sleep_to_their_times():
