@@ -22,7 +22,7 @@ _MEMORY = 0.95  # of the candidates' rounds, each round
 _MOST_REGRET = 4.0  # times the best candidate's round, that another's counts as
 _MIN_GAIN = 0.02  # of the rounds, that another candidate must have saved
 _CONFIDENCE = 1.01  # standard errors of that; above 1, so that one late round is never enough
-_CALM_GAIN = 0.05  # for the recent costs, where no worker has changed lately
+_CALM_GAIN = 0.05  # for recent costs and sampled quotas, where no worker has changed lately
 _EVERY = 4  # rounds between two solutions for the recent costs, when all is settled
 _QUIET = 20  # rounds without a change of a worker, after which the next one is believed at once
 _SUSPICIOUS = 4.0  # a CUSUM above it asks for another probe at once
@@ -260,7 +260,7 @@ def _compared(state: AdaptiveState, levels: np.ndarray, ratios: np.ndarray) -> A
     chosen = state.chosen
     gain = np.full(_NUM_CANDIDATES, _MIN_GAIN)
     if not state.fitted.settling:  # costs of the last rounds move with every noise
-        gain[_RECENT] = _CALM_GAIN
+        gain[_RECENT] = gain[_SAMPLED] = _CALM_GAIN
         chosen = _FITTED if chosen == _RECENT else chosen
     margins = np.maximum(gain * losses[chosen], _CONFIDENCE * np.sqrt(squares[chosen]))
     better = losses[chosen] - losses > margins

@@ -17,7 +17,10 @@ _COLD_ROUNDS = 3  # at the start, that are not kept
 _FIRST_LOOK = 8  # rows before quotas are looked for
 _EVERY = 4  # rounds between two looks, once the rows are many
 _MOVES = 4  # in a look
-_MIN_GAIN = 0.002  # of the mean round, that a move must save
+_MIN_GAIN, _LATE_MIN_GAIN = (
+    0.002,
+    0.01,
+)  # of the mean round, that a move must save; when rows are full
 _CONFIDENCE = 1.0  # standard errors of what it saves, the same
 
 
@@ -63,12 +66,24 @@ def observe(
         quotas = start
     if num_seen >= _FIRST_LOOK and (num_seen < len(rows) // 4 or num_seen % _EVERY == 0):
         seen = rows[-num_seen:]
-        quotas = improved(quotas, np.where(np.isnan(seen), usual, seen), ratios, caps)
+        full = num_seen >= len(rows)
+        quotas = improved(
+            quotas,
+            np.where(np.isnan(seen), usual, seen),
+            ratios,
+            caps,
+            min_gain=_LATE_MIN_GAIN if full else _MIN_GAIN,
+        )
     return SampledState(quotas, rows, state.rounds)
 
 
 def improved(
-    quotas: np.ndarray, levels: np.ndarray, ratios: np.ndarray, caps: np.ndarray
+    quotas: np.ndarray,
+    levels: np.ndarray,
+    ratios: np.ndarray,
+    caps: np.ndarray,
+    *,
+    min_gain: float = _MIN_GAIN,
 ) -> np.ndarray:
     """Returns quotas of the same sum, up to `_MOVES` single moves better, i64[n].
 
@@ -80,6 +95,7 @@ def improved(
       levels: f64[rows, n].
       ratios: f64[n].
       caps: i64[n].
+      min_gain: of the mean round, that a move must save, beside a standard error.
 
     Example:
       >>> levels = np.array([[1.0, 3.0], [1.0, 3.0]])
@@ -102,7 +118,7 @@ def improved(
         total[quotas >= caps] = np.inf
         total[giver] = np.inf
         taker = int(np.argmin(total))
-        if not total[taker] < (1.0 - _MIN_GAIN) * longest.sum():
+        if not total[taker] < (1.0 - min_gain) * longest.sum():
             break
         saved = longest - np.maximum(added[:, taker], rest)
         if saved.sum() < _CONFIDENCE * np.sqrt((saved**2).sum()):
