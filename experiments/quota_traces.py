@@ -322,6 +322,10 @@ def changing(num_workers: int, num_rounds: int) -> list[Trace]:
     add("speeds 1 to 100, steps", steps, np.geomspace(1, 100, num_workers))
     add("one worker 3x slower in every second round", _always(every_second))
     add("the same, else equal", _always(every_second), equal)
+    for factor, length in ((5, 6), (20, 3), (100, 3)):
+        slow = (time % 60 >= 20) & (time % 60 < 20 + length) & one
+        name = f"one worker {factor}x slower for {length} rounds of 60"
+        add(name, _always(np.where(slow, factor, 1.0)), equal)
     slower = np.where((time >= 150) & one, 1.45, 1.0)
     add("one of equal workers 1.45x slower, 20 % noise", _always(slower), equal, cv=0.2)
     add("flips of 2x, 30 rounds apart, 20 % noise", flips(30), cv=0.2)

@@ -25,6 +25,7 @@ _CONFIDENCE = 1.01  # standard errors of that; above 1, so that one late round i
 _CALM_GAIN = 0.05  # for recent costs and sampled quotas, where no worker has changed lately
 _EVERY = 4  # rounds between two solutions for the recent costs, when all is settled
 _QUIET = 20  # rounds without a change of a worker, after which the next one is believed at once
+_KNOWN = 8  # rounds of a worker, after which its noise is known
 _SUSPICIOUS = 4.0  # a CUSUM above it asks for another probe at once
 _PROBE_SHARE = 0.008  # of the time, that probing workers of quota 0 may take
 _PATIENT_PROBES = 4  # that may lead to nothing before the next ones come ever more rarely
@@ -32,6 +33,7 @@ _MOST_DOUBLINGS = 20
 _UNSURE = 2.0  # standard errors, by which a worker of quota 0 may be faster than it seems
 _VAGUE = 0.1  # relative standard error, above which that counts
 _HICCUP = 10  # rounds after which one that used to work, or began slowly, is seen again anyway
+_LATE, _LATE_NOISE = 4.0, 6.0  # times slower than usual, and standard deviations: a round like none
 _COLD = 4.0  # by as much a worker's first rounds may be slower than the next
 
 
@@ -49,6 +51,7 @@ class AdaptiveState(NamedTuple):
     squares: np.ndarray  # f64[4, 4], squared differences of these rounds, the same
     chosen: int
     idle_rounds: np.ndarray  # i64[n], since the worker last computed
+    late: np.ndarray  # bool[n], whose last round was like none: the next may be, too
     worked: np.ndarray  # i64[n], rounds of quotas above 0, since it was last seen as a favour
     probes: np.ndarray  # i64[n], of a worker of quota 0, that led to nothing
 
@@ -77,7 +80,9 @@ def adaptive(
     that it is noticed when it has recovered: so rarely that it costs at most about 1 % of the
     time, and, from the fifth on that led to nothing, half as often each time. One that used to
     work is seen again after 10 rounds in any case, since what happened to it may have been
-    short. Where the workers are not independent T is wrong: see `guard.guarded`.
+    short. After a round that is slower than any noise explains a worker gets one microbatch in
+    the next, since what happened to it may go on. Where the workers are not independent T is
+    wrong: see `guard.guarded`.
 
     Args:
       settle_rounds: of the fitted costs: rounds after a change in which every better solution
@@ -151,6 +156,7 @@ def adaptive(
             squares=np.zeros((_NUM_CANDIDATES, _NUM_CANDIDATES)),
             chosen=_FITTED,
             idle_rounds=zeros,
+            late=np.zeros(num_workers, bool),
             worked=zeros,
             probes=zeros,
         )
@@ -168,7 +174,8 @@ def adaptive(
                 quotas = shares.largest_remainder(wanted, total, caps=caps)
             return quotas, state
         state = state._replace(wanted=_wanted(state, quotas, caps), compares=True)
-        return _with_probe(state, caps)
+        quotas, state = _with_probe(state, caps)
+        return _with_care(state, quotas, caps), state
 
     def observe(state: AdaptiveState, times: policies.RoundTimes) -> AdaptiveState:
         done = np.asarray(times.microbatches_done, np.int64)
@@ -196,6 +203,7 @@ def adaptive(
             recent_overhead_secs=overhead,
             recent_secs=secs,
             idle_rounds=np.where(busy, 0, state.idle_rounds + 1),
+            late=_late(state, own, done, times.compute_secs),
             worked=state.worked + (busy & given),
             probes=np.where(given, 0, state.probes + (busy & (done == 1) & state.compares)),
         )
@@ -222,6 +230,7 @@ def _admit(state: AdaptiveState, caps: np.ndarray) -> AdaptiveState:
         squares=np.zeros_like(state.squares),
         chosen=_FITTED,
         idle_rounds=np.where(joined, 0, state.idle_rounds),
+        late=state.late & ~joined,
         worked=np.where(joined, 0, state.worked),
         probes=np.where(joined, 0, state.probes),
     )
@@ -320,3 +329,24 @@ def _with_probe(state: AdaptiveState, caps: np.ndarray) -> tuple[np.ndarray, Ada
     quotas = solver.solve_quotas(costs, state.budget - due.size, caps=others, current=wanted)
     quotas[due] = 1
     return quotas, state._replace(worked=np.where(favoured & (quotas > 0), 0, state.worked))
+
+
+def _late(
+    state: AdaptiveState, own: fitted.FittedState, done: np.ndarray, compute_secs: np.ndarray
+) -> np.ndarray:
+    """Whose round was slower than any noise explains, but not as all were, bool[n]."""
+    model = state.fitted
+    expected = (model.overhead_secs + model.secs_per_microbatch * done) * own.pace
+    least = np.maximum(_LATE, np.exp(_LATE_NOISE * changes.noise(model.watch)))
+    used = (done > 0) & (model.watch.rounds >= _KNOWN) & (state.wanted[state.chosen] > 0)
+    return used & (compute_secs > least * np.where(used, expected, np.inf))
+
+
+def _with_care(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.ndarray:
+    """The quotas, but one microbatch for whom the last round was late, as long as it may go on."""
+    careful = np.where(state.late, np.minimum(caps, 1), caps)
+    if not (quotas > careful).any() or careful.sum() < state.budget:
+        return quotas
+    model = state.fitted
+    costs = estimate.costs_of(model.overhead_secs, model.secs_per_microbatch, np.ones(caps.size))
+    return solver.solve_quotas(costs, state.budget, caps=careful, current=quotas)

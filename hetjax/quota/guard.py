@@ -42,7 +42,7 @@ class GuardState(NamedTuple):
     kind: int  # what that round tells about
     looking: bool
     held: bool  # equal split is
-    by_rounds: bool  # since its rounds were the shorter ones, whatever their clocks say
+    by_rounds: bool  # since its rounds were the shorter ones, against what their clocks say
     rounds: int  # of quotas not looked at, less rounds of others; while held, of the hold
     wait: int  # rounds before the next look; while held, before it may end
     judged: np.ndarray  # i64[n], the policy's quotas in the last look; all 0: none yet
@@ -215,10 +215,8 @@ def _looked(state: GuardState, times: policies.RoundTimes) -> GuardState:
     mean, error, count = _mean_cost(state.equal_secs[1], state.equal_secs[0], _SPREAD)
     spread = _spread(state)
     longer, longer_error, _ = _mean_cost(secs[0], secs[1], spread)
-    if longer > _HELD * longer_error:
-        return _hold(state, by_rounds=True)
-    if mean > _HELD * error:
-        return _hold(state, by_rounds=False)
+    if longer > _HELD * longer_error or mean > _HELD * error:
+        return _hold(state, by_rounds=mean < 0)
     shorter = np.nanmean(secs[1]) / np.median(state.recent_secs)
     doubtful = shorter < 1.0 - spread  # than the policy's last rounds
     if (mean >= -_FOLLOWED * error or doubtful) and count < _MOST_ROUNDS:
