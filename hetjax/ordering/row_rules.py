@@ -303,6 +303,7 @@ _ELEMENTWISE = (
     "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma",
     "igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma",
     "log", "log1p", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name", "ne", "neg",
+    "one_minus_square",
     "nextafter", "not", "or", "polygamma", "population_count", "pow", "random_fold_in", "real",
     "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt", "select_n",
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",

@@ -250,7 +250,11 @@ def _while(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequen
 
 def _scan(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequence[Relation]:
     walk.same_params(whole, part, "jaxpr")
-    num_consts, num_carry = whole.params["num_consts"], whole.params["num_carry"]
+    if "ft_in" in whole.params:  # from JAX 0.11 on
+        groups = whole.params["ft_in"].update(tuple(ins)).unpack()
+        num_consts, num_carry = (len(list(group)) for group in groups[:2])
+    else:
+        num_consts, num_carry = whole.params["num_consts"], whole.params["num_carry"]
     consts, carry = ins[:num_consts], ins[num_consts : num_consts + num_carry]
     slices: list[Relation] = []
     for relation in ins[num_consts + num_carry :]:
