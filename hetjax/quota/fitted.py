@@ -13,6 +13,7 @@ from hetjax.quota import changes, estimate, policies, shares, solver
 from hetjax.quota import costs as costs_lib
 
 _TRUSTED = 4.0  # an observation farther off, in standard deviations, counts as one so far off
+_FEW = 8  # rounds, before which nothing tells an outlier
 _CLIPPED = 6.0  # a score farther off counts as this
 _COMMON = 3.0  # standard errors, beyond which the median residual is a change of all workers
 _WARMED = 0.8  # of what its first rounds say: faster than this, and they were cold ones
@@ -203,7 +204,7 @@ def _score(
     usual_workers = seen & (state.kept > 0)
     residuals, deviations = changes.score(state.watch, ratios, scales, usual_workers)
     scores = np.where(seen, residuals / deviations, 0.0)
-    trusted = np.where(rounds > 8, _TRUSTED, np.inf)
+    trusted = np.where(rounds > _FEW, _TRUSTED, np.inf)
     factors = np.exp((np.clip(scores, -trusted, trusted) - scores) * deviations)
     watch = changes.learn_noise(state.watch, residuals / scales, deviations / scales, seen)
     clipped = np.clip(scores, -_CLIPPED, _CLIPPED)

@@ -50,9 +50,7 @@ class GuardState(NamedTuple):
     clocks: policies.RoundTimes  # of each worker's last round of work
     forecasts: np.ndarray  # f64[_WAIT], equal split's round over the policy's, by its clocks
     recent_secs: np.ndarray  # f64[_WAIT], the policy's last rounds
-    equal_secs: (
-        np.ndarray
-    )  # f64[2, _WINDOW], of equal rounds: as they were, with the policy's quotas
+    equal_secs: np.ndarray  # f64[2, _WINDOW], of equal rounds: as they were; with policy's quotas
     secs: np.ndarray  # f64[2, _MOST_ROUNDS], of a look's rounds: the policy's, equal ones
 
 

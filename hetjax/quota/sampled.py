@@ -17,10 +17,8 @@ _COLD_ROUNDS = 3  # at the start, that are not kept
 _FIRST_LOOK = 8  # rows before quotas are looked for
 _EVERY = 4  # rounds between two looks, once the rows are many
 _MOVES = 4  # in a look
-_MIN_GAIN, _LATE_MIN_GAIN = (
-    0.002,
-    0.01,
-)  # of the mean round, that a move must save; when rows are full
+_MIN_GAIN = 0.002  # of the mean round, that a move must save
+_LATE_MIN_GAIN = 0.01  # the same, when the rows are full
 _CONFIDENCE = 1.0  # standard errors of what it saves, the same
 
 
