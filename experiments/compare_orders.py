@@ -142,12 +142,12 @@ def train(run: Run, directory: pathlib.Path, data_dir: str | None) -> dict[str, 
     """
     import jax
 
-    from hetjax.training import loop
+    import hetjax
 
     started, diverged = time.perf_counter(), False
     try:
         result = fit(run, data_dir)
-    except loop.NonFiniteError as error:
+    except hetjax.NonFiniteError as error:
         result, diverged = error.result, True
     if result.summary["interrupted"] and not diverged:
         raise KeyboardInterrupt

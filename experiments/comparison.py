@@ -106,15 +106,15 @@ def _override(loaded: ml_collections.ConfigDict, override: str, file: str) -> No
 
 def train(run: Run, directory: pathlib.Path) -> dict[str, Any]:
     """Does a run and writes its result: the loss of every round, and the summary."""
+    import hetjax
     from experiments import train as train_lib
-    from hetjax.training import loop
 
     started = time.perf_counter()
     settings = run.arm.settings(run.seed, run.rate)
     config = config_lib.validate(settings, choices=config_flag.choices())
     try:
         result, diverged = train_lib.train_and_evaluate(config, None, progress=False), False
-    except loop.NonFiniteError as error:
+    except hetjax.NonFiniteError as error:
         result, diverged = error.result, True
     if result.summary["interrupted"] and not diverged:
         raise KeyboardInterrupt

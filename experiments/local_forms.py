@@ -4,7 +4,6 @@ import contextlib
 import statistics
 import time
 
-import jax
 import optax
 
 from experiments import problems, quota_training
@@ -24,8 +23,8 @@ def form_rows(num_rounds: int = 60, quota: int = 4) -> list[Row]:
         with contextlib.ExitStack() as stack:
             runs = {}
             for form in ("stepped", "fused", "virtual"):
-                runs[form], _ = stack.enter_context(
-                    quota_training.rounds_of(
+                runs[form] = stack.enter_context(
+                    quota_training.Rounds(
                         loss_fn,
                         params,
                         optimizer,
@@ -42,8 +41,7 @@ def form_rows(num_rounds: int = 60, quota: int = 4) -> list[Row]:
             for index in range(num_rounds + 5):
                 for form, run in runs.items():
                     began = time.perf_counter()
-                    run._round(index)
-                    jax.block_until_ready(run._state)
+                    run()
                     if index >= 5:
                         secs[form].append(time.perf_counter() - began)
         texts = []

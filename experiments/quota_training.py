@@ -5,12 +5,11 @@ with a bare loop of the same compiled programs, in interleaved pairs; and traini
 quotas is compared with one device on the pooled batch.
 """
 
-import contextlib
 import json
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,10 +22,9 @@ import hetjax
 import hetjax.types
 from experiments import problems
 from experiments.rows import Row
-from hetjax import config as config_lib
 from hetjax import mesh as mesh_lib
 from hetjax.data import datasets, sources
-from hetjax.training import arguments, loop, record, setup
+from hetjax.training import record
 
 _MICROBATCH = 32
 
@@ -67,25 +65,36 @@ def emulated_rows(round_secs: float = 0.2, num_rounds: int = 12, skipped: int = 
     return rows
 
 
-@contextlib.contextmanager
-def rounds_of(
-    loss_fn: Any, params: Any, optimizer: Any, data: Any, **fields: Any
-) -> Iterator[tuple[Any, Any]]:
-    """A run whose rounds are called one by one: `(loop, parts)`."""
-    config = config_lib.validate(fields, choices=arguments.registries())
-    source = sources.as_source(data)
-    parts = setup.build(loss_fn, params, optimizer, source, config=config, per_example_rng=False)
-    with tempfile.TemporaryDirectory() as workdir:  # files are written as in any run
-        recorder = record.Recorder(
-            workdir, config_lib.to_dict(config), num_examples=1, progress=False
+class Rounds:
+    """The rounds of a run, one at a time, whose reports go into files as any run's do.
+
+    Arguments as `hetjax.Run`'s.
+    """
+
+    def __init__(self, loss_fn: Any, params: Any, optimizer: Any, data: Any, **fields: Any) -> None:
+        self.run = hetjax.Run(loss_fn, params, optimizer, data, **fields)
+        self._directory = tempfile.TemporaryDirectory()
+        self._recorder = record.Recorder(
+            self._directory.name, self.run.recorded, num_examples=1, progress=False
         )
-        run = loop.Loop(parts, recorder, None, (), started=time.perf_counter())
-        run._warm_up()
-        try:
-            yield run, parts
-        finally:
-            recorder.close()
-            parts.close()
+        self._state, self._last = self.run.init(), None
+
+    def __enter__(self) -> "Rounds":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._recorder.close()
+        self.run.close()
+        self._directory.cleanup()
+
+    def __call__(self) -> None:
+        """One round, to the end of its update; reports the one before meanwhile."""
+        self._state, self._last = self.run.round(self._state, meanwhile=self._report)
+        jax.block_until_ready(self._state.train)
+
+    def _report(self) -> None:
+        if self._last is not None:
+            self._recorder.add(self._last.read())
 
 
 def _bare_loop(parts: Any, optimizer: Any, rows: np.ndarray) -> Callable[[], None]:
@@ -145,16 +154,10 @@ def overhead_rows(pairs: int = 150, quota: int = 4) -> list[Row]:
     rows = []
     for policy in ("equal", "adaptive"):
         fields["quota"] = {"policy": policy}
-        with rounds_of(loss_fn, params, optimizer, data, **fields) as (run, parts):
-            bare = _bare_loop(parts, optimizer, ids.reshape(num_workers, quota, _MICROBATCH))
-            index = 0
-
-            def ours(run: Any = run) -> None:
-                nonlocal index
-                run._round(index)
-                jax.block_until_ready(run._state)
-                index += 1
-
+        with Rounds(loss_fn, params, optimizer, data, **fields) as ours:
+            bare = _bare_loop(
+                ours.run.parts, optimizer, ids.reshape(num_workers, quota, _MICROBATCH)
+            )
             programs = {"loop": ours, "bare": bare, "bare again": bare}
             secs: dict[str, list[float]] = {name: [] for name in programs}
             for turn in range(pairs + 5):

@@ -175,7 +175,6 @@ def together_rows() -> list[Row]:
 
 def overhead_rows(num_rounds: int = 150) -> list[Row]:
     """A round with a gate that has nothing to close, against one without; LeNet, in turn."""
-    import jax
     import optax
 
     from experiments import problems, quota_training
@@ -199,16 +198,15 @@ def overhead_rows(num_rounds: int = 150) -> list[Row]:
     with contextlib.ExitStack() as stack:
         loops = {
             name: stack.enter_context(
-                quota_training.rounds_of(loss_fn, params, optax.sgd(0.01), data, **fields, **gate)
-            )[0]
+                quota_training.Rounds(loss_fn, params, optax.sgd(0.01), data, **fields, **gate)
+            )
             for name, gate in gates.items()
         }
         for turn in range(num_rounds + 5):
             names = list(loops)
             for name in names[turn % 4 :] + names[: turn % 4]:
                 began = time.perf_counter()
-                loops[name]._round(turn)
-                jax.block_until_ready(loops[name]._state)
+                loops[name]()
                 if turn >= 5:
                     secs[name].append(time.perf_counter() - began)
     texts = []

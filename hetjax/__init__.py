@@ -11,9 +11,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Accumulated": "hetjax.types",
-    "FitResult": "hetjax.training.loop",
+    "FitResult": "hetjax.training.driver",
     "Microbatch": "hetjax.types",
-    "NonFiniteError": "hetjax.training.loop",
+    "NonFiniteError": "hetjax.training.reporting",
+    "Run": "hetjax.training.run",
     "RoundReport": "hetjax.training.record",
     "TrainState": "hetjax.types",
     "fit": "hetjax.training.fit",

@@ -53,17 +53,40 @@ class Ask(enum.IntFlag):
         return bool(self & ~Ask.SAVE)
 
 
-class RoundResult(NamedTuple):
-    """What all W workers did in a round; times by each worker's own clock."""
+class Done(NamedTuple):
+    """What all W workers did in a round."""
 
     microbatches_done: np.ndarray  # i64[W]
+    unit_signs: list[np.ndarray] | None  # for each worker i8[done, B]; None: no order takes them
+    turns: Any = ()  # i8[W], or i8[W, max_microbatches * B]: by the order's coordination
+
+    def turned_signs(self) -> list[np.ndarray] | None:
+        """The unit signs of each worker, turned round where the coordination says so."""
+        if self.unit_signs is None:
+            return None
+        turns = np.asarray(self.turns)
+        return [
+            signs * (turn if turn.ndim == 0 else turn[: signs.size].reshape(signs.shape))
+            for signs, turn in zip(self.unit_signs, turns, strict=True)
+        ]
+
+
+class Clocks(NamedTuple):
+    """How long all W workers took for it, each by its own clock."""
+
     first_secs: np.ndarray  # f64[W], round start to end of the first microbatch; NaN = unknown
     compute_secs: np.ndarray  # f64[W]
     local_secs: float  # until the last worker finished
     overruns: int  # microbatches slower than the emulated worker would have been
-    unit_signs: list[np.ndarray] | None  # for each worker i8[done, B]
-    ask: Ask  # of any process
     lead_secs: np.ndarray  # f64[W]: what its process needed between two local phases, where known
+
+
+class Told(NamedTuple):
+    """What the processes have told each other."""
+
+    done: Done
+    clocks: Clocks
+    asked: Ask  # by any process
     metrics: (
         types.SyncMetrics | tuple[()]
     ) = ()  # of all workers; (): the sync phase is to gather them
@@ -225,7 +248,7 @@ class Agreement:
         digests: tuple[int, ...],
         ask: Ask,
         lead_secs: float = 0.0,
-    ) -> RoundResult:
+    ) -> Told:
         """What all workers did, from what this process's workers did.
 
         Args:
@@ -258,8 +281,9 @@ class Agreement:
             each = zip(gathered["unit_signs"], counts, strict=True)
             unit_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
         asked = Ask(int(np.bitwise_or.reduce(gathered["ask"])))
-        return _joined(gathered["done"], unit_signs, asked)._replace(
-            lead_secs=gathered["lead_secs"].copy(),
+        told = _joined(gathered["done"], unit_signs, asked)
+        return told._replace(
+            clocks=told.clocks._replace(lead_secs=gathered["lead_secs"].copy()),
             metrics=_metrics(gathered["sums"], result.accumulated.loss_sum.dtype),
         )
 
@@ -348,15 +372,13 @@ def _metrics(sums: np.ndarray, dtype: np.dtype) -> types.SyncMetrics:
 
 def _joined(
     done: Mapping[str, np.ndarray] | np.ndarray, unit_signs: list[np.ndarray] | None, ask: Ask
-) -> RoundResult:
+) -> Told:
     """Of what each of the W workers did, by the names in `_DONE`."""
-    return RoundResult(
-        microbatches_done=done["microbatches_done"].astype(np.int64),
+    clocks = Clocks(
         first_secs=done["first_secs"],
         compute_secs=done["compute_secs"],
         local_secs=float(done["compute_secs"].max()),
         overruns=int(done["overruns"].sum()),
-        unit_signs=unit_signs,
-        ask=ask,
         lead_secs=np.zeros(len(done["compute_secs"])),
     )
+    return Told(Done(done["microbatches_done"].astype(np.int64), unit_signs), clocks, ask)

@@ -26,7 +26,7 @@ def registries() -> dict[str, list[str]]:
     }
 
 
-def check(params: Any, optimizer: Any, callbacks: Any) -> None:
+def check(params: Any, optimizer: Any, callbacks: Any = ()) -> None:
     """Refuses what `fit` cannot use.
 
     Raises:
@@ -45,6 +45,30 @@ def check(params: Any, optimizer: Any, callbacks: Any) -> None:
                 f"fit: params{jax.tree_util.keystr(path)} is a {type(leaf).__name__}; params is a "
                 "pytree of arrays. For a Flax model: loss_fn, params = hetjax.nnx_loss(model, loss)"
             )
+
+
+def configuration(
+    config: config_lib.ExperimentConfig | None, fields: dict[str, Any], *, workers: int | None
+) -> tuple[config_lib.ExperimentConfig, dict[str, Any]]:
+    """The checked configuration, and what of it is recorded.
+
+    Args:
+        config: checked already; or None.
+        fields: or its fields.
+        workers: their number, in place of `cluster.num_workers`; None: not given.
+
+    Raises:
+        ValueError: both are given, or a field is wrong.
+    """
+    if workers is not None:
+        cluster = fields.get("cluster", {})
+        fields = {**fields, "cluster": {**cluster, "num_workers": workers}}
+    if config is None:
+        config = config_of_fields(fields)
+        return config, recorded_fields(config)
+    if fields:
+        raise ValueError(f"give either config or fields, not both: {sorted(fields)}")
+    return config, config_lib.to_dict(config)
 
 
 def config_of_fields(fields: dict[str, Any]) -> config_lib.ExperimentConfig:

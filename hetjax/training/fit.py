@@ -1,23 +1,22 @@
 """`fit`: the one seam that the command line, a notebook and a test share."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import optax
 
 from hetjax import config as config_lib
 from hetjax import types
-from hetjax.cluster import beacons as beacons_lib
-from hetjax.cluster import processes
 from hetjax.data import sources
 from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import agreement, arguments, evaluate, loop, record, setup, solutions
+from hetjax.training import arguments, driver, evaluate, record, summary
 from hetjax.training import resume as resume_lib
+from hetjax.training import run as run_lib
 
 
 def fit(
@@ -28,14 +27,15 @@ def fit(
     *,
     eval_source: Any = None,
     metrics_fn: evaluate.MetricsFn | None = None,
-    callbacks: Sequence[loop.Callback] = (),
+    callbacks: Sequence[driver.Callback] = (),
     workdir: str | pathlib.Path | None = None,
     resume: bool = True,
     progress: bool = True,
+    workers: int | None = None,
     per_example_rng: bool = False,
     config: config_lib.ExperimentConfig | None = None,
     **fields: Any,
-) -> loop.FitResult:
+) -> driver.FitResult:
     """Trains a model of your own on workers that are not equal.
 
     Args:
@@ -60,6 +60,7 @@ def fit(
             configuration that is not at the run's end; else begin at the beginning. The number
             of workers may have changed.
         progress: show a progress bar.
+        workers: their number; by default one for each device.
         per_example_rng: the loss gets a key for each example, `key[B]`.
         config: a checked configuration; or give `fields`.
         **fields: fields of the configuration, groups as dicts: `epochs=5, budget=32,
@@ -92,73 +93,66 @@ def fit(
         environment", 2021, arXiv 2111.08272. The quotas' cost model, exact solver and change
         detection are hetjax's own.
     """
-    processes.check_joined()
-    arguments.check(params, optimizer, callbacks)
-    source = sources.as_source(source)
-    eval_source = None if eval_source is None else sources.as_source(eval_source)
-    if config is None:
-        config = arguments.config_of_fields(fields)
-        recorded = arguments.recorded_fields(config)
-    elif fields:
-        raise ValueError(f"fit: give either config or fields, not both: {sorted(fields)}")
-    else:
-        recorded = config_lib.to_dict(config)
     started = time.perf_counter()
+    arguments.check(params, optimizer, callbacks)
+    eval_source = None if eval_source is None else sources.as_source(eval_source)
     if workdir is not None:
         workdir = pathlib.Path(workdir).absolute()  # a callback may change the directory
     restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
-    beacons = beacons_lib.start()
-    beacons.at("starting")
-    several = jax.process_count() > 1 and config.local != "virtual"
-    if several:
-        agreement.check_same_run(recorded, num_examples=len(source))
-    parts = setup.build(
-        loss_fn,
-        params,
-        optimizer,
-        source,
-        config=config,
-        per_example_rng=per_example_rng,
-        beacons=beacons,
-        solved=solutions.Solutions(
-            leads=jax.process_index() == 0,
-            board=processes.Board() if several else None,
-            kept=lambda: resume_lib.kept_solutions(workdir, resume=resume, restarted=restarted),
-        ),
-    )
-    if several:
-        agreement.check_same_parts(
-            parts.state.params,
-            shards=(parts.stream.shards, parts.stream.shares),
-            mixing=parts.reducer.mixing,
-            trace=parts.trace,
-        )
-    evaluator = None
-    if eval_source is not None and parts.leads:
-        metrics_fn = metrics_fn or evaluate.metrics_of_loss(loss_fn)
-        evaluator = evaluate.Evaluator(
-            metrics_fn,
-            eval_source,
-            params,
-            parts.own_device,
-            on_batch=lambda: beacons.at("evaluating"),
-        )
+    kept = functools.partial(resume_lib.kept_solutions, workdir, resume=resume, restarted=restarted)
     with contextlib.ExitStack() as stack:
-        stack.callback(beacons.close)
-        stack.callback(parts.close)
-        start = resume_lib.find(workdir, recorded, parts=parts, resume=resume, restarted=restarted)
+        run = stack.enter_context(
+            run_lib.Run(
+                loss_fn,
+                params,
+                optimizer,
+                source,
+                workers=workers,
+                per_example_rng=per_example_rng,
+                config=config,
+                solved=kept,
+                **fields,
+            )
+        )
+        parts = run.parts
+        evaluator = None
+        if eval_source is not None and parts.leads:
+            evaluator = evaluate.Evaluator(
+                metrics_fn or evaluate.metrics_of_loss(loss_fn),
+                eval_source,
+                params,
+                parts.own_device,
+                on_batch=lambda: run.beacons.at("evaluating"),
+            )
+        start = resume_lib.find(
+            workdir, run.recorded, parts=parts, resume=resume, restarted=restarted
+        )
         keeper = None
         if workdir is not None:
             keeper = stack.enter_context(contextlib.closing(resume_lib.Keeper(workdir, parts)))
         recorder = record.Recorder(
             workdir if parts.leads else None,
-            recorded,
-            num_examples=config.epochs * len(source),
+            run.recorded,
+            num_examples=run.config.epochs * parts.stream.num_examples,
             progress=progress and parts.leads,
             lines=start.lines,
         )
         stack.callback(recorder.close)
-        run = loop.Loop(parts, recorder, evaluator, callbacks, started=started, keeper=keeper)
-        result = run.run(start)
+        state, best_params = run.init(), None
+        told = summary.Summary(parts, started=started)
+        if start.saved is not None:
+            state, best_params = resume_lib.from_arrays(start.saved, run)
+            told.restore(start.saved.about["summary"], start.lines)
+            told.examples_recomputed = start.examples_recomputed
+        result = driver.Driver(
+            run,
+            state,
+            recorder=recorder,
+            evaluator=evaluator,
+            callbacks=callbacks,
+            summary=told,
+            best_params=best_params,
+            keeper=keeper,
+        ).drive()
         parts.agree.close()  # not after an error: who failed is to be the first that is gone
         return result

@@ -9,7 +9,7 @@ were; speeds are learnt anew, and replicas that differed begin at their mean.
 import dataclasses
 import pathlib
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,21 +17,13 @@ import numpy as np
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.cluster import processes
-from hetjax.data import rounds
-from hetjax.training import checkpoint, leaves, record, setup, solutions
+from hetjax.training import checkpoint, leaves, record, run_records, setup, solutions
 from hetjax.training import state as state_lib
 
+if TYPE_CHECKING:
+    from hetjax.training import run as run_lib
+
 DIRECTORY = "checkpoints"  # in the workdir
-
-
-class RunState(NamedTuple):
-    """A run between two rounds."""
-
-    train: types.TrainState
-    policy: Any
-    passes: np.ndarray  # i64[W]: that each worker's order is in, as its device part knows
-    full_quotas: np.ndarray  # i64[W], of the last round of the whole budget; 0: none yet
-    rounds_done: int
 
 
 @dataclasses.dataclass
@@ -94,7 +86,7 @@ def _goes_on(about: dict[str, Any], restarted: bool) -> bool:
 
 
 def kept_solutions(
-    workdir: pathlib.Path | None, *, resume: bool, restarted: bool
+    workdir: pathlib.Path | None, *, resume: bool = True, restarted: bool = False
 ) -> dict[str, solutions.Numbers]:
     """Those of the run that goes on; empty where it begins anew. Changes nothing.
 
@@ -144,7 +136,12 @@ class Keeper:
         return late and self._checkpoints is not None
 
     def save(
-        self, run: RunState, best_params: types.PyTree, *, finished: bool, **about: Any
+        self,
+        state: run_records.RunState,
+        best_params: types.PyTree,
+        *,
+        finished: bool,
+        **about: Any,
     ) -> None:
         """Takes the run as it is, and returns while it is written; waits for the save before.
 
@@ -153,21 +150,21 @@ class Keeper:
         Raises:
             ValueError: it, or the save before it, could not be written.
         """
-        arrays = to_arrays(run, best_params, self._parts)
+        arrays = to_arrays(state, best_params, self._parts)
         if self._checkpoints is None:
             return
         self._checkpoints.wait()
-        if self._checkpoints.latest == run.rounds_done:  # as when one is interrupted after it
+        if self._checkpoints.latest == state.rounds_done:  # as when one is interrupted after it
             return
         about |= {
             "finished": finished,
-            "rounds": run.rounds_done,
+            "rounds": state.rounds_done,
             "num_workers": len(self._parts.devices),
             "has_best": best_params is not None,
             "solutions": self._parts.solved.save(),
             "versions": record.versions(),
         }
-        self._checkpoints.save(run.rounds_done, arrays, about)
+        self._checkpoints.save(state.rounds_done, arrays, about)
         self._last = time.monotonic()
 
     def close(self) -> None:
@@ -177,10 +174,10 @@ class Keeper:
 
 
 def to_arrays(
-    run: RunState, best_params: types.PyTree, parts: setup.RunParts
+    state: run_records.RunState, best_params: types.PyTree, parts: setup.RunParts
 ) -> dict[str, np.ndarray]:
     """All of the run as host arrays by name; every process calls it, process 0 has the result."""
-    train, signs = run.train, parts.method.signs
+    train, signs = state.train, parts.method.signs
     common = train._replace(running_sum=())
     arrays: dict[str, np.ndarray] = {}
     if parts.reducer.keeps_replicas_equal:
@@ -192,24 +189,49 @@ def to_arrays(
         if _are_equal(rows):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
         arrays |= leaves.flatten(rows, "running_sum")
-    host = run._replace(train=())  # type: ignore[arg-type]
-    arrays |= leaves.flatten(host, "run")
-    arrays |= leaves.flatten(parts.stream.save(), "rounds")
+    arrays |= leaves.flatten(_on_host(state), "run")
     if best_params is not None:
         arrays |= leaves.flatten(best_params, "best_params")
     return arrays
 
 
+def restore(run: "run_lib.Run", directory: str | pathlib.Path) -> run_records.RunState:
+    """The state in the newest whole checkpoint of a run's workdir, or of a directory of such.
+
+    Raises:
+        ValueError: there is none, or it is of a run with other parts.
+    """
+    directory = pathlib.Path(directory)
+    if (directory / DIRECTORY).is_dir():
+        directory = directory / DIRECTORY
+    saved = checkpoint.newest(directory) if directory.is_dir() else None
+    if saved is None:
+        raise ValueError(
+            f"restore: there is no whole checkpoint in {str(directory)!r}; give the workdir of a "
+            "run, or take init()"
+        )
+    _check_workers(saved, run.parts)
+    solved, kept = run.parts.solved.save(), saved.about.get("solutions", {})
+    others = [name for name in solved if name in kept and solved[name] != kept[name]]
+    if others:
+        raise ValueError(
+            f"restore: this run has solved {others[0]!r} by itself, and the checkpoint has another "
+            "solution, in the last bits at least: make it by Run(..., solved=lambda: "
+            "hetjax.training.resume.kept_solutions(workdir))"
+        )
+    return from_arrays(saved, run)[0]
+
+
 def from_arrays(
-    saved: checkpoint.Saved, fresh: RunState, parts: setup.RunParts
-) -> tuple[RunState, types.PyTree]:
-    """The run and the best parameters; moves `parts.stream` to where it was.
+    saved: checkpoint.Saved, run: "run_lib.Run"
+) -> tuple[run_records.RunState, types.PyTree]:
+    """The state and the best parameters.
 
     Args:
         saved: from `to_arrays`.
-        fresh: a run at its beginning, for structures.
-        parts: of the run.
+        run: that goes on from it.
     """
+    fresh, parts = run.init(), run.parts
     arrays, num_workers = saved.arrays, len(parts.devices)
     same_workers = saved.about["num_workers"] == num_workers
     signs = parts.method.signs
@@ -231,18 +253,24 @@ def from_arrays(
     train = rows._replace(running_sum=running_sum)
     train = jax.device_put(train) if parts.mesh is None else mesh_lib.place(train, parts.mesh)
 
-    like_rounds: rounds.SavedRounds = parts.stream.save()
-    parts.stream.restore(leaves.unflatten(like_rounds, arrays, "rounds", check_shapes=False))
-    host = fresh._replace(train=())  # type: ignore[arg-type]
+    like = _on_host(fresh)
     if same_workers:
-        run = leaves.unflatten(host, arrays, "run", check_shapes=False)
+        state = leaves.unflatten(like, arrays, "run", check_shapes=False)
     else:
-        epoch = np.full(num_workers, parts.stream.epoch)
-        run = host._replace(passes=epoch, rounds_done=saved.about["rounds"])
+        stream = leaves.unflatten(like.stream, arrays, "run/stream", check_shapes=False)
+        epoch = np.full(num_workers, parts.stream.epoch(stream))
+        rounds_done = saved.about["rounds"]
+        state = like._replace(stream=stream, passes=epoch, rounds_done=rounds_done)
     best = None
     if saved.about["has_best"]:
         best = leaves.unflatten(one.params, arrays, "best_params")
-    return run._replace(train=train), best
+    state = state._replace(train=train, sums=fresh.sums, lineage=fresh.lineage, generation=0)
+    return run.with_fresh_sums(state), best
+
+
+def _on_host(state: run_records.RunState) -> run_records.RunState:
+    """What of a state lies on the host: a pytree of arrays and numbers."""
+    return state._replace(train=(), sums=(), lineage=None, generation=0)  # type: ignore[arg-type]
 
 
 def _num_rows(rows: types.PyTree) -> int:

@@ -1,19 +1,15 @@
 """The numbers of a whole run, kept up round by round, and `summary.json` from them."""
 
-import functools
+import dataclasses
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from hetjax import quota, trees, types
-from hetjax.data import rounds
-from hetjax.training import record
-
-if TYPE_CHECKING:
-    from hetjax.training import loop, setup
+from hetjax.data import ledger as ledger_lib
+from hetjax.training import record, reporting, run_records, setup
 
 
 class Summary:
@@ -24,7 +20,7 @@ class Summary:
         started: `perf_counter` when the run began.
     """
 
-    def __init__(self, parts: "setup.RunParts", *, started: float) -> None:
+    def __init__(self, parts: setup.RunParts, *, started: float) -> None:
         self._parts, self._started = parts, started
         self._lines: list[record.RoundReport] = []
         self._clock = 0.0
@@ -38,10 +34,6 @@ class Summary:
         self.stopped_by: str | None = None
         self.order_cost: dict[str, float] = {}  # of an order that takes signs
         self._herding_secs = 0.0
-        of_worker = jax.tree.map(lambda x: x[0], parts.state.params)
-        if parts.reducer.mixing is None:  # sums are sent, wider than some parameters
-            of_worker = trees.accumulator_zeros(of_worker)
-        self._copy_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(of_worker))
 
     def save(self) -> dict[str, Any]:
         """What a resumed run needs, beside the lines: JSON values.
@@ -70,17 +62,6 @@ class Summary:
         self._references, self._referenced = np.array(saved["references"]), saved["referenced"]
         self._earlier_secs = saved["wall_secs"]
 
-    def references(self, round_index: int, total: int, caps: np.ndarray) -> "References | None":
-        """How long a round would take at the true speeds; None where they are not known."""
-        cluster = self._parts.cluster
-        gated = self._parts.config.gate.trigger != "none"
-        if cluster is None or not self._parts.emulated or gated:
-            return None
-        costs = cluster.costs_at(round_index)
-        times = (costs.overhead_secs.tobytes(), costs.secs_per_microbatch.tobytes())
-        private = self._parts.config.data.sharing == "private"
-        return _references(*times, total, caps.tobytes(), private)
-
     def evaluated(self, values: dict[str, float]) -> bool:
         """Takes an evaluation in; whether its loss is the lowest so far."""
         self._eval = dict(values)
@@ -89,55 +70,35 @@ class Summary:
             self._best = {f"best_{name}": value for name, value in values.items()}
         return is_best
 
-    def round_done(self, done: "loop._Round", metrics: types.SyncMetrics) -> record.RoundReport:
-        """The line of a round whose numbers have arrived on the host."""
-        result = done.result
-        if not np.array_equal(metrics.microbatches_done, result.microbatches_done):
-            raise RuntimeError(
-                f"round {done.index}: the workers' sums hold {metrics.microbatches_done} "
-                f"microbatches, their clocks saw {result.microbatches_done}"
-            )
-        sums = np.array([metrics.loss_sum, metrics.weight_sum], np.float64)
-        self._epoch_sums[done.epoch] = self._epoch_sums.get(done.epoch, 0) + sums
-        if done.references is not None and done.full:
-            self._references += done.references
-            self._referenced += 1
-        busy_secs = result.compute_secs + result.lead_secs
-        longest = max(result.local_secs, float(busy_secs.max()))  # as `_longest_secs`
-        waiting = (longest - busy_secs)[done.present]
-        line = record.RoundReport(
-            round=done.index,
-            epoch=done.epoch,
-            examples=done.examples,
-            examples_processed=done.examples_processed,
-            skipped_examples=done.examples - int(metrics.example_count.sum()),
-            loss=float(sums[0] / sums[1]) if sums[1] > 0 else float("nan"),
-            quotas=done.plan.quotas.tolist(),
-            microbatches_done=result.microbatches_done.tolist(),
-            examples_counted=metrics.example_count.tolist(),
-            present=done.present.tolist(),
-            compute_secs=result.compute_secs.tolist(),
+    def round_done(
+        self,
+        report: reporting.Report,
+        *,
+        eval: dict[str, float] | None = None,
+        consensus: dict[str, float] | None = None,
+        herding: dict[str, float] | None = None,
+    ) -> record.RoundReport:
+        """The line of a round, with what was measured after it; waits for its numbers."""
+        line = dataclasses.replace(
+            report.read(),
             start_secs=self._clock,
-            local_secs=result.local_secs,
-            round_secs=done.round_secs or 0.0,
-            waiting_fraction=float(waiting.mean() / longest) if longest > 0 else 0.0,
-            full=done.full,
-            overruns=result.overruns,
-            optimal_round_secs=None if done.references is None else done.references.optimal_secs,
-            lead_secs=result.lead_secs.tolist() if result.lead_secs.any() else None,
-            eval=done.eval,
-            bytes_sent=round(done.copies_sent * self._copy_bytes),
-            consensus=done.consensus,
-            herding=done.herding,
+            eval=eval,
+            consensus=consensus,
+            herding=herding,
         )
+        sums = np.array([report.metrics.loss_sum, report.metrics.weight_sum], np.float64)
+        self._epoch_sums[line.epoch] = self._epoch_sums.get(line.epoch, 0) + sums
+        if report.references is not None and line.full:
+            self._references += report.references
+            self._referenced += 1
         self._clock += line.round_secs
-        self._herding_secs += (done.herding or {}).get("secs", 0.0)
+        self._herding_secs += (herding or {}).get("secs", 0.0)
         self._lines.append(line)
         return line
 
-    def as_dict(self, *, interrupted: bool) -> dict[str, Any]:
+    def as_dict(self, state: run_records.RunState, *, interrupted: bool) -> dict[str, Any]:
         """`summary.json`. Times are seconds; round means are over full rounds, if any."""
-        lines, stream = self._lines, self._parts.stream
+        lines, stream, ledger = self._lines, state.stream, state.stream.ledger
         timed = [line for line in lines if line.full] or lines
         round_secs = np.array([line.round_secs for line in timed])
         longest = np.array([_longest_secs(line) for line in timed])
@@ -149,11 +110,11 @@ class Summary:
             **self._eval,
             **self._best,
             "rounds": len(lines),
-            "epochs": stream.examples_processed / stream.num_examples,
+            "epochs": stream.examples_processed / self._parts.stream.num_examples,
             "examples_processed": stream.examples_processed,
-            "examples_missing": stream.ledger.missing,
-            "examples_duplicated": stream.ledger.duplicated,
-            "examples_never_processed": stream.ledger.never_processed,
+            "examples_missing": ledger_lib.missing(ledger),
+            "examples_duplicated": ledger_lib.duplicated(ledger),
+            "examples_never_processed": ledger_lib.never_processed(ledger),
             "examples_skipped": sum(line.skipped_examples for line in lines),
             "examples_recomputed": self.examples_recomputed,
             "wall_secs": self._earlier_secs + time.perf_counter() - self._started,
@@ -209,31 +170,6 @@ class Summary:
 
 def _texts(numbers: Iterable[float]) -> list[str]:
     return [repr(float(number)) for number in numbers]
-
-
-class References(NamedTuple):
-    """How long a round would take at the true speeds, computing alone."""
-
-    optimal_secs: float
-    bound_secs: float  # with microbatches of any size
-    equal_split_secs: float
-
-
-@functools.lru_cache(256)
-def _references(
-    overhead: bytes, secs: bytes, total: int, caps: bytes, every_worker: bool
-) -> References:
-    costs = quota.WorkerCosts(np.frombuffer(overhead), np.frombuffer(secs))
-    most = np.frombuffer(caps, np.int64)
-    equal = quota.largest_remainder((most > 0).astype(np.float64), total, caps=most)
-    best = quota.solve_quotas(costs, total, caps=most)
-    if every_worker:  # private data: no shard may be left out
-        best = rounds.with_every_worker(best, most > 0)
-    return References(
-        float(costs.round_secs(best).max()),
-        quota.continuous_bound_secs(costs, total, caps=most),
-        float(costs.round_secs(equal).max()),
-    )
 
 
 def _longest_secs(line: record.RoundReport) -> float:

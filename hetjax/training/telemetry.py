@@ -7,7 +7,7 @@ change nothing.
 import functools
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,7 @@ from hetjax.data import rounds as rounds_lib
 from hetjax.ordering import herding
 from hetjax.ordering import ordering as ordering_lib
 from hetjax.training import accumulate as accumulate_lib
-
-if TYPE_CHECKING:
-    from hetjax.training import setup
+from hetjax.training import run_records, setup
 
 _COST_REPEATS = 5
 
@@ -28,15 +26,15 @@ _COST_REPEATS = 5
 class OrderTelemetry:
     """Both measurements for the run of these parts, when its configuration asks for them."""
 
-    def __init__(self, parts: "setup.RunParts") -> None:
+    def __init__(self, parts: setup.RunParts) -> None:
         self._parts, self._measure = parts, Herding(parts)
 
-    def cost(self, params: types.PyTree) -> dict[str, float]:
+    def cost(self, params: types.PyTree, stream: rounds_lib.StreamState) -> dict[str, float]:
         """What the order's signs cost; empty where it takes none, or nothing is to be measured."""
         parts = self._parts
         if parts.method.signs is None or parts.config.ordering.herding_every == 0:
             return {}
-        ids = parts.stream.plan(np.ones(len(parts.devices), int)).example_ids[0]
+        ids = parts.stream.plan(stream, np.ones(len(parts.devices), int)).example_ids[0]
         return cost(
             parts.loss_fn,
             parts.method.signs,
@@ -47,9 +45,9 @@ class OrderTelemetry:
         )
 
     def herding(
-        self, epochs_done: int, params: types.PyTree, quotas: np.ndarray
+        self, epochs_done: int, params: types.PyTree, state: run_records.RunState
     ) -> dict[str, float] | None:
-        """The bounds of the order to come, in rounds of these quotas; None where not due."""
+        """The bounds of the order to come, in rounds of the last quotas; None where not due."""
         parts, every = self._parts, self._parts.config.ordering.herding_every
         if every < 0:
             at_an_end = epochs_done == 1 or epochs_done >= parts.config.epochs
@@ -58,7 +56,7 @@ class OrderTelemetry:
             due = every > 0 and epochs_done % every == 0
         if not due:
             return None
-        order = parts.stream.whole_pass(quotas)
+        order = parts.stream.whole_pass(state.stream, state.full_quotas)
         return {"epoch": epochs_done, **self._measure(params, order, epochs_done)}
 
 
@@ -70,7 +68,7 @@ class Herding:
     far. A round counts as one timestep.
     """
 
-    def __init__(self, parts: "setup.RunParts") -> None:
+    def __init__(self, parts: setup.RunParts) -> None:
         self._parts, self._size = parts, parts.config.microbatch_size
         self._accumulate = jax.jit(
             accumulate_lib.make_accumulate(parts.loss_fn, per_example_rng=parts.per_example_rng),

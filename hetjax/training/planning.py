@@ -1,0 +1,143 @@
+"""What a round is to do, and the state that it leaves: pure functions of a run's state.
+
+Nothing here computes a gradient or waits for a clock. `Run.execute` does what is planned.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from hetjax import quota
+from hetjax.training import agreement, local, setup
+from hetjax.training.run_records import Plan, RunState, Sums
+
+GRADIENT = "gradient"  # the kind of round that a run has by itself
+
+
+def plan(parts: setup.RunParts, state: RunState) -> Plan:
+    """The next round: quotas by the policy or the trace, and the microbatches that come next.
+
+    Raises:
+        ValueError: the trace that is replayed does not fit.
+    """
+    config, index = parts.config, state.rounds_done
+    num_workers = len(parts.devices)
+    present = np.ones(num_workers, bool)
+    if parts.cluster is not None:
+        present = parts.cluster.present_at(index)
+    caps = np.where(present, config.quota.max_microbatches or config.budget, 0)
+    quotas, limits, policy = _assign(parts, state, present, caps)
+    may_close = parts.trace is None and not parts.stream.is_last(state.stream, quotas)
+    closing = parts.pace.close(index, quotas) if may_close else None
+    rows = parts.stream.plan(state.stream, quotas)
+    epoch = parts.stream.epoch(state.stream)
+    passes, signs = state.passes, parts.method.signs
+    if signs is not None:  # all begin a pass with the epoch, or each begins its own
+        passes = np.full(num_workers, epoch) if signs.coordinated else rows.passes
+    return Plan(
+        state=state,
+        round_index=index,
+        epoch=epoch,
+        rows=rows,
+        quotas=quotas,
+        limits=limits if closing is None else closing.microbatches_done,
+        caps=caps,
+        present=present,
+        is_full=int(quotas.sum()) == config.budget,
+        may_close=may_close,
+        closing=closing,
+        policy=policy,
+        passes=passes,
+        active=parts.active(index),
+    )
+
+
+def warm_up_plan(parts: setup.RunParts, state: RunState) -> Plan:
+    """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
+    num_workers = len(parts.devices)
+    rows = local.warm_up_plan(num_workers, parts.config.microbatch_size)
+    return Plan(
+        state=state,
+        round_index=None,
+        epoch=0,
+        rows=rows,
+        quotas=rows.quotas,
+        limits=rows.quotas,
+        caps=rows.quotas,
+        present=np.ones(num_workers, bool),
+        is_full=False,
+        may_close=True,
+        closing=None,
+        policy=None,
+        passes=state.passes,
+        active=parts.active(0),
+    )
+
+
+def commit(
+    parts: setup.RunParts,
+    state: RunState,
+    plan: Plan,
+    done: agreement.Done,
+    clocks: agreement.Clocks,
+    sums: Sums,
+) -> RunState:
+    """The state after a round; waits for the signs of its units, where there are any.
+
+    Args:
+        parts: of the run.
+        state: before the round.
+        plan: what it was to do.
+        done: what all workers did of it.
+        clocks: and when.
+        sums: what the devices made of it.
+    """
+    policy = plan.policy
+    if parts.trace is None:  # of a trace the policy was never asked
+        policy = parts.policy.observe(policy, _times(done, clocks))
+    stream = parts.stream.commit(
+        state.stream, plan.rows, done.microbatches_done, done.turned_signs()
+    )
+    keeps_quotas = plan.is_full or not state.full_quotas.any()
+    return RunState(
+        train=sums.train,
+        sums=sums.fresh,
+        policies={**state.policies, GRADIENT: policy},
+        stream=stream,
+        passes=plan.passes,
+        full_quotas=plan.quotas if keeps_quotas else state.full_quotas,
+        rounds_done=state.rounds_done + 1,
+        lineage=state.lineage,
+        generation=state.generation + 1,
+    )
+
+
+def _assign(
+    parts: setup.RunParts, state: RunState, present: np.ndarray, caps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, Any]:
+    """`(quotas, limits, policy's state)`: by the policy, or as the trace has them."""
+    config, stream, policy = parts.config, parts.stream, state.policies[GRADIENT]
+    if parts.trace is None:
+        gated = config.gate.trigger != "none"
+        total = stream.total(state.stream, config.budget, gated=gated)
+        quotas, policy = parts.policy.assign(policy, total, caps)
+        quotas = stream.fitted(state.stream, quotas, present)
+        return quotas, quotas, policy
+    quotas, done = parts.trace[state.rounds_done]
+    served = stream.fitted(state.stream, quotas, quotas > 0)
+    total = stream.total(state.stream, config.budget)
+    if quotas.sum() > total or np.any((quotas > caps) | (quotas > served) | (done > quotas)):
+        raise ValueError(
+            f"replay: round {state.rounds_done} of {config.replay!r} has quotas "
+            f"{quotas.tolist()}, but here it has {total} microbatches, caps {caps.tolist()}; "
+            "replay with the configuration that wrote it"
+        )
+    return quotas, done, policy
+
+
+def _times(done: agreement.Done, clocks: agreement.Clocks) -> quota.RoundTimes:
+    """What the policy is told: what a worker's process needs before its compute is its own too."""
+    lead_secs = np.where(done.microbatches_done > 0, clocks.lead_secs, 0.0)
+    return quota.RoundTimes(
+        done.microbatches_done, clocks.first_secs + lead_secs, clocks.compute_secs + lead_secs
+    )

@@ -1,0 +1,411 @@
+"""A run that steps: one round goes in as a state and comes out as the next one.
+
+`plan` says what a round is to do, `execute` does it, `commit` makes the next state of what was
+done; `round` is the three of them. `plan` and `commit` have no effects. Everything that the rounds
+to come depend on is in the state; `Run` holds what never changes.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from hetjax import config as config_lib
+from hetjax import trees, types
+from hetjax.cluster import beacons as beacons_lib
+from hetjax.cluster import processes
+from hetjax.data import sources
+from hetjax.training import (
+    accumulate,
+    agreement,
+    arguments,
+    planning,
+    reporting,
+    resume,
+    setup,
+    solutions,
+)
+from hetjax.training import state as state_lib
+from hetjax.training.run_records import Executed, Lineage, Plan, RunState, Sums
+
+_SPARE_COPIES = 8  # of the parameters, that rounds may need beside what the first warm-up had
+_LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 1 << 25, 1 << 29
+
+
+class Run:
+    """Rounds of training on workers that are not equal, one at a time.
+
+    Args:
+        loss_fn: as for `fit`.
+        params: as for `fit`.
+        optimizer: as for `fit`.
+        source: the examples.
+        workers: their number; by default one for each device.
+        per_example_rng: the loss gets a key for each example, `key[B]`.
+        config: a checked configuration; or give `fields`.
+        solved: numbers that the run solved before it was interrupted, by problem (`restore`).
+        **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
+
+    Raises:
+        ValueError: what was given cannot be run; said before anything is computed.
+
+    Example:
+        >>> import numpy as np, optax
+        >>> x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+        >>> data = {"x": x, "y": x @ np.array([1.0, -2.0, 3.0], np.float32)}
+        >>> def loss_fn(params, batch, rng):
+        ...     return (batch["x"] @ params - batch["y"]) ** 2
+        >>> with Run(loss_fn, np.zeros(3, np.float32), optax.sgd(0.2), data, workers=1,
+        ...          epochs=40, microbatch_size=4, budget=4) as run:
+        ...     state = run.init()
+        ...     while not run.done(state):
+        ...         state, report = run.round(state)
+        ...     params, _ = run.params(state)
+        >>> np.round(params, 2).tolist(), report.examples_processed
+        ([1.0, -2.0, 3.0], 2560)
+    """
+
+    def __init__(
+        self,
+        loss_fn: accumulate.LossFn,
+        params: types.PyTree,
+        optimizer: optax.GradientTransformation,
+        source: Any,
+        *,
+        workers: int | None = None,
+        per_example_rng: bool = False,
+        config: config_lib.ExperimentConfig | None = None,
+        solved: Callable[[], dict[str, solutions.Numbers]] = dict,
+        **fields: Any,
+    ) -> None:
+        processes.check_joined()
+        arguments.check(params, optimizer)
+        self.config, self.recorded = arguments.configuration(config, fields, workers=workers)
+        source = sources.as_source(source)
+        self.beacons = beacons_lib.start()
+        self.beacons.at("starting")
+        several = jax.process_count() > 1 and self.config.local != "virtual"
+        if several:
+            agreement.check_same_run(self.recorded, num_examples=len(source))
+        self.parts = parts = setup.build(
+            loss_fn,
+            params,
+            optimizer,
+            source,
+            config=self.config,
+            per_example_rng=per_example_rng,
+            beacons=self.beacons,
+            solved=solutions.Solutions(
+                leads=jax.process_index() == 0,
+                board=processes.Board() if several else None,
+                kept=solved,
+            ),
+        )
+        if several:
+            agreement.check_same_parts(
+                parts.state.params,
+                shards=(parts.stream.shards, parts.stream.shares),
+                mixing=parts.reducer.mixing,
+                trace=parts.trace,
+            )
+        self.num_workers = len(parts.devices)
+        of_worker = jax.tree.map(lambda x: x[0], parts.state.params)
+        if parts.reducer.mixing is None:  # sums are sent, wider than some parameters
+            of_worker = trees.accumulator_zeros(of_worker)
+        self.copy_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(of_worker))
+        self._is_warm = False
+        self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
+        self._last: reporting.Report | None = None  # whose round may not be over yet
+        self._last_state: types.TrainState | None = None
+        self._gathered = 0.0  # perf_counter, after the gathering of the last round
+        self._tail_secs = 0.0  # of the last round, after its gathering
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees threads; no round can be run any more."""
+        self.parts.close()
+        self.beacons.close()
+
+    def init(self) -> RunState:
+        """The state before the first round; the first call compiles and warms up."""
+        parts = self.parts
+        state = RunState(
+            train=parts.state,
+            sums=parts.local.fresh(),
+            policies={planning.GRADIENT: parts.policy.init(self.num_workers, self.config.budget)},
+            stream=parts.stream.init(),
+            passes=np.zeros(self.num_workers, int),
+            full_quotas=np.zeros(self.num_workers, int),
+            rounds_done=0,
+            lineage=Lineage(self),
+            generation=0,
+        )
+        return state if self._is_warm else self._warm_up(state)
+
+    def restore(self, directory: Any) -> RunState:
+        """The state of the newest whole checkpoint in a directory, or in a run's workdir.
+
+        Raises:
+            ValueError: there is none, or it is of a run with other parts.
+        """
+        return resume.restore(self, directory)
+
+    def done(self, state: RunState) -> bool:
+        """Whether all epochs are, or the trace that is replayed has no more rounds."""
+        return self.all_epochs_done(state) or self.is_end_of_trace(state)
+
+    def all_epochs_done(self, state: RunState) -> bool:
+        """Whether as many examples are processed as the epochs have."""
+        num_examples = self.config.epochs * self.parts.stream.num_examples
+        return state.stream.examples_processed >= num_examples
+
+    def is_end_of_trace(self, state: RunState) -> bool:
+        """Whether the trace that is replayed has no more rounds."""
+        return self.parts.trace is not None and state.rounds_done >= len(self.parts.trace)
+
+    def epoch(self, state: RunState) -> int:
+        """The epoch that the next round belongs to."""
+        return self.parts.stream.epoch(state.stream)
+
+    def params(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
+        """The parameters on this process's first device, and how far the replicas are from them.
+
+        All processes call it. Where a reducer gossips, the parameters are the mean of the
+        replicas; else the distance is None.
+        """
+        if self.parts.reducer.keeps_replicas_equal:
+            return state_lib.own_row(state.train.params), None
+        return state_lib.consensus(state.train, self.parts.own_device)
+
+    def round(
+        self,
+        state: RunState,
+        *,
+        ask: agreement.Ask = agreement.Ask.NOTHING,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> tuple[RunState, reporting.Report]:
+        """One round: plan, execute, commit.
+
+        Args:
+            state: from `init`, `restore` or the round before; it is spent.
+            ask: what this process asks of all of them.
+            meanwhile: called while the workers compute.
+
+        Returns:
+            the next state, and the report, whose numbers may still be on the devices.
+
+        Raises:
+            ValueError: the state is spent, or another run's; nothing was computed.
+            NonFiniteError: a microbatch of the round before was not finite.
+        """
+        began, last = time.perf_counter(), self._last
+        self._check(state)
+        index = state.rounds_done
+        self.beacons.at("computing" if self.config.local == "fused" else "waiting", index)
+        plan = self.plan(state)
+        examples_before = state.stream.examples_processed
+        if last is not None:
+            last.end(began)
+
+        def host_work() -> None:
+            meanwhile()
+            if last is not None:
+                last.check()
+
+        with jax.profiler.StepTraceAnnotation("round", step_num=index):
+            executed = self.execute(plan, ask=ask, meanwhile=host_work, began=began)
+            new = self.commit(state, plan, executed.done, executed.clocks, executed.sums)
+        processed = new.stream.examples_processed
+        report = reporting.Report(
+            self,
+            plan,
+            executed,
+            examples=processed - examples_before,
+            examples_processed=processed,
+            began=began,
+        )
+        self._last, self._last_state = report, new.train
+        self._tail_secs = time.perf_counter() - self._gathered
+        return new, report
+
+    def settle(self) -> None:
+        """Waits for the last update, which belongs to its round, and ends that round.
+
+        Call it before a pause, such as an evaluation: the run's clock stands still from there to
+        the next round.
+        """
+        if self._last is None or self._last_state is None:
+            return
+        began = time.perf_counter()
+        jax.block_until_ready(self._last_state)
+        now = time.perf_counter()
+        self._tail_secs += now - began
+        self._last.end(now)
+
+    # --- The steps of a round ---
+
+    def plan(self, state: RunState) -> Plan:
+        """What the next round is to do; has no effect, but that the feed hears what comes.
+
+        Raises:
+            ValueError: the state is spent, or another run's; or the trace does not fit.
+        """
+        self._check(state)
+        plan = planning.plan(self.parts, state)
+        upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
+        self.parts.feed.read_ahead(upcoming)
+        return plan
+
+    def execute(
+        self,
+        plan: Plan,
+        *,
+        ask: agreement.Ask = agreement.Ask.NOTHING,
+        meanwhile: Callable[[], None] = lambda: None,
+        began: float | None = None,
+    ) -> Executed:
+        """Does a round: the local phase, what the processes tell each other, the sync phase.
+
+        Spends the plan's state.
+
+        Args:
+            plan: from `plan`.
+            ask: what this process asks of all of them.
+            meanwhile: called while the workers compute.
+            began: `perf_counter` when the host began with this round; now, if not given.
+        """
+        began = time.perf_counter() if began is None else began
+        parts, state = self.parts, plan.state
+        state.lineage.newest = state.generation + 1
+        train, sums = state.train, state.sums
+        begins = plan.passes != state.passes
+        if parts.new_pass is not None and begins.any():
+            train, sums = parts.new_pass(train, sums, begins)
+        own = parts.local.run(
+            plan.round_index,
+            train,
+            sums,
+            plan.rows,
+            rngs=self._pass_keys(plan.rows.passes),
+            limits=plan.limits,
+            may_close=plan.may_close,
+            meanwhile=meanwhile,
+        )
+        parts.sums.post(own.accumulated)
+        lead_secs = 0.0
+        if parts.lead_is_own:
+            lead_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
+        digests = agreement.digests_of(
+            plan.rows,
+            plan.round_index or 0,
+            limits=plan.limits,
+            active=plan.active,
+            may_close=plan.may_close,
+        )
+        told = parts.agree(own, digests, ask, lead_secs)
+        self._gathered = time.perf_counter()
+        once = functools.partial(parts.agree.once, lead_secs=told.clocks.lead_secs)
+        train, fresh, metrics, turns = parts.sync(
+            train,
+            parts.sums.total(own.accumulated, once),  # all have posted
+            parts.shares,
+            plan.active,
+            told.metrics,
+        )
+        clocks = told.clocks
+        if plan.closing is not None:
+            clocks = clocks._replace(
+                compute_secs=plan.closing.compute_secs,
+                local_secs=float(plan.closing.round_secs),
+            )
+        done = told.done._replace(turns=turns)
+        return Executed(done, clocks, Sums(train, fresh, told.metrics or metrics), told.asked)
+
+    def commit(
+        self,
+        state: RunState,
+        plan: Plan,
+        done: agreement.Done,
+        clocks: agreement.Clocks,
+        sums: Sums,
+    ) -> RunState:
+        """The state after a round, of what `execute` returned: see `planning.commit`."""
+        return planning.commit(self.parts, state, plan, done, clocks, sums)
+
+    def _check(self, state: RunState) -> None:
+        if not isinstance(state, RunState):
+            raise ValueError(
+                f"Run.round: got a {type(state).__name__}; give the state that init, restore or "
+                "the round before returned"
+            )
+        if state.lineage.run is not self:
+            raise ValueError(
+                "Run.round: this state is another run's; give one that this run's init, restore "
+                "or round returned"
+            )
+        if state.generation != state.lineage.newest:
+            raise ValueError(
+                f"Run.round: this state is spent: it is of generation {state.generation}, and the "
+                f"newest is {state.lineage.newest}. A round takes over the buffers of the state "
+                "that it is given: write state, report = run.round(state)"
+            )
+
+    def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
+        """The key of each own worker's pass, on its device; made anew when a pass begins."""
+        known, keys = self._keys
+        if known is None or not np.array_equal(known, passes):
+            rng, devices = self.parts.rng, self.parts.devices
+            keys = [
+                jax.device_put(jax.random.fold_in(rng, int(passes[worker])), devices[worker])
+                for worker in self.parts.workers
+            ]
+            self._keys = (passes, keys)
+        return keys
+
+    def _warm_up(self, state: RunState) -> RunState:
+        """Compiles and runs both phases for every worker, without effect, and untimed.
+
+        Twice: what a round needs of memory lies elsewhere in the next, and is slow when new.
+        """
+        parts = self.parts
+        for is_second in (False, True):
+            if is_second and parts.agree.on_one_machine and parts.own_device.platform == "cpu":
+                self._touch_memory()
+            plan = planning.warm_up_plan(parts, state)
+            sums = self.execute(plan).sums
+            jax.device_get(sums.metrics)
+            state = state._replace(train=sums.train, sums=sums.fresh, lineage=Lineage(self))
+            state = self.with_fresh_sums(state)
+            jax.block_until_ready(state.train)
+            self._tail_secs = time.perf_counter() - self._gathered
+        params, _ = self.params(state)
+        jax.block_until_ready(params)
+        self._is_warm = True
+        return state
+
+    def with_fresh_sums(self, state: RunState) -> RunState:
+        """The state with the sums that its order's device part begins a round with."""
+        if self.parts.new_pass is None:
+            return state
+        nobody = np.zeros(self.num_workers, bool)
+        train, sums = self.parts.new_pass(state.train, state.sums, nobody)
+        return state._replace(train=train, sums=sums)
+
+    def _touch_memory(self) -> None:
+        """Allocates a large block and frees it at once.
+
+        The launcher has told malloc to keep freed memory, so the first rounds find it ready.
+        """
+        leaves = jax.tree.leaves(self.parts.state.params)
+        copy = sum(leaf.nbytes for leaf in leaves) // self.num_workers
+        wanted = _SPARE_COPIES * copy * len(self.parts.workers)
+        np.ones(min(max(wanted, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES), np.uint8)

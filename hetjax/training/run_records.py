@@ -1,0 +1,74 @@
+"""The records of a run that steps: its state, what a round is to do, and what came of it."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hetjax import types
+from hetjax.data import rounds as rounds_lib
+from hetjax.training import agreement, gate
+
+if TYPE_CHECKING:
+    from hetjax.training import run as run_lib
+
+
+class Lineage:
+    """The states that follow from one `init` or `restore`; the newest of them alone is whole.
+
+    Args:
+        run: that made the first of them.
+    """
+
+    def __init__(self, run: "run_lib.Run") -> None:
+        self.run, self.newest = run, 0
+
+
+class RunState(NamedTuple):
+    """A run between two rounds. `Run.round` spends it: its buffers become the next state's."""
+
+    train: types.TrainState
+    sums: Any  # before the first microbatch of the next round; not in a checkpoint
+    policies: dict[str, Any]  # of each kind of round, what its quota policy knows
+    stream: rounds_lib.StreamState
+    passes: np.ndarray  # i64[W]: that each worker's order is in, as its device part knows
+    full_quotas: np.ndarray  # i64[W], of the last round of the whole budget; 0: none yet
+    rounds_done: int
+    lineage: Lineage
+    generation: int
+
+
+class Plan(NamedTuple):
+    """What a round is to do."""
+
+    state: RunState
+    round_index: int | None  # None: warms up
+    epoch: int
+    rows: rounds_lib.RoundPlan
+    quotas: np.ndarray  # i64[W]
+    limits: np.ndarray  # i64[W]: microbatches that each worker does, where that is known before
+    caps: np.ndarray  # i64[W]
+    present: np.ndarray  # bool[W]
+    is_full: bool  # of the whole budget
+    may_close: bool  # by a gate
+    closing: gate.Closing | None  # on the virtual clock, by a gate
+    policy: Any  # after it has assigned the quotas
+    passes: np.ndarray  # i64[W]
+    active: Any  # exchanges of a reducer that gossips: bool[M], or ()
+
+
+class Sums(NamedTuple):
+    """What the devices have after a round."""
+
+    train: types.TrainState
+    fresh: Any  # sums before the first microbatch of the next round
+    metrics: types.SyncMetrics
+    contribution: types.PyTree = ()
+
+
+class Executed(NamedTuple):
+    """What came of a plan."""
+
+    done: agreement.Done
+    clocks: agreement.Clocks
+    sums: Sums
+    asked: agreement.Ask

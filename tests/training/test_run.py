@@ -1,0 +1,151 @@
+"""A run that steps: equal to `fit`, and strict about the states that it is given."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax.training import run_records
+from tests.training import problems
+
+FIELDS = {
+    "epochs": 2,
+    "microbatch_size": 4,
+    "budget": 8,
+    "ordering": {"method": "d_grab"},
+    "cluster": {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"},
+}
+
+
+def make(data=None, **fields):
+    return hetjax.Run(
+        problems.softmax_loss,
+        problems.initial_weights(np.float32),
+        optax.sgd(0.3, momentum=0.9),
+        problems.classification(61, np.float32) if data is None else data,
+        **{**FIELDS, **fields},
+    )
+
+
+def step(run, state, rounds=None):
+    """(state, reports) after so many rounds, or all."""
+    reports = []
+    while not run.done(state) and (rounds is None or len(reports) < rounds):
+        state, report = run.round(state)
+        reports.append(report)
+    return state, reports
+
+
+@pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
+def test_rounds_by_hand_are_those_of_fit(local):
+    fitted = problems.fit(
+        problems.classification(61, np.float32),
+        problems.initial_weights(np.float32),
+        local=local,
+        **FIELDS,
+    )
+    with make(local=local) as run:
+        state, reports = step(run, run.init())
+        np.testing.assert_array_equal(run.params(state)[0], fitted.params)
+    assert [r.loss for r in reports] == pytest.approx(
+        [line["loss"] for line in fitted.history], rel=1e-8
+    )
+    for name in ("quotas", "microbatches_done", "examples_processed", "epoch", "bytes_sent"):
+        assert [getattr(r, name) for r in reports] == [line[name] for line in fitted.history]
+
+
+def test_a_spent_state_is_refused_and_nothing_is_computed():
+    with make() as run:
+        first = run.init()
+        second, _ = run.round(first)
+        before = jax.device_get(second.train)
+        for call in (run.round, run.plan):
+            with pytest.raises(ValueError, match=r"spent.*generation 0.*newest is 1"):
+                call(first)
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(second.train), before)
+        run.round(second)
+
+
+def test_what_is_no_state_of_the_run_is_refused():
+    with make() as run, make() as other:
+        with pytest.raises(ValueError, match="another run's"):
+            run.round(other.init())
+        with pytest.raises(ValueError, match=r"got a dict.*init, restore"):
+            run.round({"params": 0})
+
+
+def test_states_of_two_beginnings_do_not_disturb_each_other():
+    with make() as run:
+        (one, _), (alone, _) = step(run, run.init(), 3), step(run, run.init())
+        one, _ = step(run, one)
+        np.testing.assert_array_equal(run.params(one)[0], run.params(alone)[0])
+
+
+def test_plan_and_commit_have_no_effect_of_their_own():
+    with make(gate={"trigger": "quorum", "quorum": 5}) as run:
+        state, _ = step(run, run.init(), 3)
+        plan, again = run.plan(state), run.plan(state)
+        np.testing.assert_array_equal(plan.rows.example_ids, again.rows.example_ids)
+        np.testing.assert_array_equal(plan.quotas, again.quotas)
+        executed = run.execute(plan)
+        new = run.commit(state, plan, executed.done, executed.clocks, executed.sums)
+        assert new.rounds_done == state.rounds_done + 1
+        assert new.stream.examples_processed > state.stream.examples_processed
+        step(run, new)
+
+
+def test_a_report_waits_when_it_is_read_and_knows_what_fit_tells():
+    with make() as run:
+        state, report = run.round(run.init())
+        assert report.round == 0
+        assert sum(report.microbatches_done) == 8
+        assert report.round_secs == max(report.compute_secs)  # of the virtual clock
+        with pytest.raises(AttributeError, match="no 'lossy'"):
+            report.lossy  # noqa: B018
+        assert report.read() is report.read()
+        _, following = run.round(state)
+        assert following.examples_processed == 64 - 3
+
+
+def test_a_round_ends_when_the_next_begins():
+    with make(cluster={"num_workers": 4}) as run:
+        state, report = run.round(run.init())
+        state, _ = run.round(state)
+        secs = report.round_secs
+        run.round(state)
+        assert report.round_secs == secs > 0
+
+
+def test_a_round_that_is_not_finite_is_told_by_the_next():
+    data = problems.classification(64, np.float32)
+    data["x"][:] = np.nan
+    with make(data) as run:
+        state, _ = run.round(run.init())
+        with pytest.raises(hetjax.NonFiniteError, match="round 0: the loss or a gradient"):
+            run.round(state)
+
+
+@pytest.mark.parametrize("reducer", ["all_reduce", "matcha"])
+def test_a_run_goes_on_from_the_checkpoint_that_fit_left(reducer, tmp_path):
+    method = "d_grab" if reducer == "all_reduce" else "pair_balance"
+    fields = {"ordering": {"method": method}, "reducer": {"name": reducer}}
+    fields = {**FIELDS, "epochs": 4, **fields}
+    data, weights = problems.classification(61, np.float32), problems.initial_weights(np.float32)
+    problems.fit(data, weights, workdir=tmp_path, callbacks=[lambda line: line.round == 3], **fields)
+    with make(**fields) as run:
+        whole, _ = step(run, run.init())
+        state = run.restore(tmp_path)
+        assert state.rounds_done == 5
+        state, _ = step(run, state)
+        np.testing.assert_array_equal(run.params(state)[0], run.params(whole)[0])
+        with pytest.raises(ValueError, match="no whole checkpoint"):
+            run.restore(tmp_path / "elsewhere")
+
+
+def test_the_state_is_one_record_that_says_what_it_holds():
+    with make() as run:
+        state = run.init()
+    assert isinstance(state, run_records.RunState)
+    assert set(state.policies) == {"gradient"}
+    assert state.stream.passes[0].queue.shape == (61,)
