@@ -118,6 +118,7 @@ class Loop:
         self._config = parts.config
         self._num_workers = len(parts.devices)
         self._state = parts.state
+        self._stream_state = parts.stream.init()
         self._policy_state = parts.policy.init(self._num_workers, self._config.budget)
         self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
         self._passes = np.zeros(self._num_workers, int)
@@ -139,7 +140,7 @@ class Loop:
             self._warm_up()
             index = self._go_on(start)
             try:
-                while stream.examples_processed < end:
+                while self._stream_state.examples_processed < end:
                     if trace is not None and index >= len(trace):
                         print(
                             f"hetjax: the trace {self._config.replay!r} ends after {index} "
@@ -163,13 +164,16 @@ class Loop:
                 raise
             except Exception:
                 with contextlib.suppress(ValueError):  # the first error is the cause
-                    self._recorder.finish(self._summary.as_dict(interrupted=True))
+                    self._recorder.finish(
+                        self._summary.as_dict(self._stream_state, interrupted=True)
+                    )
                 raise
-            return self._result(interrupted=stream.examples_processed < end)
+            return self._result(interrupted=self._stream_state.examples_processed < end)
 
     def _result(self, *, interrupted: bool) -> FitResult:
         params = jax.device_get(self._params()[0])
-        written = self._recorder.finish(self._summary.as_dict(interrupted=interrupted))
+        summarised = self._summary.as_dict(self._stream_state, interrupted=interrupted)
+        written = self._recorder.finish(summarised)
         best = params if self._best_params is None else self._best_params
         return FitResult(params, self._state, written, self._recorder.history, best)
 
@@ -180,7 +184,7 @@ class Loop:
             return 0
         run, self._best_params = resume_lib.from_arrays(saved, self._as_saved(0), self._parts)
         self._state, self._policy_state = run.train, run.policy
-        self._passes = run.passes
+        self._stream_state, self._passes = run.stream, run.passes
         self._full_quotas = run.full_quotas if run.full_quotas.any() else None
         if self._parts.new_pass is not None:
             nobody = np.zeros(self._num_workers, bool)
@@ -196,6 +200,7 @@ class Loop:
         return resume_lib.RunState(
             self._state,
             self._policy_state,
+            self._stream_state,
             self._passes,
             np.zeros(self._num_workers, int) if full is None else full,
             rounds_done,
@@ -218,12 +223,12 @@ class Loop:
         self._settle()
         self._close_pending(time.perf_counter())
         self._report()
-        stream = self._parts.stream
+        end = self._config.epochs * self._parts.stream.num_examples
         self._parts.beacons.at("checkpointing", rounds_done)
         self._keeper.save(
             self._as_saved(rounds_done),
             self._best_params,
-            finished=stream.examples_processed >= self._config.epochs * stream.num_examples,
+            finished=self._stream_state.examples_processed >= end,
             summary=self._summary.save(),
             examples_recomputed=self._summary.examples_recomputed,
         )
@@ -263,7 +268,7 @@ class Loop:
         params, _ = self._params()
         jax.block_until_ready(params)
         if parts.leads:
-            self._summary.order_cost = self._telemetry.cost(params)
+            self._summary.order_cost = self._telemetry.cost(params, self._stream_state)
 
     def _touch_memory(self) -> None:
         """Takes more memory than there is yet, and gives it back; the launcher lets it be kept."""
@@ -323,16 +328,16 @@ class Loop:
 
     def _assign(self, index: int, present: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`(quotas, limits, caps)` of a round: by the policy, or as the trace has them."""
-        stream, budget = self._parts.stream, self._config.budget
+        stream, at, budget = self._parts.stream, self._stream_state, self._config.budget
         caps = np.where(present, self._config.quota.max_microbatches or budget, 0)
         if self._parts.trace is None:
-            total = stream.total(budget, gated=self._config.gate.trigger != "none")
+            total = stream.total(at, budget, gated=self._config.gate.trigger != "none")
             quotas, self._policy_state = self._parts.policy.assign(self._policy_state, total, caps)
-            quotas = stream.fitted(quotas, present)
+            quotas = stream.fitted(at, quotas, present)
             return quotas, quotas, caps
         quotas, done = self._parts.trace[index]
-        served = stream.fitted(quotas, quotas > 0)
-        total = stream.total(budget)
+        served = stream.fitted(at, quotas, quotas > 0)
+        total = stream.total(at, budget)
         if quotas.sum() > total or np.any((quotas > caps) | (quotas > served) | (done > quotas)):
             raise ValueError(
                 f"replay: round {index} of {self._config.replay!r} has quotas "
@@ -343,6 +348,7 @@ class Loop:
 
     def _round(self, index: int) -> None:
         parts, began = self._parts, time.perf_counter()
+        stream, at = parts.stream, self._stream_state
         parts.beacons.at("computing" if self._config.local == "fused" else "waiting", index)
         self._close_pending(began)
         present = (
@@ -351,13 +357,13 @@ class Loop:
             else parts.cluster.present_at(index)
         )
         quotas, limits, caps = self._assign(index, present)
-        may_close = parts.trace is None and not parts.stream.is_last(quotas)
+        may_close = parts.trace is None and not stream.is_last(at, quotas)
         closing = parts.pace.close(index, quotas) if may_close else None
         if closing is not None:
             limits = closing.microbatches_done
-        epoch, before = parts.stream.epoch, parts.stream.examples_processed
-        plan = parts.stream.plan(quotas)
-        parts.feed.read_ahead(parts.stream.upcoming(quotas, parts.workers))
+        epoch, before = stream.epoch(at), at.examples_processed
+        plan = stream.plan(at, quotas)
+        parts.feed.read_ahead(stream.upcoming(at, quotas, parts.workers))
         self._begin_passes(plan, epoch)
         result, turns = self._local_and_sync(
             index, plan, began=began, limits=limits, may_close=may_close, meanwhile=self._report
@@ -367,12 +373,13 @@ class Loop:
             result = result._replace(
                 compute_secs=closing.compute_secs, local_secs=float(closing.round_secs)
             )
-        parts.stream.commit(plan, result.microbatches_done, _turned(result.unit_signs, turns))
+        signs = _turned(result.unit_signs, turns)
+        at = self._stream_state = stream.commit(at, plan, result.microbatches_done, signs)
         if parts.trace is None:  # of a trace the policy was never asked
             self._policy_state = parts.policy.observe(self._policy_state, _times(result))
         if self._full_quotas is None or quotas.sum() == self._config.budget:
             self._full_quotas = quotas
-        processed = parts.stream.examples_processed
+        processed = at.examples_processed
         self._pending = _Round(
             index=index,
             epoch=epoch,
@@ -387,8 +394,8 @@ class Loop:
             copies_sent=parts.reducer.copies_sent(parts.active(index)),
         )
         self._tail_secs = time.perf_counter() - self._gathered
-        if parts.stream.epoch > epoch:
-            self._end_epoch(parts.stream.epoch)
+        if stream.epoch(at) > epoch:
+            self._end_epoch(stream.epoch(at))
 
     def _begin_passes(self, plan: rounds_lib.RoundPlan, epoch: int) -> None:
         """Tells the order's device part which workers begin a new pass: all where they are
@@ -409,7 +416,9 @@ class Loop:
             return
         params, self._pending.consensus = self._params()
         if self._full_quotas is not None and self._parts.leads:
-            self._pending.herding = self._telemetry.herding(epochs_done, params, self._full_quotas)
+            self._pending.herding = self._telemetry.herding(
+                epochs_done, params, at=self._stream_state, quotas=self._full_quotas
+            )
         due = epochs_done % self._config.eval_every == 0 or epochs_done >= self._config.epochs
         if not due:
             return

@@ -29,6 +29,7 @@ class RunState(NamedTuple):
 
     train: types.TrainState
     policy: Any
+    stream: rounds.StreamState
     passes: np.ndarray  # i64[W]: that each worker's order is in, as its device part knows
     full_quotas: np.ndarray  # i64[W], of the last round of the whole budget; 0: none yet
     rounds_done: int
@@ -192,9 +193,9 @@ def to_arrays(
         if _are_equal(rows):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
         arrays |= leaves.flatten(rows, "running_sum")
-    host = run._replace(train=())  # type: ignore[arg-type]
+    host = run._replace(train=(), stream=())  # type: ignore[arg-type]
     arrays |= leaves.flatten(host, "run")
-    arrays |= leaves.flatten(parts.stream.save(), "rounds")
+    arrays |= leaves.flatten(run.stream, "stream")
     if best_params is not None:
         arrays |= leaves.flatten(best_params, "best_params")
     return arrays
@@ -203,7 +204,7 @@ def to_arrays(
 def from_arrays(
     saved: checkpoint.Saved, fresh: RunState, parts: setup.RunParts
 ) -> tuple[RunState, types.PyTree]:
-    """The run and the best parameters; moves `parts.stream` to where it was.
+    """The run and the best parameters.
 
     Args:
         saved: from `to_arrays`.
@@ -231,18 +232,17 @@ def from_arrays(
     train = rows._replace(running_sum=running_sum)
     train = jax.device_put(train) if parts.mesh is None else mesh_lib.place(train, parts.mesh)
 
-    like_rounds: rounds.SavedRounds = parts.stream.save()
-    parts.stream.restore(leaves.unflatten(like_rounds, arrays, "rounds", check_shapes=False))
-    host = fresh._replace(train=())  # type: ignore[arg-type]
+    stream = leaves.unflatten(fresh.stream, arrays, "stream")
+    host = fresh._replace(train=(), stream=())  # type: ignore[arg-type]
     if same_workers:
         run = leaves.unflatten(host, arrays, "run", check_shapes=False)
     else:
-        epoch = np.full(num_workers, parts.stream.epoch)
+        epoch = np.full(num_workers, parts.stream.epoch(stream))
         run = host._replace(passes=epoch, rounds_done=saved.about["rounds"])
     best = None
     if saved.about["has_best"]:
         best = leaves.unflatten(one.params, arrays, "best_params")
-    return run._replace(train=train), best
+    return run._replace(train=train, stream=stream), best
 
 
 def _num_rows(rows: types.PyTree) -> int:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from hetjax import quota, trees, types
-from hetjax.data import rounds
+from hetjax.data import ledger, rounds
 from hetjax.training import record
 
 if TYPE_CHECKING:
@@ -135,9 +135,9 @@ class Summary:
         self._lines.append(line)
         return line
 
-    def as_dict(self, *, interrupted: bool) -> dict[str, Any]:
+    def as_dict(self, state: rounds.StreamState, *, interrupted: bool) -> dict[str, Any]:
         """`summary.json`. Times are seconds; round means are over full rounds, if any."""
-        lines, stream = self._lines, self._parts.stream
+        lines = self._lines
         timed = [line for line in lines if line.full] or lines
         round_secs = np.array([line.round_secs for line in timed])
         longest = np.array([_longest_secs(line) for line in timed])
@@ -149,18 +149,18 @@ class Summary:
             **self._eval,
             **self._best,
             "rounds": len(lines),
-            "epochs": stream.examples_processed / stream.num_examples,
-            "examples_processed": stream.examples_processed,
-            "examples_missing": stream.ledger.missing,
-            "examples_duplicated": stream.ledger.duplicated,
-            "examples_never_processed": stream.ledger.never_processed,
+            "epochs": state.examples_processed / self._parts.stream.num_examples,
+            "examples_processed": state.examples_processed,
+            "examples_missing": ledger.missing(state.ledger),
+            "examples_duplicated": ledger.duplicated(state.ledger),
+            "examples_never_processed": ledger.never_processed(state.ledger),
             "examples_skipped": sum(line.skipped_examples for line in lines),
             "examples_recomputed": self.examples_recomputed,
             "wall_secs": self._earlier_secs + time.perf_counter() - self._started,
             "train_secs": self._clock,
             "round_secs_mean": float(round_secs.mean()) if len(timed) else None,
             "round_secs_median": float(np.median(round_secs)) if len(timed) else None,
-            "examples_per_sec": stream.examples_processed / self._clock if self._clock else None,
+            "examples_per_sec": state.examples_processed / self._clock if self._clock else None,
             "bytes_sent_per_round": float(np.mean([line.bytes_sent for line in lines]))
             if lines
             else None,

@@ -31,12 +31,15 @@ class OrderTelemetry:
     def __init__(self, parts: "setup.RunParts") -> None:
         self._parts, self._measure = parts, Herding(parts)
 
-    def cost(self, params: types.PyTree) -> dict[str, float]:
-        """What the order's signs cost; empty where it takes none, or nothing is to be measured."""
+    def cost(self, params: types.PyTree, at: rounds_lib.StreamState) -> dict[str, float]:
+        """What the order's signs cost, on the microbatch that is next in the stream.
+
+        Empty where it takes none, or nothing is to be measured.
+        """
         parts = self._parts
         if parts.method.signs is None or parts.config.ordering.herding_every == 0:
             return {}
-        ids = parts.stream.plan(np.ones(len(parts.devices), int)).example_ids[0]
+        ids = parts.stream.plan(at, np.ones(len(parts.devices), int)).example_ids[0]
         return cost(
             parts.loss_fn,
             parts.method.signs,
@@ -47,7 +50,12 @@ class OrderTelemetry:
         )
 
     def herding(
-        self, epochs_done: int, params: types.PyTree, quotas: np.ndarray
+        self,
+        epochs_done: int,
+        params: types.PyTree,
+        *,
+        at: rounds_lib.StreamState,
+        quotas: np.ndarray,
     ) -> dict[str, float] | None:
         """The bounds of the order to come, in rounds of these quotas; None where not due."""
         parts, every = self._parts, self._parts.config.ordering.herding_every
@@ -58,7 +66,7 @@ class OrderTelemetry:
             due = every > 0 and epochs_done % every == 0
         if not due:
             return None
-        order = parts.stream.whole_pass(quotas)
+        order = parts.stream.whole_pass(at, quotas)
         return {"epoch": epochs_done, **self._measure(params, order, epochs_done)}
 
 
