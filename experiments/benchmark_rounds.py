@@ -3,7 +3,7 @@
     python -m experiments.benchmark_rounds [--only=GROUP,…] [--data_dir=DIR] [--jobs=2]
 
 Groups: matcha, eigensolver, budgets, agreement, reductions, objective, random_order,
-interleavings, throughput, together, overhead, wall, simulator, training. `training` needs
+interleavings, throughput, together, overhead, wall, stream, simulator, training. `training` needs
 Fashion-MNIST in DIR; its runs leave results in experiments/rounds/runs and are not done again.
 """
 
@@ -252,6 +252,7 @@ GROUPS = {
     "together": round_speeds.together_rows,
     "overhead": round_speeds.overhead_rows,
     "wall": round_speeds.wall_rows,
+    "stream": round_speeds.stream_rows,
     "simulator": simulator_rows,
     "training": training_rows,
 }

@@ -65,7 +65,8 @@ class Step:
             config=config,
             per_example_rng=False,
         )
-        self._plan = self.parts.stream.plan(np.array([quota]))
+        stream = self.parts.stream
+        self._plan = stream.plan(stream.init(), np.array([quota]))
         self._state, self._accumulated = self.parts.state, self.parts.local.fresh()
         self._keys = [self.parts.rng]
         self()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hetjax.data import rounds
+from hetjax.data import ledger, rounds
 from hetjax.ordering import orders
 from hetjax.training import gate as gate_lib
 
@@ -61,12 +61,12 @@ def random_run(seed: int) -> tuple[int, int, int]:
     num_workers = int(rng.integers(1, 9))
     num_examples = int(rng.integers(num_workers, 120))
     size = 2 * int(rng.integers(1, 4))
-    kind = rounds.SharedRounds if rng.random() < 0.5 else rounds.PrivateRounds
+    kind = rounds.SharedStream if rng.random() < 0.5 else rounds.PrivateStream
     stream = kind(
         num_examples,
         num_workers,
         microbatch_size=size,
-        method=orders.random_reshuffling(),
+        ordering=orders.random_reshuffling(),
         seed=seed,
     )
     budget = int(rng.integers(num_workers, 5 * num_workers + 1))
@@ -77,7 +77,8 @@ def random_run(seed: int) -> tuple[int, int, int]:
     }.get(trigger, {})
     present = np.ones(num_workers, bool)
     count = 0
-    while stream.epoch < 2:
+    state = stream.init()
+    while stream.epoch(state) < 2:
         count += 1
         if count > 100_000:
             raise RuntimeError(f"no end after {count} rounds: seed {seed}")
@@ -85,13 +86,14 @@ def random_run(seed: int) -> tuple[int, int, int]:
         if not present.any():
             present[rng.integers(num_workers)] = True
         weights = np.where(present, rng.exponential(size=num_workers), 0)
-        total = stream.total(budget, gated=trigger != "none")
+        total = stream.total(state, budget, gated=trigger != "none")
         quotas = rng.multinomial(total, weights / weights.sum())
-        plan = stream.plan(stream.fitted(quotas, present))
-        closes = "none" if stream.is_last(plan.quotas) else trigger
+        plan = stream.plan(state, stream.fitted(state, quotas, present))
+        closes = "none" if stream.is_last(state, plan.quotas) else trigger
         shape = (num_workers, max(int(plan.quotas.max()), 1))
         secs = rng.exponential(size=shape)
         ends = np.cumsum(np.ceil(secs) if rng.random() < 0.3 else secs, axis=1)  # whole: ties
         deaths = np.where(rng.random(num_workers) < 0.05, rng.exponential(4, num_workers), np.inf)
-        stream.commit(plan, play(closes, ends, plan.quotas, deaths=deaths, **options))
-    return count, stream.ledger.missing, stream.ledger.duplicated
+        done = play(closes, ends, plan.quotas, deaths=deaths, **options)
+        state = stream.commit(state, plan, done)
+    return count, ledger.missing(state.ledger), ledger.duplicated(state.ledger)

@@ -155,14 +155,14 @@ def _schedule(line: Line) -> Schedule:
     return _SHARED if line.sharing == "shared" else _PRIVATE
 
 
-def _stream(line: Line) -> rounds_lib.Rounds:
+def _stream(line: Line) -> rounds_lib.Stream:
     """As the run will make it: longer than the run."""
-    common = {"microbatch_size": _SIZE, "method": orders.random_reshuffling(), "seed": 0}
+    common = {"microbatch_size": _SIZE, "ordering": orders.random_reshuffling(), "seed": 0}
     size = _SIZE * _BUDGET * (_ROUNDS + 2)
     if line.sharing == "shared":
-        return rounds_lib.SharedRounds(size, _WORKERS, **common)
+        return rounds_lib.SharedStream(size, _WORKERS, **common)
     proportions = _PRIVATE.proportions
-    return rounds_lib.PrivateRounds(4 * size, _WORKERS, proportions=proportions, **common)
+    return rounds_lib.PrivateStream(4 * size, _WORKERS, proportions=proportions, **common)
 
 
 def _kinds(line: Line) -> np.ndarray:
@@ -174,13 +174,14 @@ def _kinds(line: Line) -> np.ndarray:
     schedule, stream = _schedule(line), _stream(line)
     kinds = np.zeros((stream.num_examples, 2), int)
     quotas, done = (np.array(x[line.gate]) for x in (schedule.quotas, schedule.done))
+    state = stream.init()
     for index in range(_ROUNDS + 1):
-        plan = stream.plan(quotas)
+        plan = stream.plan(state, quotas)
         for worker, count in enumerate(done):
             ids = plan.rows(worker, count)
             kinds[ids, 0] = worker if line.sharing == "private" else (worker // 2 + index) % 2
             kinds[ids, 1] = np.arange(_SIZE)
-        stream.commit(plan, done)
+        state = stream.commit(state, plan, done)
     return kinds
 
 

@@ -1,62 +1,73 @@
-"""Counts how often each example was processed, so that "exactly once" is measured, not hoped."""
+"""Counts how often each example was processed, so that "exactly once" is measured, not hoped.
+
+A count is raised when the round of the finished microbatch is committed. `close_pass` judges a
+finished pass and starts counting anew. What an unfinished pass has not reached yet is not missing.
+
+The functions spend the state that they are given: they write into its arrays.
+"""
 
 from typing import NamedTuple
 
 import numpy as np
 
-
-class SavedLedger(NamedTuple):
-    counts: np.ndarray  # i32[num_units]
-    ever: np.ndarray  # bool[num_units]
-    missing: int
-    duplicated: int
+_ONE = np.int32(1)  # of the counts' dtype: with a Python 1 NumPy's `add.at` takes 15 times as long
 
 
-class Ledger:
-    """One count a unit, raised when the round of its finished microbatch is committed.
+class LedgerState(NamedTuple):
+    """How often each unit was processed, in the open pass and in those before it."""
 
-    `close_pass` judges a finished pass and starts counting anew; what an unfinished pass has not
-    reached yet is not missing.
+    counts: np.ndarray  # i32[num_units]: in the open pass
+    reached: np.ndarray  # bool[num_units]: in a finished pass
+    closed_missing: int  # of the finished passes
+    closed_duplicated: int  # of the finished passes
+
+
+def init(num_units: int) -> LedgerState:
+    """A ledger in which nothing was processed.
+
+    Example:
+        >>> state = commit(init(4), np.array([0, 2, 2]))
+        >>> missing(state), duplicated(state), never_processed(state)
+        (0, 1, 2)
+        >>> missing(close_pass(state))
+        2
     """
+    return LedgerState(np.zeros(num_units, np.int32), np.zeros(num_units, bool), 0, 0)
 
-    def __init__(self, num_units: int) -> None:
-        self.counts = np.zeros(num_units, np.int32)
-        self._ever = np.zeros(num_units, bool)
-        self._missing = 0
-        self._duplicated = 0
 
-    def commit(self, units: np.ndarray) -> None:
-        """Adds one to each of `units` (i32[k], repetitions count)."""
-        np.add.at(self.counts, units, 1)
-        self._ever[units] = True
+def commit(state: LedgerState, units: np.ndarray) -> LedgerState:
+    """Adds one to the count of each of `units` (i[k]; a unit that is there twice gets two)."""
+    np.add.at(state.counts, units, _ONE)
+    return state
 
-    def close_pass(self, units: np.ndarray | None = None) -> None:
-        """Judges the pass over `units` (all by default), and sets their counts to zero."""
-        counts = self.counts if units is None else self.counts[units]
-        self._missing += int(np.sum(counts == 0))
-        self._duplicated += int(np.sum(np.maximum(counts - 1, 0)))
-        self.counts[slice(None) if units is None else units] = 0
 
-    def save(self) -> SavedLedger:
-        """A copy of all counts."""
-        return SavedLedger(self.counts.copy(), self._ever.copy(), self._missing, self._duplicated)
+def close_pass(state: LedgerState, units: np.ndarray | None = None) -> LedgerState:
+    """Judges the pass over `units` (all by default), and sets their counts to zero."""
+    own = slice(None) if units is None else units
+    counts = state.counts[own]
+    state.reached[own] |= counts > 0
+    closed = state._replace(
+        closed_missing=state.closed_missing + int(np.sum(counts == 0)),
+        closed_duplicated=state.closed_duplicated + _superfluous(counts),
+    )
+    state.counts[own] = 0
+    return closed
 
-    def restore(self, saved: SavedLedger) -> None:
-        """Takes the counts of `save`."""
-        self.counts, self._ever = saved.counts.copy(), saved.ever.copy()
-        self._missing, self._duplicated = saved.missing, saved.duplicated
 
-    @property
-    def missing(self) -> int:
-        """Units of finished passes that were never processed."""
-        return self._missing
+def missing(state: LedgerState) -> int:
+    """Units of finished passes that were never processed."""
+    return state.closed_missing
 
-    @property
-    def duplicated(self) -> int:
-        """Superfluous times that a unit was processed in one pass, the open pass included."""
-        return self._duplicated + int(np.sum(np.maximum(self.counts - 1, 0)))
 
-    @property
-    def never_processed(self) -> int:
-        """Units that no pass has reached: in private data, those of a worker that does nothing."""
-        return int(np.sum(~self._ever))
+def duplicated(state: LedgerState) -> int:
+    """Superfluous times that a unit was processed in one pass, the open pass included."""
+    return state.closed_duplicated + _superfluous(state.counts)
+
+
+def never_processed(state: LedgerState) -> int:
+    """Units that no pass has reached: in private data, those of a worker that does nothing."""
+    return int(np.sum(~state.reached & (state.counts == 0)))
+
+
+def _superfluous(counts: np.ndarray) -> int:
+    return int(np.sum(np.maximum(counts - 1, 0)))

@@ -7,6 +7,11 @@ passes of an order, so the next order may depend on all of the last one.
 What was planned and not processed (a gate closed, a worker died) goes back to the head of its
 order as whole microbatches, in (worker, position) order. Units are committed in that order
 too: the realised order, not the planned one, is what the ledger counts and what signs place.
+
+A stream holds what never changes in a run. All that changes is a `StreamState`, which goes into
+the stream's functions and comes out of them. `commit` spends the state that it is given, as
+donation does: it writes into its arrays, so only the state that comes out may be used. So a
+round copies nothing that is as long as the data set.
 """
 
 import itertools
@@ -16,10 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetjax.data import ledger as ledger_lib
+from hetjax.data import passes as passes_lib
 from hetjax.ordering import ordering as ordering_lib
 from hetjax.quota import shares
 
-PADDING = -1
+PADDING = passes_lib.PADDING
 
 
 class RoundPlan(NamedTuple):
@@ -40,125 +46,48 @@ class RoundPlan(NamedTuple):
         return np.diff(self.starts)
 
 
-class _Pass:
-    """One order being worked through: the units still to come, and the order's state."""
+class StreamState(NamedTuple):
+    """Where a stream stands between two rounds: arrays, whole numbers and tuples alone.
 
-    def __init__(
-        self,
-        method: ordering_lib.Ordering,
-        units: np.ndarray,
-        microbatch_size: int,
-        seed: tuple[int, ...],
-        place_of: np.ndarray | None = None,
-    ) -> None:
-        self._method = method
-        self._units = units  # i32[m]: example ids, by position in the shard
-        self._place_of = place_of  # i32[N]: the inverse; None where units are 0 .. N - 1
-        self._microbatch_size = microbatch_size
-        self.state: Any = method.init(len(units), seed)
-        self.index = 0
-        self.remaining = self.ordered_units
+    The shapes of the arrays do not change in a run.
+    """
 
-    @property
-    def ordered_units(self) -> np.ndarray:
-        """i32[m]: all units of the pass, in order."""
-        return self._units[self.state.order]
-
-    @property
-    def microbatches_left(self) -> int:
-        return -(-len(self.remaining) // self._microbatch_size)
-
-    def peek(self, count: int) -> np.ndarray:
-        """i32[<= count, microbatch_size]: the next microbatches; the last may hold padding."""
-        size = self._microbatch_size
-        units = self.remaining[: count * size]
-        rows = -(-len(units) // size)
-        if len(units) == rows * size:
-            return units.reshape(rows, size)
-        padding = np.full(rows * size - len(units), PADDING, np.int32)
-        return np.concatenate([units, padding]).reshape(rows, size)
-
-    def commit(
-        self,
-        taken: int,
-        processed: np.ndarray,
-        returned: np.ndarray,
-        unit_signs: np.ndarray | None,
-        ledger: ledger_lib.Ledger,
-    ) -> bool:
-        """Takes `taken` microbatches off the head; True where that completed the pass."""
-        self.remaining = self.remaining[taken * self._microbatch_size :]
-        units = _without_padding(returned)
-        if len(units):
-            self.remaining = np.concatenate([units, self.remaining])
-        units = _without_padding(processed)
-        ledger.commit(units)
-        if unit_signs is not None:
-            unit_signs = unit_signs.reshape(-1)[processed.reshape(-1) != PADDING]
-        positions = units if self._place_of is None else self._place_of[units]
-        self.state = self._method.place(self.state, positions, unit_signs)
-        if len(self.remaining):
-            return False
-        ledger.close_pass(self._units)
-        self.index += 1
-        self.remaining = self.ordered_units
-        return True
-
-
-class SavedPass(NamedTuple):
-    """Where a pass stands: arrays and whole numbers alone."""
-
-    state: Any  # the ordering's
-    pass_index: int
-    remaining: np.ndarray  # i32[k]: example ids still to come
-
-
-class SavedRounds(NamedTuple):
-    """Where a stream stands between two rounds."""
-
-    passes: tuple[SavedPass, ...]
-    ledger: ledger_lib.SavedLedger
+    passes: tuple[passes_lib.PassState, ...]  # of the whole set; in private data one a worker
+    ledger: ledger_lib.LedgerState
     examples_processed: int
-
-
-class _Saving:
-    """What both kinds of rounds share: to be saved between two rounds, and to go on from there."""
-
-    _passes: list[_Pass]
-    ledger: ledger_lib.Ledger
-    examples_processed: int
-
-    def save(self) -> SavedRounds:
-        """Everything that the rounds to come depend on."""
-        passes = tuple(SavedPass(p.state, p.index, p.remaining) for p in self._passes)
-        return SavedRounds(passes, self.ledger.save(), self.examples_processed)
-
-    def restore(self, saved: SavedRounds) -> None:
-        """Goes on from `saved`, which a stream made by the same arguments gave."""
-        for own, kept in zip(self._passes, saved.passes, strict=True):
-            own.state, own.index, own.remaining = kept
-        self.ledger.restore(saved.ledger)
-        self.examples_processed = saved.examples_processed
 
 
 def _cut(units: np.ndarray, size: int) -> list[np.ndarray]:
     return [units[start : start + size] for start in range(0, len(units), size)]
 
 
-def _without_padding(rows: np.ndarray) -> np.ndarray:
-    units = rows.reshape(-1)
-    return units[units != PADDING]
+def _count(rows: np.ndarray) -> int:
+    return int(np.sum(rows != PADDING))
 
 
-class SharedRounds(_Saving):
+class SharedStream:
     """Shared data: one order over all examples, whoever processes them.
 
     Args:
         num_examples: N, at least 1.
         num_workers: W.
         microbatch_size: B, even.
-        method: the ordering.
+        ordering: makes the order.
         seed: of the order's random numbers.
+
+    Example:
+        >>> from hetjax import ordering
+        >>> reshuffled = ordering.random_reshuffling()
+        >>> stream = SharedStream(10, 2, microbatch_size=2, ordering=reshuffled, seed=0)
+        >>> state = stream.init()
+        >>> plan = stream.plan(state, np.array([2, 1]))
+        >>> state = stream.commit(state, plan, np.array([1, 1]))  # one microbatch returns
+        >>> stream.plan(state, np.array([1, 0])).example_ids.tolist() == [
+        ...     plan.rows(0)[1].tolist()
+        ... ]
+        True
+        >>> state.examples_processed, stream.epoch(state)
+        (4, 0)
     """
 
     def __init__(
@@ -167,50 +96,54 @@ class SharedRounds(_Saving):
         num_workers: int,
         *,
         microbatch_size: int,
-        method: ordering_lib.Ordering,
+        ordering: ordering_lib.Ordering,
         seed: int,
     ) -> None:
         self.num_workers = num_workers
         self.num_examples = num_examples
         self.microbatch_size = microbatch_size
-        self.ledger = ledger_lib.Ledger(num_examples)
-        self.examples_processed = 0
         self.shares = np.full(num_workers, 1 / num_workers)
         units = np.arange(num_examples, dtype=np.int32)
         self.shards = [units]
-        self._pass = _Pass(method, units, microbatch_size, (seed,))
-        self._passes = [self._pass]
+        self._shard = passes_lib.Shard(
+            ordering, units, microbatch_size=microbatch_size, seed=(seed,)
+        )
 
-    @property
-    def epoch(self) -> int:
+    def init(self) -> StreamState:
+        """The state before the first round."""
+        return StreamState((self._shard.init(),), ledger_lib.init(self.num_examples), 0)
+
+    def epoch(self, state: StreamState) -> int:
         """The epoch that the next round belongs to."""
-        return self._pass.index
+        return state.passes[0].pass_index
 
-    def total(self, budget: int, *, gated: bool = False) -> int:
+    def total(self, state: StreamState, budget: int, *, gated: bool = False) -> int:
         """Microbatches of the next round: the budget, or what is left of the epoch.
 
         What a gate leaves over is any number, and an update from a handful of examples does harm.
         So with a gate a rest of less than one and a half budgets is done in two rounds, of which
         no gate closes the last: each of them holds half a budget or more.
         """
-        left = self._pass.microbatches_left
+        left = self._shard.microbatches_left(state.passes[0])
         if gated and budget < left < 1.5 * budget:
             return -(-left // 2)
         return min(budget, left)
 
-    def is_last(self, quotas: np.ndarray) -> bool:
+    def is_last(self, state: StreamState, quotas: np.ndarray) -> bool:
         """Whether a round of these quotas ends the epoch, unless some of it is returned."""
-        return int(quotas.sum()) >= self._pass.microbatches_left
+        return int(quotas.sum()) >= self._shard.microbatches_left(state.passes[0])
 
-    def fitted(self, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
+    def fitted(self, state: StreamState, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
         """The quotas as this data can serve them: as they are."""
-        del present
+        del state, present
         return quotas
 
-    def upcoming(self, quotas: np.ndarray, workers: Sequence[int]) -> np.ndarray:
+    def upcoming(
+        self, state: StreamState, quotas: np.ndarray, workers: Sequence[int]
+    ) -> np.ndarray:
         """i32[k, B]: what these workers do in the next two rounds, if quotas stay as they are."""
         total, stops = int(quotas.sum()), np.cumsum(quotas)
-        rows = self._pass.peek(2 * total)
+        rows = self._shard.peek(state.passes[0], 2 * total)
         cuts = [
             rows[start + stops[worker] - quotas[worker] : start + stops[worker]]
             for start in (0, total)
@@ -218,44 +151,65 @@ class SharedRounds(_Saving):
         ]
         return np.concatenate(cuts)
 
-    def whole_pass(self, quotas: np.ndarray) -> list[np.ndarray]:
+    def whole_pass(self, state: StreamState, quotas: np.ndarray) -> list[np.ndarray]:
         """The ids i32[k] of each round of a whole pass by the present order and these quotas."""
         size = int(quotas.sum()) * self.microbatch_size
-        return _cut(self._pass.ordered_units, size)
+        return _cut(self._shard.ordered_units(state.passes[0].order_state), size)
 
-    def plan(self, quotas: np.ndarray) -> RoundPlan:
-        """Cuts the next `sum(quotas)` microbatches of the order; changes nothing."""
+    def plan(self, state: StreamState, quotas: np.ndarray) -> RoundPlan:
+        """Cuts the next `sum(quotas)` microbatches of the order; changes nothing.
+
+        Args:
+            state: where the stream stands.
+            quotas: i64[W], at most `total` together.
+        """
+        (own,) = state.passes
         starts = np.concatenate([[0], np.cumsum(quotas)])
-        passes = np.full(self.num_workers, self._pass.index)
-        return RoundPlan(self._pass.peek(int(starts[-1])), starts, passes)
+        passes = np.full(self.num_workers, own.pass_index)
+        return RoundPlan(self._shard.peek(own, int(starts[-1])), starts, passes)
 
     def commit(
-        self, plan: RoundPlan, done: np.ndarray, unit_signs: Sequence[Any] | None = None
-    ) -> None:
+        self,
+        state: StreamState,
+        plan: RoundPlan,
+        done: np.ndarray,
+        unit_signs: Sequence[Any] | None = None,
+    ) -> StreamState:
         """Counts and places what was done, and puts the rest back at the head.
 
         Args:
+            state: that the plan was made from; it is spent.
             plan: of this round.
             done: i64[W]: each worker finished the first `done[w]` of its microbatches.
             unit_signs: for each worker i8[done[w], B]; None where the order takes none.
         """
+        (own,) = state.passes
         position = np.arange(len(plan.example_ids)) - np.repeat(plan.starts[:-1], plan.quotas)
         finished = position < np.repeat(done, plan.quotas)
         processed = plan.example_ids[finished]
-        signs = None if unit_signs is None else np.concatenate([np.asarray(s) for s in unit_signs])
-        self.examples_processed += int(np.sum(processed != PADDING))
-        self._pass.commit(
-            len(plan.example_ids), processed, plan.example_ids[~finished], signs, self.ledger
+        own, ledger = self._shard.commit(
+            own,
+            state.ledger,
+            taken=len(plan.example_ids),
+            processed=processed,
+            returned=plan.example_ids[~finished],
+            unit_signs=None
+            if unit_signs is None
+            else np.concatenate([np.asarray(signs) for signs in unit_signs]),
         )
+        return StreamState((own,), ledger, state.examples_processed + _count(processed))
 
 
-class PrivateRounds(_Saving):
+class PrivateStream:
     """Private data: worker w processes shard w alone, pass after pass at its own pace.
 
-    An epoch is examples processed / N. Arguments as `SharedRounds`, and
+    An epoch is examples processed / N. Arguments as `SharedStream`, and
 
     Args:
         proportions: f64[W]: the shards' relative sizes (largest remainder); None = equal.
+
+    Raises:
+        ValueError: there are more workers than examples.
     """
 
     def __init__(
@@ -264,7 +218,7 @@ class PrivateRounds(_Saving):
         num_workers: int,
         *,
         microbatch_size: int,
-        method: ordering_lib.Ordering,
+        ordering: ordering_lib.Ordering,
         seed: int,
         proportions: Sequence[float] | None = None,
     ) -> None:
@@ -276,8 +230,6 @@ class PrivateRounds(_Saving):
         self.num_workers = num_workers
         self.num_examples = num_examples
         self.microbatch_size = microbatch_size
-        self.ledger = ledger_lib.Ledger(num_examples)
-        self.examples_processed = 0
         proportions = [1.0] * num_workers if proportions is None else proportions
         # One example each first: a shard may be small, but never empty.
         sizes = 1 + shares.largest_remainder(proportions, num_examples - num_workers)
@@ -285,49 +237,63 @@ class PrivateRounds(_Saving):
         self.shards = np.split(shuffled.astype(np.int32), np.cumsum(sizes)[:-1])
         self.shares = sizes / num_examples
         place_of = np.empty(num_examples, np.int32)
-        for shard in self.shards:
-            place_of[shard] = np.arange(len(shard))
-        self._passes = [
-            _Pass(method, shard, microbatch_size, (seed, worker), place_of)
-            for worker, shard in enumerate(self.shards)
+        for units in self.shards:
+            place_of[units] = np.arange(len(units))
+        self._shards = [
+            passes_lib.Shard(
+                ordering,
+                units,
+                microbatch_size=microbatch_size,
+                seed=(seed, worker),
+                place_of=place_of,
+            )
+            for worker, units in enumerate(self.shards)
         ]
 
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next round belongs to."""
-        return self.examples_processed // self.num_examples
+    def init(self) -> StreamState:
+        """The state before the first round."""
+        passes = tuple(shard.init() for shard in self._shards)
+        return StreamState(passes, ledger_lib.init(self.num_examples), 0)
 
-    def total(self, budget: int, *, gated: bool = False) -> int:
+    def epoch(self, state: StreamState) -> int:
+        """The epoch that the next round belongs to."""
+        return state.examples_processed // self.num_examples
+
+    def total(self, state: StreamState, budget: int, *, gated: bool = False) -> int:
         """Microbatches of the next round: the budget, less what `fitted` cuts off."""
         del gated
         return budget
 
-    def is_last(self, quotas: np.ndarray) -> bool:
+    def is_last(self, state: StreamState, quotas: np.ndarray) -> bool:
         """Workers end their passes at different times; no round is a last one for all."""
         del quotas
         return False
 
-    def fitted(self, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
+    def fitted(self, state: StreamState, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
         """The quotas as the shards can serve them.
 
         Every worker that is present does one microbatch at least, or its shard would have no
         part in the objective; it is taken from the largest quota. A worker near the end of its
         pass does what is left of it, and the round is smaller: others would take longer for it.
         """
-        return np.minimum(with_every_worker(quotas, present), self._left())
+        return np.minimum(with_every_worker(quotas, present), self._left(state))
 
-    def _left(self) -> np.ndarray:
-        return np.asarray([own.microbatches_left for own in self._passes])
+    def _left(self, state: StreamState) -> np.ndarray:
+        pairs = zip(self._shards, state.passes, strict=True)
+        return np.asarray([shard.microbatches_left(own) for shard, own in pairs])
 
-    def upcoming(self, quotas: np.ndarray, workers: Sequence[int]) -> np.ndarray:
+    def upcoming(
+        self, state: StreamState, quotas: np.ndarray, workers: Sequence[int]
+    ) -> np.ndarray:
         """i32[k, B]: what these workers do in the next two rounds, if quotas stay as they are."""
-        return np.concatenate([self._passes[w].peek(2 * int(quotas[w])) for w in workers])
+        rows = [self._shards[w].peek(state.passes[w], 2 * int(quotas[w])) for w in workers]
+        return np.concatenate(rows)
 
-    def whole_pass(self, quotas: np.ndarray) -> list[np.ndarray]:
+    def whole_pass(self, state: StreamState, quotas: np.ndarray) -> list[np.ndarray]:
         """The ids i32[k] of each round until each worker with a quota has done its whole pass."""
         parts = [
-            _cut(own.ordered_units, int(quota) * self.microbatch_size)
-            for own, quota in zip(self._passes, quotas, strict=True)
+            _cut(shard.ordered_units(own.order_state), int(quota) * self.microbatch_size)
+            for shard, own, quota in zip(self._shards, state.passes, quotas, strict=True)
             if quota
         ]
         return [
@@ -335,24 +301,37 @@ class PrivateRounds(_Saving):
             for of_round in itertools.zip_longest(*parts)
         ]
 
-    def plan(self, quotas: np.ndarray) -> RoundPlan:
+    def plan(self, state: StreamState, quotas: np.ndarray) -> RoundPlan:
         """Takes the next `quotas[w]` microbatches of each shard; changes nothing."""
-        rows = [p.peek(int(q)) for p, q in zip(self._passes, quotas, strict=True)]
+        triples = zip(self._shards, state.passes, quotas, strict=True)
+        rows = [shard.peek(own, int(quota)) for shard, own, quota in triples]
         starts = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
-        passes = np.asarray([p.index for p in self._passes])
+        passes = np.asarray([own.pass_index for own in state.passes])
         return RoundPlan(np.concatenate(rows), starts, passes)
 
     def commit(
-        self, plan: RoundPlan, done: np.ndarray, unit_signs: Sequence[Any] | None = None
-    ) -> None:
-        """As `SharedRounds.commit`, shard by shard."""
-        for worker, own in enumerate(self._passes):
+        self,
+        state: StreamState,
+        plan: RoundPlan,
+        done: np.ndarray,
+        unit_signs: Sequence[Any] | None = None,
+    ) -> StreamState:
+        """As `SharedStream.commit`, shard by shard."""
+        passes, ledger, examples = list(state.passes), state.ledger, state.examples_processed
+        for worker, shard in enumerate(self._shards):
             rows, count = plan.rows(worker), int(done[worker])
             if len(rows) == 0:
                 continue
-            signs = None if unit_signs is None else np.asarray(unit_signs[worker])
-            self.examples_processed += int(np.sum(rows[:count] != PADDING))
-            own.commit(len(rows), rows[:count], rows[count:], signs, self.ledger)
+            passes[worker], ledger = shard.commit(
+                passes[worker],
+                ledger,
+                taken=len(rows),
+                processed=rows[:count],
+                returned=rows[count:],
+                unit_signs=None if unit_signs is None else np.asarray(unit_signs[worker]),
+            )
+            examples += _count(rows[:count])
+        return StreamState(tuple(passes), ledger, examples)
 
 
 def with_every_worker(quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
@@ -371,4 +350,4 @@ def with_every_worker(quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
     return quotas
 
 
-Rounds = SharedRounds | PrivateRounds
+Stream = SharedStream | PrivateStream

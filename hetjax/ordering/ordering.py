@@ -87,7 +87,8 @@ class Ordering(NamedTuple):
     place: Callable[[Any, np.ndarray, np.ndarray | None], Any]
     """`(state, realised_units i32[k], unit_signs i8[k] or None) -> state`: the units that
     were committed in this round, in (worker, position) order, without padding. The call that
-    completes a pass returns a state whose `order` is the next pass's."""
+    completes a pass returns a state whose `order` is the next pass's. The state that `place` is
+    given is spent: it may write into its arrays, and shapes do not change."""
 
     signs: Signs | None = None
     reducers: tuple[str, ...] | None = None

@@ -1,9 +1,10 @@
 """Which order does the next pass have, and what must the host keep for it?
 
 Every method here is a pair of pure functions, `init` and `place` of an `Ordering`, in NumPy
-alone. A state is a NamedTuple of arrays, ints and tuples of ints, of shapes that do not change
-during a pass, and `place` never writes to the arrays of the state that it was given. How a unit
-gets its sign is not decided here.
+alone. A state is a NamedTuple of arrays, ints and tuples of ints, of shapes that do not change.
+`place` spends the state that it is given, as donation does: it may write into its arrays, so only
+the state that comes out may be used. The units and the signs that it is given are not written to.
+How a unit gets its sign is not decided here.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,8 @@ class Parts(NamedTuple):
     """`(num_units, seed) -> state`"""
 
     place: Callable[[Any, np.ndarray, np.ndarray | None], Any]
-    """`(state, realised_units i32[k], unit_signs i8[k] or None) -> state`"""
+    """`(state, realised_units i32[k], unit_signs i8[k] or None) -> state`; the state that it is
+    given is spent"""
 
 
 class DrawnState(NamedTuple):
@@ -144,14 +146,14 @@ def balanced() -> Parts:
             )
         num_placed = _placed_with(state, realised_units)
         _check_lengths(realised_units, unit_signs)
-        realised = _extended(state.realised, state.num_placed, realised_units)
-        signs = _extended(state.signs, state.num_placed, unit_signs)
+        state.realised[state.num_placed : num_placed] = realised_units
+        state.signs[state.num_placed : num_placed] = unit_signs
         if num_placed < len(state.order):
-            return state._replace(realised=realised, signs=signs, num_placed=num_placed)
-        order = place_signed(realised, signs)
-        return PlacedState(
-            order, np.zeros_like(realised), np.zeros_like(signs), state.pass_index + 1, 0
-        )
+            return state._replace(num_placed=num_placed)
+        order = place_signed(state.realised, state.signs)
+        state.realised[:] = 0
+        state.signs[:] = 0
+        return state._replace(order=order, pass_index=state.pass_index + 1, num_placed=0)
 
     return Parts(init, place)
 
@@ -243,14 +245,3 @@ def _placed_with(state: DrawnState | PlacedState, units: np.ndarray) -> int:
 def _check_lengths(units: np.ndarray, signs: np.ndarray) -> None:
     if len(units) != len(signs):
         raise ValueError(f"{len(signs)} signs for {len(units)} units; give one for each unit.")
-
-
-def _extended(filled: np.ndarray, count: int, more: np.ndarray) -> np.ndarray:
-    """A copy with `more` after its first `count` entries.
-
-    A copy a round is O(num_units), and plain: 0.4 ms for 10⁶ units on one CPU core.
-    """
-    result = np.zeros(len(filled), filled.dtype)
-    result[:count] = filled[:count]
-    result[count : count + len(more)] = more
-    return result

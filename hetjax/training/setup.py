@@ -46,7 +46,7 @@ class RunParts:
     devices: list[jax.Device]  # of each worker
     workers: list[int]  # those of this process
     rng: jax.Array
-    stream: rounds_lib.Rounds
+    stream: rounds_lib.Stream
     policy: quota.QuotaPolicy
     cluster: emulate.EmulatedCluster | None
     emulated: bool  # the cluster's speeds are those of this run
@@ -306,18 +306,18 @@ def _most_microbatches(config: config_lib.ExperimentConfig) -> int:
 
 def _make_stream(
     config: config_lib.ExperimentConfig, num_examples: int, method: ordering.Ordering
-) -> rounds_lib.Rounds:
+) -> rounds_lib.Stream:
     common: dict[str, Any] = {
         "microbatch_size": config.microbatch_size,
-        "method": method,
+        "ordering": method,
         "seed": config.seed,
     }
     num_workers = config.cluster.num_workers
     if config.data.sharing == "shared":
-        return rounds_lib.SharedRounds(num_examples, num_workers, **common)
+        return rounds_lib.SharedStream(num_examples, num_workers, **common)
     static = config.quota.policy == "static"
     proportions = config.quota.proportions if static else None
-    return rounds_lib.PrivateRounds(num_examples, num_workers, proportions=proportions, **common)
+    return rounds_lib.PrivateStream(num_examples, num_workers, proportions=proportions, **common)
 
 
 def _make_local(

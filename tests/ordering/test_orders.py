@@ -82,19 +82,32 @@ def order_slowly(name, num_units, seed, order, pass_index, signs):
     return order
 
 
-def read_only(state):
-    for field in state:
-        if isinstance(field, np.ndarray):
-            field.flags.writeable = False
-    return state
+def checked(place):
+    """`place`, which may write into the state alone, keeps nothing else, and keeps all shapes."""
+
+    def checked_place(state, units, signs):
+        shapes = [np.shape(field) for field in state]
+        units, signs = units.copy(), signs.copy()
+        units.flags.writeable = signs.flags.writeable = False
+        state = place(state, units, signs)
+        units.flags.writeable = signs.flags.writeable = True
+        units[:], signs[:] = -77, -77  # whoever kept them has nonsense now
+        assert [np.shape(field) for field in state] == shapes
+        return state
+
+    return checked_place
+
+
+def copy_of(state):
+    return type(state)(*(x.copy() if isinstance(x, np.ndarray) else x for x in state))
 
 
 def work_through(place, state, signs, rounds):
-    """One pass, in rounds of the given sizes; nothing may write to a state's arrays."""
-    order, start = state.order, 0
+    """One pass, in rounds of the given sizes."""
+    order, start = state.order.copy(), 0
     for size in rounds:
         part = slice(start, start + size)
-        state = place(read_only(state), order[part], signs[part])
+        state = checked(place)(state, order[part], signs[part])
         start += size
     return state
 
@@ -105,7 +118,7 @@ def work_through(place, state, signs, rounds):
 def test_every_pass_has_the_oracle_s_order_however_it_is_cut_into_rounds(name, problem, seed):
     num_units, each = problem
     init, place = METHODS[name]()
-    state = whole = init(num_units, seed)
+    state, whole = init(num_units, seed), init(num_units, seed)
     for pass_index, (signs, rounds) in enumerate(each):
         assert sorted(state.order.tolist()) == list(range(num_units))
         assert state.order.dtype == np.int32
@@ -115,7 +128,7 @@ def test_every_pass_has_the_oracle_s_order_however_it_is_cut_into_rounds(name, p
         )
         state = work_through(place, state, signs, rounds)
         assert state.order.tolist() == expected
-        whole = place(read_only(whole), whole.order, signs)
+        whole = checked(place)(whole, whole.order, signs)
         for field, other in zip(state, whole, strict=True):
             np.testing.assert_array_equal(field, other)
 
@@ -170,7 +183,8 @@ def test_synchronised_shards_agree_on_the_positions_that_both_have(one, other, s
 def test_synchronised_passes_differ():
     init, place = orders.synchronised_reshuffling()
     state = init(50, (0, 1))
-    assert not np.array_equal(state.order, place(state, state.order, None).order)
+    first = state.order.copy()
+    assert not np.array_equal(first, place(state, first, None).order)
 
 
 @settings(max_examples=60, deadline=None)
@@ -187,11 +201,12 @@ def test_the_unit_without_a_partner_is_another_one_in_each_pass(
     init, place = orders.balanced()
     state, before = init(num_units, seed), None
     for _ in range(NUM_PASSES):
-        alone = state.order[-1]
+        order = state.order.copy()
+        alone = order[-1]
         assert alone != before
         signs = data.draw(pair_signs(num_units))
         cuts = np.arange(microbatch_size, num_units, microbatch_size)
-        parts = list(zip(np.split(state.order, cuts), np.split(signs, cuts), strict=True))
+        parts = list(zip(np.split(order, cuts), np.split(signs, cuts), strict=True))
         for part, part_signs in data.draw(st.permutations(parts)):
             state = place(state, part, part_signs)
         assert state.order[num_units // 2] == alone
@@ -238,11 +253,11 @@ def test_a_state_that_was_saved_in_mid_pass_goes_on_to_the_same_orders(name, pro
 
     num_units, each = problem
     init, place = METHODS[name]()
-    state = restored = init(num_units, seed)
+    state, restored = init(num_units, seed), init(num_units, seed)
     _, placed_again = METHODS[name]()
     num_rounds = 0
     for signs, rounds in each:
-        order, start = state.order, 0
+        order, start = state.order.copy(), 0
         for size in rounds:
             if num_rounds == stop:
                 restored = saved_and_restored(state)
@@ -255,13 +270,34 @@ def test_a_state_that_was_saved_in_mid_pass_goes_on_to_the_same_orders(name, pro
         assert restored.num_placed == state.num_placed == 0
 
 
-def test_states_share_nothing_that_a_branch_could_spoil():
+@all_methods
+def test_within_a_pass_no_array_is_made_anew(name):
+    init, place = METHODS[name]()
+    first = state = init(100, (0,))
+    for start in (0, 30, 60):
+        part = slice(start, start + 30)
+        state = place(state, state.order[part], np.tile([1, -1], 15))
+        assert all(new is old for new, old in zip(state, first, strict=True) if np.ndim(old))
+
+
+def test_two_branches_go_on_from_copies_of_a_state():
     init, place = orders.balanced()
     middle = place(init(4, (0,)), np.array([0, 1]), np.array([1, -1]))
-    one = place(middle, np.array([2, 3]), np.array([1, -1]))
+    one = place(copy_of(middle), np.array([2, 3]), np.array([1, -1]))
     other = place(middle, np.array([3, 2]), np.array([1, -1]))
     assert one.order.tolist() == [0, 2, 3, 1]
     assert other.order.tolist() == [0, 3, 2, 1]
+
+
+def test_what_is_refused_leaves_the_state_as_it_was():
+    init, place = orders.balanced()
+    state = place(init(6, (0,)), np.array([4, 2]), np.array([1, -1]))
+    kept = copy_of(state)
+    for units, signs in (([0, 1], [1]), ([0, 1, 3, 5, 2], [1] * 5), ([0, 1], None)):
+        with pytest.raises(ValueError, match=r"signs|units"):
+            place(state, np.array(units), signs if signs is None else np.array(signs))
+        for field, other in zip(state, kept, strict=True):
+            np.testing.assert_array_equal(field, other)
 
 
 @all_methods

@@ -117,11 +117,11 @@ def reference_run(data, weights, trace, *, method, sharing, block_pairs):
     if sharing == "shared":
         shards, seeds = [np.arange(num_examples)], [(0,)]
     else:
-        stream = rounds.PrivateRounds(
+        stream = rounds.PrivateStream(
             num_examples,
             WORKERS,
             microbatch_size=SIZE,
-            method=ordering.random_reshuffling(),
+            ordering=ordering.random_reshuffling(),
             seed=0,
         )
         shards, seeds = stream.shards, [(0, worker) for worker in range(WORKERS)]

@@ -202,33 +202,30 @@ def test_an_adaptive_policy_goes_on_as_if_never_stopped(tmp_path, guard):
     assert play(restored, 25, 60)[0] == play(state, 25, 60)[0]
 
 
-@pytest.mark.parametrize("kind", [rounds.SharedRounds, rounds.PrivateRounds])
+@pytest.mark.parametrize("kind", [rounds.SharedStream, rounds.PrivateStream])
 @pytest.mark.parametrize("method", [orders.random_reshuffling, orders.fixed_map])
-def test_rounds_go_on_as_if_never_stopped(tmp_path, kind, method):
-    def stream():
-        return kind(50, 3, microbatch_size=4, method=method(), seed=1)
-
-    def play(own, count: int) -> list:
+def test_a_stream_goes_on_as_if_never_stopped(tmp_path, kind, method):
+    def play(stream, state, count: int) -> tuple:
         ids = []
         for _ in range(count):
-            quotas = np.diff(np.minimum([0, 2, 3, 4], own.total(4)))
-            plan = own.plan(own.fitted(quotas, np.ones(3, bool)))
+            quotas = np.diff(np.minimum([0, 2, 3, 4], stream.total(state, 4)))
+            plan = stream.plan(state, stream.fitted(state, quotas, np.ones(3, bool)))
             done = plan.quotas - (plan.quotas > 1)  # some of it goes back
-            own.commit(plan, done)
+            state = stream.commit(state, plan, done)
             ids.append(plan.example_ids.tolist())
-        return ids
+        return ids, state
 
-    own = stream()
-    play(own, 11)
+    own, other = (kind(50, 3, microbatch_size=4, ordering=method(), seed=1) for _ in range(2))
+    _, state = play(own, own.init(), 11)
     store = checkpoint.Checkpoints(tmp_path)
-    store.save(11, leaves.flatten(own.save(), "rounds"), {})
+    store.save(11, leaves.flatten(state, "stream"), {})
     store.close()
-    other = stream()
-    arrays = checkpoint.newest(tmp_path).arrays
-    other.restore(leaves.unflatten(other.save(), arrays, "rounds", check_shapes=False))
-    assert_same(other.save(), own.save())
-    assert play(other, 30) == play(own, 30)
-    assert_same(other.save(), own.save())
+    restored = leaves.unflatten(other.init(), checkpoint.newest(tmp_path).arrays, "stream")
+    assert_same(restored, state)
+    ids, state = play(own, state, 30)
+    ids_again, restored = play(other, restored, 30)
+    assert ids_again == ids
+    assert_same(restored, state)
 
 
 # Checkpoints

@@ -22,12 +22,12 @@ FORMS = ("stepped", "fused", "virtual")
 def reference(data, weights, lines, *, name, graph, sharing, weighting, weighted):
     """The replicas f64[W, ...] after a trace, in the most obvious way."""
     num_examples = len(data["y"])
-    kind = rounds.SharedRounds if sharing == "shared" else rounds.PrivateRounds
+    kind = rounds.SharedStream if sharing == "shared" else rounds.PrivateStream
     stream = kind(
         num_examples,
         WORKERS,
         microbatch_size=SIZE,
-        method=orders.random_reshuffling(),
+        ordering=orders.random_reshuffling(),
         seed=0,
     )
     share = [len(shard) / num_examples for shard in stream.shards]
@@ -40,8 +40,9 @@ def reference(data, weights, lines, *, name, graph, sharing, weighting, weighted
     gossip = reducers.REDUCERS[name](options).mixing.gossip
     x = np.stack([weights] * WORKERS)
     velocity = np.zeros_like(x)
+    state = stream.init()
     for index, line in enumerate(lines):
-        plan = stream.plan(np.array(line["quotas"]))
+        plan = stream.plan(state, np.array(line["quotas"]))
         matrix = gossip.matrix(gossip.active(index))
         sums = []  # of each worker's examples: gradients, weights, how many
         for worker, done in enumerate(line["microbatches_done"]):
@@ -71,7 +72,7 @@ def reference(data, weights, lines, *, name, graph, sharing, weighting, weighted
             x = np.tensordot(matrix, x, axes=1) + update
         else:
             x = np.tensordot(matrix, x + update, axes=1)
-        stream.commit(plan, np.array(line["microbatches_done"]))
+        state = stream.commit(state, plan, np.array(line["microbatches_done"]))
     return x
 
 

@@ -205,11 +205,11 @@ def test_d_psgd_ends_where_linear_algebra_says(weighting, float64):
         reducer={"name": "d_psgd", "graph": "ring"},
         **parts,
     )
-    stream = rounds.PrivateRounds(
+    stream = rounds.PrivateStream(
         64,
         4,
         microbatch_size=4,
-        method=orders.random_reshuffling(),
+        ordering=orders.random_reshuffling(),
         seed=0,
         proportions=proportions,
     )

@@ -11,7 +11,7 @@ import hetjax.config
 from hetjax import ordering
 from hetjax.data import rounds, sources
 from hetjax.ordering import methods
-from hetjax.training import arguments, gate, setup
+from hetjax.training import arguments, gate, leaves, setup
 from tests.training import problems
 from tests.training.order_reference import (
     BUDGET,
@@ -107,8 +107,8 @@ def test_orders_and_parameters_equal_the_reference(
         replay=str(tmp_path / "metrics.jsonl"),
     )
     if sharing == "private":  # commits are positions in the worker's shard there
-        stream = rounds.PrivateRounds(
-            103, WORKERS, microbatch_size=SIZE, method=ordering.random_reshuffling(), seed=0
+        stream = rounds.PrivateStream(
+            103, WORKERS, microbatch_size=SIZE, ordering=ordering.random_reshuffling(), seed=0
         )
         of_shard = {int(unit): i for shard in stream.shards for i, unit in enumerate(shard)}
         commits = [([of_shard[unit] for unit in units], signs) for units, signs in commits]
@@ -210,8 +210,8 @@ def test_the_herding_bound_equals_the_reference(sharing, monkeypatch, float64):
     if sharing == "shared":  # 4 workers, 8 microbatches of 4
         in_rounds = np.array_split(states[-1].order, [32, 64, 96])
     else:
-        stream = rounds.PrivateRounds(
-            104, WORKERS, microbatch_size=4, method=ordering.random_reshuffling(), seed=0
+        stream = rounds.PrivateStream(
+            104, WORKERS, microbatch_size=4, ordering=ordering.random_reshuffling(), seed=0
         )
         last = states[-WORKERS:]  # the closing commits of the four shards, each of 26
         orders_ = [shard[state.order] for shard, state in zip(stream.shards, last, strict=True)]
@@ -311,35 +311,36 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             config=config,
             per_example_rng=False,
         )
-        return parts, parts.state, parts.local.fresh()
+        return parts, parts.state, parts.local.fresh(), parts.stream.init()
 
-    def go_on(parts, state, accumulated, num_rounds):
-        epoch = parts.stream.epoch
+    def go_on(parts, state, accumulated, at, num_rounds):
+        stream = parts.stream
+        epoch = stream.epoch(at)
         for _ in range(num_rounds):
-            if parts.stream.epoch > epoch:
-                epoch = parts.stream.epoch
+            if stream.epoch(at) > epoch:
+                epoch = stream.epoch(at)
                 state, accumulated = parts.new_pass(state, accumulated, np.ones(4, bool))
             quotas = np.array([2, 1, 1, 0])
-            quotas = quotas if parts.stream.total(4) == 4 else np.array([1, 0, 0, 0])
-            plan = parts.stream.plan(quotas)
+            quotas = quotas if stream.total(at, 4) == 4 else np.array([1, 0, 0, 0])
+            plan = stream.plan(at, quotas)
             result = parts.local.run(
                 0, state, accumulated, plan, rngs=[parts.rng] * 4, limits=plan.quotas
             )
             state, accumulated, _, turns = parts.sync(state, result.accumulated, parts.shares, ())
             signs = [s * t for s, t in zip(result.unit_signs, np.asarray(turns), strict=True)]
-            parts.stream.commit(plan, result.microbatches_done, signs)
-        return state, accumulated
+            at = stream.commit(at, plan, result.microbatches_done, signs)
+        return state, accumulated, at
 
-    parts, state, accumulated = begin()
-    state, accumulated = go_on(parts, state, accumulated, 6)
-    saved = jax.device_get((state, accumulated)), parts.stream.save()
-    state, _ = go_on(parts, state, accumulated, 7)
-    again, _, _ = begin()
-    again.stream.restore(saved[1])
-    restored, _ = go_on(again, *jax.device_put(saved[0]), 7)
-    jax.tree.map(np.testing.assert_array_equal, again.stream.save(), parts.stream.save())
+    parts, *begun = begin()
+    state, accumulated, at = go_on(parts, *begun, 6)
+    saved = jax.device_get((state, accumulated)), leaves.flatten(at)  # both are copies
+    state, _, at = go_on(parts, state, accumulated, at, 7)
+    again, _, _, fresh = begin()
+    middle = leaves.unflatten(fresh, saved[1])
+    restored, _, at_again = go_on(again, *jax.device_put(saved[0]), middle, 7)
+    jax.tree.map(np.testing.assert_array_equal, at_again, at)
     np.testing.assert_array_equal(restored.params, state.params)
-    assert parts.stream.epoch == again.stream.epoch == 3
+    assert parts.stream.epoch(at) == again.stream.epoch(at_again) == 3
 
 
 def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):

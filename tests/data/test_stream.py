@@ -1,0 +1,302 @@
+"""Streams and the ledger against lists that say what they do, one unit at a time."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetjax.data import ledger, rounds
+from hetjax.ordering import orders
+from hetjax.training import leaves
+
+ORDERINGS = {
+    "random_reshuffling": orders.random_reshuffling,
+    "balanced": orders.balanced,
+    "fixed_map": orders.fixed_map,
+    "frozen": lambda: orders.frozen(orders.balanced(), freeze_after=1),
+}
+
+
+class SlowPass:
+    """One order, as a list of what is to come; every round makes new lists."""
+
+    def __init__(self, name, units, seed):
+        self.name, self.units, self.seed = name, list(units), seed
+        self.index, self.placed = 0, []
+        self.order = np.random.default_rng((*seed, 0)).permutation(len(units)).tolist()
+        self.remaining = self.ordered
+
+    @property
+    def ordered(self):
+        return [self.units[position] for position in self.order]
+
+    def peek(self, count, size):
+        units = self.remaining[: count * size]
+        rows = [units[start : start + size] for start in range(0, len(units), size)]
+        return [row + [-1] * (size - len(row)) for row in rows]
+
+    def commit(self, taken, processed, returned, signs, size):
+        """True where that was the end of the pass."""
+        self.remaining = returned + self.remaining[taken * size :]
+        self.placed += zip([self.units.index(unit) for unit in processed], signs, strict=True)
+        if self.remaining:
+            return False
+        self.index += 1
+        self.order, self.placed = self.next_order(), []
+        self.remaining = self.ordered
+        return True
+
+    def next_order(self):
+        realised = [position for position, _ in self.placed]
+        if self.name == "random_reshuffling":
+            draw = np.random.default_rng((*self.seed, self.index))
+            return draw.permutation(len(self.units)).tolist()
+        if self.name == "fixed_map":
+            return realised[::2] + realised[1::2][::-1]
+        if self.name == "frozen" and self.index > 1:
+            return self.order
+        left, middle, right = (
+            [position for position, own in self.placed if own == sign] for sign in (1, 0, -1)
+        )
+        return left + middle + right[::-1]
+
+
+class SlowStream:
+    """What a stream does, in lists."""
+
+    def __init__(self, name, shards, num_workers, size, seed, *, shared):
+        self.num_workers, self.size, self.shared = num_workers, size, shared
+        seeds = [(seed,)] if shared else [(seed, worker) for worker in range(num_workers)]
+        self.passes = [SlowPass(name, s, own) for s, own in zip(shards, seeds, strict=True)]
+        self.num_examples = sum(len(shard) for shard in shards)
+        self.counts = dict.fromkeys(range(self.num_examples), 0)
+        self.ever, self.missing, self.duplicated, self.processed = set(), 0, 0, 0
+
+    @property
+    def epoch(self):
+        if self.shared:
+            return self.passes[0].index
+        return self.processed // self.num_examples
+
+    def left(self):
+        return [-(-len(own.remaining) // self.size) for own in self.passes]
+
+    def total(self, budget, gated):
+        if not self.shared:
+            return budget
+        (left,) = self.left()
+        if gated and budget < left < 1.5 * budget:
+            return -(-left // 2)
+        return min(budget, left)
+
+    def fitted(self, quotas, present):
+        if self.shared:
+            return quotas
+        quotas = list(quotas)
+        for worker in range(self.num_workers):
+            largest = quotas.index(max(quotas))
+            if present[worker] and quotas[worker] == 0 and quotas[largest] > 1:
+                quotas[largest] -= 1
+                quotas[worker] = 1
+        return [min(pair) for pair in zip(quotas, self.left(), strict=True)]
+
+    def plan(self, quotas):
+        """For each worker its microbatches."""
+        if not self.shared:
+            pairs = zip(self.passes, quotas, strict=True)
+            return [own.peek(quota, self.size) for own, quota in pairs]
+        rows, plan = self.passes[0].peek(sum(quotas), self.size), []
+        for quota in quotas:
+            plan.append(rows[:quota])
+            rows = rows[quota:]
+        return plan
+
+    def upcoming(self, quotas, workers):
+        if not self.shared:
+            return [row for w in workers for row in self.passes[w].peek(2 * quotas[w], self.size)]
+        rows, found = self.passes[0].peek(2 * sum(quotas), self.size), []
+        for first in (0, sum(quotas)):
+            for worker in workers:
+                start = first + sum(quotas[:worker])
+                found += rows[start : start + quotas[worker]]
+        return found
+
+    def whole_pass(self, quotas):
+        if self.shared:
+            quotas = [sum(quotas)]
+        found = [[] for _ in range(self.num_examples)]
+        for own, quota in zip(self.passes, quotas, strict=True):
+            for start in range(0, len(own.ordered) if quota else 0, max(quota, 1) * self.size):
+                part = own.ordered[start : start + quota * self.size]
+                found[start // (quota * self.size)] += part
+        return [ids for ids in found if ids]
+
+    def commit(self, plan, done, signs):
+        for own, workers in zip(
+            self.passes,
+            [range(self.num_workers)] if self.shared else [[w] for w in range(self.num_workers)],
+            strict=True,
+        ):
+            processed, returned, of_processed = [], [], []
+            for worker in workers:
+                for index, row in enumerate(plan[worker]):
+                    units = [unit for unit in row if unit >= 0]
+                    if index < done[worker]:
+                        processed += units
+                        of_processed += signs[worker][index].tolist()[: len(units)]
+                    else:
+                        returned += units
+            taken = sum(len(plan[worker]) for worker in workers)
+            if not taken:
+                continue
+            for unit in processed:
+                self.counts[unit] += 1
+                self.ever.add(unit)
+            self.processed += len(processed)
+            if own.commit(taken, processed, returned, of_processed, self.size):
+                for unit in own.units:
+                    self.missing += self.counts[unit] == 0
+                    self.duplicated += max(self.counts[unit] - 1, 0)
+                    self.counts[unit] = 0
+
+
+def assert_equal_streams(stream, state, slow):
+    assert [own.remaining.tolist() for own in state.passes] == [
+        own.remaining for own in slow.passes
+    ]
+    assert [own.pass_index for own in state.passes] == [own.index for own in slow.passes]
+    assert [own.order_state.order.tolist() for own in state.passes] == [
+        own.order for own in slow.passes
+    ]
+    assert state.ledger.counts.tolist() == list(slow.counts.values())
+    assert ledger.missing(state.ledger) == slow.missing
+    open_pass = sum(max(count - 1, 0) for count in slow.counts.values())
+    assert ledger.duplicated(state.ledger) == slow.duplicated + open_pass
+    assert ledger.never_processed(state.ledger) == slow.num_examples - len(slow.ever)
+    assert state.examples_processed == slow.processed
+    assert stream.epoch(state) == slow.epoch
+
+
+def drawn_quotas(rng, total, present):
+    weights = np.where(present, rng.exponential(size=len(present)), 0)
+    return rng.multinomial(total, weights / weights.sum())
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "private"])
+@settings(max_examples=80, deadline=None)
+@given(
+    num_examples=st.integers(5, 60),
+    num_workers=st.integers(1, 5),
+    size=st.sampled_from([2, 4, 6]),
+    name=st.sampled_from(sorted(ORDERINGS)),
+    gated=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, name, gated, seed):
+    """Random quotas, workers that are absent, work that returns; saved and taken up in between."""
+    rng = np.random.default_rng(seed)
+    kind = rounds.SharedStream if shared else rounds.PrivateStream
+    stream = kind(
+        num_examples, num_workers, microbatch_size=size, ordering=ORDERINGS[name](), seed=seed
+    )
+    shards = [shard.tolist() for shard in stream.shards]
+    slow = SlowStream(name, shards, num_workers, size, seed, shared=shared)
+    state = stream.init()
+    shapes = jax.tree.map(np.shape, state)
+    budget = int(rng.integers(num_workers, 4 * num_workers + 1))
+    for _ in range(12):
+        assert_equal_streams(stream, state, slow)
+        present = rng.random(num_workers) < 0.9
+        present[rng.integers(num_workers)] = True
+        total = stream.total(state, budget, gated=gated)
+        assert total == slow.total(budget, gated)
+        asked = drawn_quotas(rng, total, present)
+        quotas = stream.fitted(state, asked, present)
+        assert quotas.tolist() == slow.fitted(asked.tolist(), present.tolist())
+        assert stream.is_last(state, quotas) == (shared and sum(quotas) >= sum(slow.left()))
+        some = np.flatnonzero(rng.random(num_workers) < 0.6).tolist() or [0]
+        upcoming = stream.upcoming(state, quotas, some)
+        assert upcoming.tolist() == slow.upcoming(quotas.tolist(), some)
+        whole = stream.whole_pass(state, quotas)
+        assert [ids.tolist() for ids in whole] == slow.whole_pass(quotas.tolist())
+
+        plan, slow_plan = stream.plan(state, quotas), slow.plan(quotas.tolist())
+        assert [plan.rows(worker).tolist() for worker in range(num_workers)] == slow_plan
+        assert plan.passes.tolist() == [own.index for own in slow.passes] * (
+            num_workers if shared else 1
+        )
+        assert_equal_streams(stream, state, slow)
+        done = plan.quotas
+        if rng.random() < 0.7:
+            done = rng.integers(0, plan.quotas + 1)
+        signs = [rng.choice([1, -1, 0], (count, size)).astype(np.int8) for count in done]
+        state = stream.commit(state, plan, done, signs)
+        slow.commit(slow_plan, done.tolist(), signs)
+        # The plan and what is read ahead stay as they were, whatever is written into the queue.
+        assert [plan.rows(worker).tolist() for worker in range(num_workers)] == slow_plan
+        assert jax.tree.map(np.shape, state) == shapes
+        if rng.random() < 0.2:
+            saved = leaves.flatten(state, "stream")
+            state = leaves.unflatten(stream.init(), saved, "stream")
+    assert_equal_streams(stream, state, slow)
+
+
+def test_six_units_by_hand():
+    """Workers 0 and 1 have two and one of three microbatches; each finishes one."""
+    stream = rounds.SharedStream(
+        6, 2, microbatch_size=2, ordering=orders.random_reshuffling(), seed=0
+    )
+    state = stream.init()
+    a, b, c, d, e, f = state.passes[0].order_state.order.tolist()
+    plan = stream.plan(state, np.array([2, 1]))
+    assert plan.rows(0).tolist() == [[a, b], [c, d]]
+    assert plan.rows(1).tolist() == [[e, f]]
+    state = stream.commit(state, plan, np.array([1, 1]))
+    assert state.passes[0].remaining.tolist() == [c, d]
+    assert stream.epoch(state) == 0
+    state = stream.commit(state, stream.plan(state, np.array([0, 1])), np.array([0, 1]))
+    assert stream.epoch(state) == 1
+    assert (ledger.missing(state.ledger), ledger.duplicated(state.ledger)) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", [rounds.SharedStream, rounds.PrivateStream])
+def test_within_a_pass_no_array_of_the_length_of_the_data_is_made(kind):
+    stream = kind(400, 2, microbatch_size=4, ordering=orders.balanced(), seed=0)
+    state = stream.init()
+    arrays = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, np.ndarray)]
+    for done in ([3, 4], [0, 0], [4, 1], [2, 2]):  # some of it returns
+        plan = stream.plan(state, np.array([4, 4]))
+        signs = [np.ones((count, 4), np.int8) for count in done]
+        state = stream.commit(state, plan, np.array(done), signs)
+        now = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, np.ndarray)]
+        assert all(one is other for one, other in zip(now, arrays, strict=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(num_units=st.integers(1, 20), seed=st.integers(0, 10**6), parts=st.integers(1, 3))
+def test_the_ledger_counts_every_repetition_and_every_gap(num_units, seed, parts):
+    """Units at random, as by a fault: twice in a round, again in the next, or never."""
+    rng = np.random.default_rng(seed)
+    shards = np.split(rng.permutation(num_units), np.sort(rng.integers(0, num_units, parts - 1)))
+    state, history = ledger.init(num_units), [[] for _ in range(num_units)]
+    ever, missing, duplicated = set(), 0, 0
+    for _ in range(12):
+        units = rng.integers(0, num_units, rng.integers(0, 2 * num_units)).astype(np.int32)
+        state = ledger.commit(state, units)
+        for unit in units.tolist():
+            history[unit].append(unit)
+            ever.add(unit)
+        if rng.random() < 0.4:
+            shard = shards[rng.integers(parts)]
+            whole = parts == 1 and rng.random() < 0.5
+            state = ledger.close_pass(state, None if whole else shard)
+            for unit in shard.tolist():
+                missing += not history[unit]
+                duplicated += max(len(history[unit]) - 1, 0)
+                history[unit] = []
+        assert state.counts.tolist() == [len(own) for own in history]
+        assert ledger.missing(state) == missing
+        in_open = sum(max(len(own) - 1, 0) for own in history)
+        assert ledger.duplicated(state) == duplicated + in_open
+        assert ledger.never_processed(state) == num_units - len(ever)
