@@ -1,11 +1,12 @@
 """What do real processes at unequal CPU shares reach, against equal split and PyTorch DDP?
 
     python -m experiments.benchmark_processes [--only=GROUP,…] [--data_dir=DIR]
-        [--torch_python=PATH] [--repeats=2]
+        [--torch_python=PATH] [--repeats=2] [--before=DIR]
 
 Prints the tables that BUILD.md keeps. Groups: alone, mlp, lenet, batches, kill. All train on
 CIFAR-10, which has to be in DIR. Every arm is a run of `hetjax.launch` of its own, so that all are
 held to their shares in the same way, and arms take turns. torch may belong to another interpreter.
+With --before, a checkout of an earlier version, mlp and lenet compare this one with it alone.
 Nothing else may need the machine meanwhile: cores that are shared out in full have nothing left.
 """
 
@@ -33,8 +34,10 @@ from hetjax.data import datasets, sources
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Directory of the data sets.")
 _TORCH_PYTHON = flags.DEFINE_string("torch_python", sys.executable, "Interpreter that has torch.")
+_BEFORE = flags.DEFINE_string("before", None, "Checkout that mlp and lenet are compared with.")
 _REPEATS = flags.DEFINE_integer("repeats", 2, "Runs of each arm.", 1)
 
+_ROOT = pathlib.Path(__file__).parents[1]
 _BASELINE = pathlib.Path(__file__).with_name("ddp_baseline.py")
 _CORE_SPEED = pathlib.Path(__file__).with_name("core_speed.py")
 
@@ -86,9 +89,14 @@ _COMPILED = {"the same, compiled": ("--compile",)}
 
 
 def run_hetjax(
-    task: Task, policy: str, num_rounds: int, shares: Sequence[float]
+    task: Task,
+    policy: str,
+    num_rounds: int,
+    shares: Sequence[float],
+    *,
+    checkout: pathlib.Path | None = None,
 ) -> launched_runs.Arm:
-    """One run of hetjax at these shares."""
+    """One run of hetjax at these shares, of another checkout where one is given."""
     workdir = pathlib.Path(tempfile.mkdtemp(dir=launched_runs.directory()))
     epochs = -(-num_rounds * task.batch // 50_000)
     rounds_per_epoch = -(-num_rounds // epochs)
@@ -106,7 +114,7 @@ def run_hetjax(
         cluster={"num_workers": len(shares)},
         checkpoint={"every_secs": 0.0},
     )
-    launched_runs.run_workers(shares, command)
+    launched_runs.run_workers(shares, command, checkout=checkout)
     return launched_runs.of_lines(_read_lines(workdir / "metrics.jsonl"), SKIPPED.get(policy, 4))
 
 
@@ -228,8 +236,35 @@ def core_speed_rows() -> list[Row]:
     return rows
 
 
+def checkout_rows(name: str, before: pathlib.Path) -> list[Row]:
+    """This checkout and an earlier one in turn, each policy."""
+    if not (before / "hetjax" / "__init__.py").exists():
+        sys.exit(f"--before: {before} is no checkout: it has no hetjax/__init__.py")
+    task, rows = TASKS[name], []
+    checkouts = {"this": _ROOT, "before": before.resolve()}
+    for policy in ("adaptive", "equal"):
+        arms: dict[str, list[launched_runs.Arm]] = {side: [] for side in checkouts}
+        for turn in range(_REPEATS.value):
+            for side in list(checkouts)[:: 1 if turn % 2 else -1]:  # neither is always the first
+                num_rounds, checkout = task.rounds[policy], checkouts[side]
+                arms[side].append(run_hetjax(task, policy, num_rounds, SHARES, checkout=checkout))
+        rows.append(
+            Row(
+                f"{task.title}, CIFAR-10, 4 processes at shares "
+                f"{' : '.join(f'{share:g}' for share in SHARES)}, {task.batch} examples a round, "
+                f"policy {policy}: examples a second over those of the checkout before, medians "
+                f"of {_REPEATS.value} runs in turn without the first {SKIPPED[policy]} rounds",
+                "≥ 0.98",
+                _ratio(arms["this"], arms["before"]),
+            )
+        )
+    return rows
+
+
 def task_rows(name: str) -> list[Row]:
     """Adaptive quotas, equal split and DDP in turn."""
+    if _BEFORE.value:
+        return checkout_rows(name, pathlib.Path(_BEFORE.value))
     task, variants = TASKS[name], _DDP_VARIANTS if _torch_version() else {}
     arms: dict[str, list[launched_runs.Arm]] = {
         title: [] for title in ("adaptive", "equal", *variants)

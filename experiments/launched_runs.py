@@ -70,10 +70,16 @@ def directory() -> pathlib.Path:
     return path
 
 
-def environment() -> dict[str, str]:
-    """Of the launchers. Compiled programs are kept, so that slow workers start sooner."""
+def environment(checkout: pathlib.Path | None = None) -> dict[str, str]:
+    """Of the launchers. Compiled programs are kept, so that slow workers start sooner.
+
+    Args:
+        checkout: whose hetjax is imported; None: the one that is imported here.
+    """
+    own = {} if checkout is None else {"PYTHONPATH": str(checkout)}
     return {
         **os.environ,
+        **own,
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(directory() / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -86,20 +92,38 @@ def launch_command(num_workers: int, shares: Sequence[float], *options: str) -> 
     return [*launch, *cpus, "--start_secs=inf", *options, "--"]
 
 
-def run_workers(shares: Sequence[float], command: Sequence[str]) -> None:
-    """Runs a command as workers at these shares of a core, to its end."""
+def run_workers(
+    shares: Sequence[float], command: Sequence[str], *, checkout: pathlib.Path | None = None
+) -> None:
+    """Runs a command as workers at these shares of a core, to its end.
+
+    Args:
+        shares: of each worker.
+        command: of a worker.
+        checkout: whose launcher and programs are run, in its directory; None: those here.
+    """
     full = [*launch_command(len(shares), shares, "--max_restarts=0"), *command]
     done = subprocess.run(
-        full, env=environment(), capture_output=True, text=True, timeout=MOST_SECS, check=False
+        full,
+        env=environment(checkout),
+        cwd=checkout,  # where `python -m` looks first
+        capture_output=True,
+        text=True,
+        timeout=MOST_SECS,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(full)} failed:\n{(done.stdout + done.stderr)[-4000:]}")
 
 
 def train_command(workdir: pathlib.Path, data_dir: str | None, **fields: Any) -> list[str]:
-    """The command of a hetjax run on CIFAR-10; its configuration lies beside its directory."""
-    data = {"name": "cifar10", "dir": data_dir or "", **fields.pop("data", {})}
-    config = config_lib.validate({"data": data, **fields})
+    """The command of a hetjax run on CIFAR-10; its configuration lies beside its directory.
+
+    It holds the given fields alone, so that an earlier version knows all of them.
+    """
+    place = str(pathlib.Path(data_dir).absolute()) if data_dir else ""
+    given = {"data": {"name": "cifar10", "dir": place, **fields.pop("data", {})}, **fields}
+    config_lib.validate(given)
     path = workdir.with_suffix(".json")
-    path.write_text(json.dumps(config_lib.to_dict(config)))
+    path.write_text(json.dumps(given))
     return [sys.executable, "-m", "experiments.train", f"--config={path}", f"--workdir={workdir}"]

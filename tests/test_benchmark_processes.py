@@ -1,9 +1,14 @@
 """The benchmark of processes: what it makes of the files that its runs leave."""
 
+import itertools
+import json
+import types
+
 import numpy as np
 import pytest
 
-from experiments import core_speed, launched_runs
+from experiments import benchmark_processes, core_speed, launched_runs
+from hetjax import config
 
 
 def _line(round, **fields):
@@ -38,6 +43,43 @@ def test_steps_of_the_baseline_count_all_examples_of_the_batch():
 def test_medians_have_the_range_of_several_runs():
     assert launched_runs.middle([1.0]) == "1.00"
     assert launched_runs.middle([3.0, 1.0, 2.0]) == "2.00 (1.00 to 3.00)"
+
+
+def test_a_configuration_has_the_given_fields_alone(tmp_path):
+    command = launched_runs.train_command(
+        tmp_path / "run",
+        "data",
+        microbatch_size=8,
+        data={"num_train": 64},
+        quota={"policy": "equal"},
+    )
+    given = json.loads((tmp_path / "run.json").read_text())
+    assert given.keys() == {"data", "microbatch_size", "quota"}
+    assert given["data"].keys() == {"name", "dir", "num_train"}
+    assert given["data"]["dir"].startswith("/")
+    assert f"--config={tmp_path / 'run.json'}" in command
+    assert config.validate(config.load(tmp_path / "run.json")).quota.policy == "equal"
+
+
+def test_two_checkouts_take_turns(tmp_path, monkeypatch):
+    (tmp_path / "hetjax").mkdir()
+    (tmp_path / "hetjax" / "__init__.py").touch()
+    root, speeds, asked = benchmark_processes._ROOT, itertools.count(100), []
+
+    def run(task, policy, num_rounds, shares, *, checkout):
+        asked.append((policy, "this" if checkout == root else "before"))
+        assert checkout in (root, tmp_path)
+        return launched_runs.Arm(next(speeds) * (2 if checkout == tmp_path else 1), 1.0)
+
+    monkeypatch.setattr(benchmark_processes, "run_hetjax", run)
+    monkeypatch.setattr(benchmark_processes, "_BEFORE", types.SimpleNamespace(value=tmp_path))
+    monkeypatch.setattr(benchmark_processes, "_REPEATS", types.SimpleNamespace(value=2))
+    first, second = benchmark_processes.task_rows("lenet")
+    assert asked[:4] == [("adaptive", side) for side in ("before", "this", "this", "before")]
+    assert "policy adaptive" in first.figure
+    assert "policy equal" in second.figure
+    ratios = [101 / 200, 102 / 206]
+    assert first.reached.startswith(launched_runs.middle(ratios))
 
 
 def test_the_products_of_a_layer_are_those_of_its_gradients():

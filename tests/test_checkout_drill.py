@@ -1,0 +1,173 @@
+"""The drill of two checkouts: nothing is found where they are one, and the least difference is."""
+
+import copy
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from experiments import checkout_drill, checkout_outcomes
+from experiments.checkout_drill import Result
+
+ALONE = "1/stepped/d_grab/ring/shared/first"
+CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+TOGETHER = "2/stepped/pair_balance/d_psgd/private/quorum"
+
+
+@pytest.fixture(scope="module")
+def arms():
+    named = {arm["name"]: arm for arm in checkout_drill.arms()}
+    return [named[ALONE], named[TOGETHER]]
+
+
+@pytest.fixture(scope="module")
+def directory(arms, tmp_path_factory):
+    """Both sides of this checkout against itself."""
+    directory = tmp_path_factory.mktemp("checkouts")
+    root = checkout_drill.ROOT
+    results = checkout_drill.run_both(arms, root, root, directory)
+    text, is_good = checkout_drill.table(results, {})
+    assert is_good, text
+    assert "| all | 2 | 2 | 2 |" in text
+    return directory
+
+
+@pytest.fixture
+def outcome(directory):
+    return checkout_outcomes.read(directory / "before" / ALONE)
+
+
+def test_arms_are_every_combination_that_works_together():
+    arms = checkout_drill.arms()
+    names = [arm["name"].split("/") for arm in arms]
+    assert len({tuple(name) for name in names}) == len(arms)
+    pairs = {(ordering, reducer) for _, _, ordering, reducer, *_ in names}
+    assert {tuple(c[1:]) for c in checkout_drill.fault_drill.combinations()} == pairs
+    for processes, local, sharings in (
+        ("1", "stepped", 2),
+        ("1", "fused", 2),
+        ("1", "virtual", 2),
+        ("2", "stepped", 1),
+        ("2", "fused", 1),
+    ):
+        own = [n for n in names if n[:2] == [processes, local]]
+        assert len(own) == len(pairs) * sharings
+        assert {n[4] for n in own} == {"shared", "private"}
+        assert len({n[5] for n in own}) == (2 if local == "fused" else 5)
+
+
+def test_the_runs_are_cut_and_end_a_pass(outcome):
+    assert len(outcome.rounds) >= 5
+    assert outcome.rounds[-1]["epoch"] >= 2
+    assert len(outcome.orders) == len(outcome.queues) == len(outcome.ledger) >= 5
+    order, realised, signs = outcome.orders[0]
+    assert sorted(order.tolist()) == list(range(51))
+    assert len(realised) == len(signs) > 0
+    assert set(signs.tolist()) <= {-1, 0, 1}
+    steps = range(1, len(outcome.orders) + 1)
+    assert all(f"{part} of {n}" in outcome.arrays for n in steps for part in ("params", "memory"))
+
+
+def test_another_seed_is_found(arms, directory, tmp_path):
+    other = copy.deepcopy(arms[:1])
+    other[0]["fields"]["seed"] = 1
+    checkout_drill.run_checkout(checkout_drill.ROOT, other, tmp_path, cache=CACHE)
+    (result,) = checkout_drill.compare(arms[:1], directory / "before", tmp_path)
+    assert not result.identical
+    assert "orders[0][0]" in result.told
+    assert not checkout_drill.table([result], {})[1]
+
+
+def test_an_arm_that_fails_says_why(arms, directory, tmp_path):
+    other = copy.deepcopy(arms[:1])
+    other[0]["fields"]["budget"] = 0
+    checkout_drill.run_checkout(checkout_drill.ROOT, other, tmp_path, cache=CACHE)
+    (result,) = checkout_drill.compare(arms[:1], directory / "before", tmp_path)
+    assert not result.identical
+    assert result.told.startswith("after: Traceback")
+    assert "budget: got 0" in result.told
+
+
+def test_a_flipped_sign_is_found(outcome):
+    other = copy.deepcopy(outcome)
+    other.orders[2][2][0] *= -1
+    assert checkout_outcomes.differences(outcome, other) == ["orders[2][2]"]
+
+
+def test_the_least_bit_is_found(outcome):
+    other = copy.deepcopy(outcome)
+    name = "params of 3"
+    leaf = other.arrays[name][0]
+    leaf.flat[0] = np.nextafter(leaf.flat[0], np.float32(np.inf))
+    assert checkout_outcomes.differences(outcome, other) == [f"arrays[{name}][0]"]
+    assert 0 < checkout_outcomes.largest_gap(outcome, other) < 1e-6
+
+
+def test_differences_of_rounds_queues_ledger_and_losses_are_found(outcome):
+    assert checkout_outcomes.differences(outcome, copy.deepcopy(outcome)) == []
+    other = copy.deepcopy(outcome)
+    other.rounds[1]["quotas"][2] += 1
+    other.queues[3][0] = other.queues[3][0][::-1]
+    other.ledger[0][0][5] += 1
+    other.counts["examples_missing"] = 1
+    other.numbers[4]["loss"] += 1e-8
+    assert checkout_outcomes.differences(outcome, other) == [
+        "rounds[1][quotas][2]",
+        "queues[3][0]",
+        "ledger[0][0]",
+        "counts[examples_missing]",
+        "numbers[4][loss]",
+    ]
+    shorter = outcome._replace(rounds=outcome.rounds[:-1])
+    assert "of them" in checkout_outcomes.differences(outcome, shorter)[0]
+
+
+ARRAYS = {
+    "train/params/out": np.ones((3, 2), np.float32),
+    "train/opt_state/0/trace/out": np.zeros((3, 2), np.float32),
+    "rounds/ledger/counts": np.array([1, 0, 1], np.int32),
+}
+
+
+def read(arrays):
+    outcome = checkout_outcomes.Outcome([], [], [], [], {}, [], {})
+    checkout_outcomes.add_checkpoint(outcome, 1, ARRAYS | arrays)
+    return outcome
+
+
+def test_a_queue_with_a_head_is_what_is_left_of_a_pass():
+    order = np.array([2, 0, 1], np.int32)
+    first = {"rounds/passes/0/state/order": order, "rounds/passes/0/remaining": order[1:]}
+    second = {
+        "stream/passes/0/state/order": order,
+        "stream/passes/0/queue": order,
+        "stream/passes/0/head": np.array(1),
+    }
+    assert checkout_outcomes.differences(read(first), read(second)) == []
+    second["stream/passes/0/head"] = np.array(2)
+    assert checkout_outcomes.differences(read(first), read(second)) == ["queues[0][0]"]
+
+
+def test_a_checkpoint_that_lacks_what_is_compared_is_refused():
+    with pytest.raises(ValueError, match="has no orders"):
+        read({})
+    with pytest.raises(ValueError, match="has no queues"):
+        read({"rounds/passes/0/state/order": np.arange(3)})
+
+
+def test_rounding_is_named_and_more_fails():
+    arms = [{"name": f"1/fused/grab/ring/shared/{letter}"} for letter in "abc"]
+    results = [
+        Result(arms[0], True, True),
+        Result(arms[1], True, False, "arrays[params of 1][0]"),
+        Result(arms[2], True, False, "numbers[0][loss]"),
+    ]
+    text, is_good = checkout_drill.table(results[:2], {arms[1]["name"]: 1e-14})
+    assert is_good
+    assert f"rounding: {arms[1]['name']} (float64: largest relative gap 1.0e-14)" in text
+    gaps = {arms[1]["name"]: 1e-14, arms[2]["name"]: 1e-9}
+    text, is_good = checkout_drill.table(results, gaps)
+    assert not is_good
+    assert f"FAILED: {arms[2]['name']}" in text
+    assert "| fused, 1 process | 3 | 3 | 1 |" in text

@@ -1,0 +1,294 @@
+"""What holds for every file: no private names of others, nothing too long, no circles of imports.
+
+What does not hold yet is listed below. The lists may only shrink: an entry that is not needed
+any more fails, too.
+"""
+
+import ast
+import collections
+import functools
+import pathlib
+
+import pytest
+
+from experiments import code_size
+
+ROOT = pathlib.Path(__file__).parent.parent
+MOST_FUNCTION_LINES, MOST_FILE_LINES = 80, 400
+FILES = {
+    path.relative_to(ROOT).as_posix(): path
+    for folder in ("hetjax", "experiments")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+TEST_FILES = {
+    path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / "tests").rglob("*.py"))
+}
+
+# Public, although their names begin with an underscore.
+PUBLIC = {"_replace", "_asdict", "_make", "_fields", "_field_defaults", "_exit"}
+# What other libraries give no public name.
+NOT_OURS = {
+    "hetjax/cluster/processes.py": {"_src", "_CACHE_SUFFIX", "_cache_write"},  # of jax
+    "hetjax/data/builders/prepared.py": {"_active"},  # of tensorflow_datasets
+}
+
+PRIVATE_NOW = {
+    "experiments/core_speed.py": {"_conv_relu_pool"},
+    "experiments/local_forms.py": {"_round", "_state"},
+    "experiments/ordering_steps.py": {"_accumulate"},
+    "experiments/quota_training.py": {"_accumulate", "_round", "_state", "_threads", "_warm_up"},
+    "experiments/round_speeds.py": {"_round", "_state"},
+}
+LONG_FUNCTIONS_NOW = {
+    "experiments/quota_traces.py:changing",
+    "experiments/quota_training.py:pooled_rows",
+    "hetjax/quota/adaptive.py:adaptive",
+    "hetjax/training/fit.py:fit",
+    "hetjax/training/setup.py:build",
+    "hetjax/training/sync.py:make_sync",
+}
+LONG_FILES_NOW = {
+    "experiments/quota_traces.py",
+    "hetjax/cluster/supervisor.py",
+    "hetjax/training/loop.py",
+    "tests/quota/test_policies.py",
+    "tests/test_simulate.py",
+    "tests/training/test_orders.py",
+}
+# By which imports a circle is closed: when modules are imported, when functions are called, and
+# for the types alone.
+CIRCLES_NOW = {
+    ("import",): set(),
+    ("import", "call"): set(),
+    ("import", "call", "typing"): {
+        frozenset({"hetjax.config", "hetjax.config_rules"}),
+        frozenset({"hetjax.training.loop", "hetjax.training.summary"}),
+    },
+}
+
+
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+# Private names
+
+BY_TEXT = ("getattr", "setattr", "hasattr", "delattr")
+
+
+def is_of_self(node):
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in ("self", "cls")
+    )
+
+
+def is_private(name):
+    return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+def own_names(tree):
+    """What a file defines: functions, classes, variables, fields, attributes that it sets."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif is_of_self(node) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def foreign_names(tree):
+    """The private names of other files that a file uses."""
+    own = set(own_names(tree)) | PUBLIC
+    for node in ast.walk(tree):
+        found = []
+        if isinstance(node, ast.Attribute):
+            found = [] if is_of_self(node) else [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            found = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            found = [part for alias in node.names for part in alias.name.split(".")]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_TEXT:
+            found = [name.value for name in node.args[1:2] if isinstance(name, ast.Constant)]
+        is_import = isinstance(node, ast.ImportFrom | ast.Import)
+        for name in found:
+            if isinstance(name, str) and is_private(name) and (is_import or name not in own):
+                yield name
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_file_uses_a_private_name_of_another(name):
+    found = set(foreign_names(parsed(FILES[name])))
+    assert found - NOT_OURS.get(name, set()) == PRIVATE_NOW.get(name, set())
+    assert found >= NOT_OURS.get(name, set())  # the list has no more than is needed
+
+
+def test_the_lists_name_files_that_are_there():
+    assert FILES.keys() >= PRIVATE_NOW.keys() | NOT_OURS.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import os\nos._exit(1)", set()),
+        ("def f(x): return x._replace(a=1)", set()),
+        ("class A:\n    def f(self, other): self._a = 1; return other._a", set()),
+        ("class A:\n    def f(self): return self._of_a_parent", set()),
+        ("def f(run): run._round(0)", {"_round"}),
+        ("def f(run): run._state = 0", {"_state"}),
+        ("def f(run): getattr(run, '_state')", {"_state"}),
+        ("from hetjax.training.loop import _Round", {"_Round"}),
+        ("from jax._src import core", {"_src"}),
+        ("import jax._src.core as core", {"_src"}),
+        ("import m\ndef _read(): return m.__doc__, m._read", set()),
+        ("import m\nm._read()", {"_read"}),
+    ],
+)
+def test_private_names_of_others_are_found(text, names):
+    assert set(foreign_names(ast.parse(text))) == names
+
+
+# Lengths
+
+
+def lines_without_docstring(function):
+    count = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        text = function.body[0]
+        count -= text.end_lineno - text.lineno + 1
+    return count
+
+
+def functions_of(name, path):
+    """Each function of a file, as `file:Class.name`."""
+
+    def walk(node, prefix):
+        for child in ast.iter_child_nodes(node):
+            inner = prefix
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = f"{prefix}{child.name}."
+                if not isinstance(child, ast.ClassDef):
+                    yield f"{name}:{inner[:-1]}", child
+            yield from walk(child, inner)
+
+    yield from walk(parsed(path), "")
+
+
+def test_functions_are_short():
+    lengths = {
+        function: lines_without_docstring(node)
+        for name, path in FILES.items()
+        for function, node in functions_of(name, path)
+    }
+    assert len(lengths) > 500
+    too_long = {name: n for name, n in lengths.items() if n > MOST_FUNCTION_LINES}
+    assert too_long.keys() == LONG_FUNCTIONS_NOW, too_long
+
+
+def test_files_are_short():
+    lengths = {n: len(p.read_text().splitlines()) for n, p in (FILES | TEST_FILES).items()}
+    too_long = {name: n for name, n in lengths.items() if n > MOST_FILE_LINES}
+    assert too_long.keys() == LONG_FILES_NOW, too_long
+
+
+def test_a_docstring_does_not_lengthen_a_function():
+    text = '@property\ndef f(x):\n    """One.\n\n    Two.\n    """\n    return 1\n'
+    (function,) = ast.parse(text).body
+    assert lines_without_docstring(function) == 2
+
+
+# Circles of imports
+
+
+def module_name(name):
+    parts = name.removesuffix(".py").split("/")
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(name): path for name, path in FILES.items()}
+
+
+def imported(node, package):
+    """The modules of this repository that an import statement names."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    else:
+        above = package.split(".")[: len(package.split(".")) - node.level + 1]
+        base = ".".join([*(above if node.level else []), *([node.module] if node.module else [])])
+        names = [
+            f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
+            for alias in node.names
+        ]
+    return [name for name in names if name in MODULES]
+
+
+def edges(kinds):
+    """Who imports whom by these kinds of imports: `import`, `call`, `typing`."""
+    graph = collections.defaultdict(set)
+    for module, path in MODULES.items():
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+
+        def walk(node, kind, module=module, package=package):
+            if isinstance(node, ast.Import | ast.ImportFrom) and kind in kinds:
+                graph[module].update(set(imported(node, package)) - {module})
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                for child in node.body:
+                    walk(child, "typing")
+                for child in node.orelse:
+                    walk(child, kind)
+                return
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                kind = "call"
+            for child in ast.iter_child_nodes(node):
+                walk(child, kind)
+
+        walk(parsed(path), "import")
+    return graph
+
+
+def circles(graph):
+    """The sets of modules that reach each other."""
+
+    def reached(start):
+        seen, left = set(), [start]
+        while left:
+            for other in graph.get(left.pop(), ()):
+                if other not in seen:
+                    seen.add(other)
+                    left.append(other)
+        return seen
+
+    reach = {module: reached(module) for module in graph}
+    return {
+        frozenset(m for m in reach[module] if module in reach.get(m, ()))
+        for module in graph
+        if module in reach[module]
+    }
+
+
+@pytest.mark.parametrize("kinds", CIRCLES_NOW, ids="+".join)
+def test_imports_make_no_circles(kinds):
+    assert circles(edges(kinds)) == CIRCLES_NOW[kinds]
+
+
+def test_every_kind_of_import_is_seen():
+    kinds = ("import", "call", "typing")
+    when_imported, when_called, for_types = (edges((kind,)) for kind in kinds)
+    assert "hetjax.training.loop" in when_imported["hetjax.training.fit"]
+    assert "hetjax.quota" in when_imported["hetjax.training.loop"]
+    assert "hetjax.ordering" in when_called["experiments.fault_drill"]
+    assert for_types["hetjax.config_rules"] == {"hetjax.config"}
+
+
+def test_circles_are_found():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"f"}, "f": {"e"}}
+    assert circles(graph) == {frozenset("bc"), frozenset("ef")}
+
+
+def test_lines_of_code_are_without_comments_and_docstrings():
+    text = 'x = """a\n\nb"""  # c\n# d\nclass A:\n    """E\n    f."""\n\n    y: int\n    """G."""'
+    assert code_size.code_lines(text) == 4  # two of x, class and y
+    assert code_size.counts(ROOT)["training"] > 2000
