@@ -20,6 +20,9 @@ from hetjax import types
 
 WORKER_AXIS = "worker"
 
+_SPARE_COPIES = 8  # of the parameters, that rounds may need beside what the first warm-up had
+_LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 1 << 25, 1 << 29
+
 _MORE_DEVICES = (
     "Take no more workers than devices (cluster.num_workers). On CPU call "
     "hetjax.use_cpu_workers({n}) before JAX is used for the first time; or take "
@@ -66,6 +69,18 @@ def _keep_freed_memory() -> None:
         trim_threshold, mmap_threshold = -1, -3
         mallopt(trim_threshold, 2**31 - 1)
         mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # the most before 2.35
+
+
+def touch_memory(copy_bytes: int) -> None:
+    """Allocates a large block and frees it at once.
+
+    The launcher has told malloc to keep freed memory, so the first rounds find it ready.
+
+    Args:
+        copy_bytes: of the parameters of this process's workers.
+    """
+    wanted = _SPARE_COPIES * copy_bytes
+    np.ones(min(max(wanted, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES), np.uint8)
 
 
 def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = None) -> Mesh:

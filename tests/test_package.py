@@ -32,7 +32,18 @@ LAYERS = {
     "simulate": 4,
     "launch": 3,
 }
-TOP_OF_TRAINING = {"fit", "loop", "setup", "summary", "telemetry", "resume"}
+TOP_OF_TRAINING = {
+    "driver",
+    "fit",
+    "planning",
+    "reporting",
+    "resume",
+    "run",
+    "run_records",
+    "setup",
+    "summary",
+    "telemetry",
+}
 
 
 def imports_of(path):

@@ -95,8 +95,8 @@ class Driver:
     def drive(self) -> FitResult:
         """All rounds from there on; writes the files however they end."""
         run = self._run
+        params, _ = run.params(self._state)  # all processes take part
         if run.parts.leads:
-            params, _ = run.params(self._state)
             self._summary.order_cost = self._telemetry.cost(params, self._state.stream)
         with interrupt.deferred() as interrupted:
             try:

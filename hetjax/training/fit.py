@@ -141,7 +141,7 @@ def fit(
         state, best_params = run.init(), None
         told = summary.Summary(parts, started=started)
         if start.saved is not None:
-            state, best_params = resume_lib.from_arrays(start.saved, run)
+            state, best_params = run.go_on(start.saved)
             told.restore(start.saved.about["summary"], start.lines)
             told.examples_recomputed = start.examples_recomputed
         result = driver.Driver(

@@ -6,17 +6,15 @@ what a round did while the next one computes.
 
 import functools
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from hetjax import quota, types
 from hetjax.data import rounds
-from hetjax.training import agreement, record
-
-if TYPE_CHECKING:
-    from hetjax.training import run as run_lib
+from hetjax.training import agreement, record, run_records, setup
 
 
 class NonFiniteError(ValueError):
@@ -35,7 +33,8 @@ class Report:
     The round ends when the next one begins. A report that is read before ends it at once.
 
     Args:
-        run: whose round it is.
+        parts: of the run.
+        settle: waits until the round is over, and calls `end`.
         plan: of the round.
         executed: what came of it.
         examples: processed in it, by all workers.
@@ -45,21 +44,23 @@ class Report:
 
     def __init__(
         self,
-        run: "run_lib.Run",
-        plan: "run_lib.Plan",
-        executed: "run_lib.Executed",
+        parts: setup.RunParts,
+        plan: run_records.Plan,
+        executed: run_records.Executed,
         *,
+        settle: Callable[[], None],
         examples: int,
         examples_processed: int,
         began: float,
     ) -> None:
-        self._run, self._plan, self._executed = run, plan, executed
+        self._parts, self._plan, self._executed = parts, plan, executed
+        self._settle = settle
         self._examples, self._examples_processed = examples, examples_processed
         self._began = began
         self._round_secs: float | None = None
         self._line: record.RoundReport | None = None
         self._metrics: types.SyncMetrics | None = None
-        self.references = _references_of(run, plan)
+        self.references = _references_of(parts, plan)
 
     @property
     def asked(self) -> agreement.Ask:
@@ -74,7 +75,7 @@ class Report:
     def end(self, now: float) -> None:
         """Says when the round was over, unless that is known already."""
         if self._round_secs is None:
-            virtual = self._run.parts.virtual_clock
+            virtual = self._parts.virtual_clock
             self._round_secs = self._executed.clocks.local_secs if virtual else now - self._began
 
     @property
@@ -92,7 +93,7 @@ class Report:
         """
         if self._line is None:
             if self._round_secs is None:
-                self._run.settle()
+                self._settle()
                 self.end(time.perf_counter())
             self._line = self._read()
         return self._line
@@ -109,14 +110,14 @@ class Report:
             NonFiniteError: a microbatch of it was not finite, and the run is to stop.
         """
         bad = np.flatnonzero(self.metrics.nonfinite_microbatch >= 0)
-        if not bad.size or self._run.config.nonfinite != "stop":
+        if not bad.size or self._parts.config.nonfinite != "stop":
             return
         worker = int(bad[0])
         position = int(self.metrics.nonfinite_microbatch[worker])
         ids = self._plan.rows.rows(worker)[position]
         raise NonFiniteError(
-            f"round {self._plan.round_index}: the loss or a gradient of worker {worker}'s microbatch "
-            f"{position} is not finite (examples {ids[ids >= 0].tolist()}). The state "
+            f"round {self._plan.round_index}: the loss or a gradient of worker {worker}'s "
+            f"microbatch {position} is not finite (examples {ids[ids >= 0].tolist()}). The state "
             "before this round was kept. Lower the learning rate, clip gradients, look at "
             "these examples, or set nonfinite='skip' to leave such microbatches out"
         )
@@ -153,9 +154,7 @@ class Report:
             overruns=clocks.overruns,
             optimal_round_secs=None if self.references is None else self.references.optimal_secs,
             lead_secs=clocks.lead_secs.tolist() if clocks.lead_secs.any() else None,
-            bytes_sent=round(
-                self._run.parts.reducer.copies_sent(plan.active) * self._run.copy_bytes
-            ),
+            bytes_sent=round(self._parts.reducer.copies_sent(plan.active) * self._parts.copy_bytes),
         )
 
 
@@ -167,10 +166,9 @@ class References(NamedTuple):
     equal_split_secs: float
 
 
-def _references_of(run: "run_lib.Run", plan: "run_lib.Plan") -> References | None:
+def _references_of(parts: setup.RunParts, plan: run_records.Plan) -> References | None:
     """None where the true speeds are not known, or a gate may close the round."""
-    parts = run.parts
-    if parts.cluster is None or not parts.emulated or run.config.gate.trigger != "none":
+    if parts.cluster is None or not parts.emulated or parts.config.gate.trigger != "none":
         return None
     costs = parts.cluster.costs_at(plan.round_index or 0)
     return _references(
@@ -178,7 +176,7 @@ def _references_of(run: "run_lib.Run", plan: "run_lib.Plan") -> References | Non
         costs.secs_per_microbatch.tobytes(),
         int(plan.quotas.sum()),
         plan.caps.tobytes(),
-        run.config.data.sharing == "private",
+        parts.config.data.sharing == "private",
     )
 
 

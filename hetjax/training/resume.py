@@ -9,7 +9,7 @@ were; speeds are learnt anew, and replicas that differed begin at their mean.
 import dataclasses
 import pathlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,9 +19,6 @@ from hetjax import types
 from hetjax.cluster import processes
 from hetjax.training import checkpoint, leaves, record, run_records, setup, solutions
 from hetjax.training import state as state_lib
-
-if TYPE_CHECKING:
-    from hetjax.training import run as run_lib
 
 DIRECTORY = "checkpoints"  # in the workdir
 
@@ -195,13 +192,12 @@ def to_arrays(
     return arrays
 
 
-def restore(run: "run_lib.Run", directory: str | pathlib.Path) -> run_records.RunState:
-    """The state in the newest whole checkpoint of a run's workdir, or of a directory of such.
+def newest(directory: pathlib.Path, parts: setup.RunParts) -> checkpoint.Saved:
+    """The newest whole checkpoint of a run's workdir, or of a directory of such.
 
     Raises:
         ValueError: there is none, or it is of a run with other parts.
     """
-    directory = pathlib.Path(directory)
     if (directory / DIRECTORY).is_dir():
         directory = directory / DIRECTORY
     saved = checkpoint.newest(directory) if directory.is_dir() else None
@@ -210,8 +206,8 @@ def restore(run: "run_lib.Run", directory: str | pathlib.Path) -> run_records.Ru
             f"restore: there is no whole checkpoint in {str(directory)!r}; give the workdir of a "
             "run, or take init()"
         )
-    _check_workers(saved, run.parts)
-    solved, kept = run.parts.solved.save(), saved.about.get("solutions", {})
+    _check_workers(saved, parts)
+    solved, kept = parts.solved.save(), saved.about.get("solutions", {})
     others = [name for name in solved if name in kept and solved[name] != kept[name]]
     if others:
         raise ValueError(
@@ -219,19 +215,19 @@ def restore(run: "run_lib.Run", directory: str | pathlib.Path) -> run_records.Ru
             "solution, in the last bits at least: make it by Run(..., solved=lambda: "
             "hetjax.training.resume.kept_solutions(workdir))"
         )
-    return from_arrays(saved, run)[0]
+    return saved
 
 
 def from_arrays(
-    saved: checkpoint.Saved, run: "run_lib.Run"
+    saved: checkpoint.Saved, fresh: run_records.RunState, parts: setup.RunParts
 ) -> tuple[run_records.RunState, types.PyTree]:
     """The state and the best parameters.
 
     Args:
         saved: from `to_arrays`.
-        run: that goes on from it.
+        fresh: the state at the beginning, whose structures and sums it takes.
+        parts: of the run.
     """
-    fresh, parts = run.init(), run.parts
     arrays, num_workers = saved.arrays, len(parts.devices)
     same_workers = saved.about["num_workers"] == num_workers
     signs = parts.method.signs
@@ -265,7 +261,7 @@ def from_arrays(
     if saved.about["has_best"]:
         best = leaves.unflatten(one.params, arrays, "best_params")
     state = state._replace(train=train, sums=fresh.sums, lineage=fresh.lineage, generation=0)
-    return run.with_fresh_sums(state), best
+    return state, best
 
 
 def _on_host(state: run_records.RunState) -> run_records.RunState:

@@ -6,6 +6,7 @@ to come depend on is in the state; `Run` holds what never changes.
 """
 
 import functools
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,8 @@ import numpy as np
 import optax
 
 from hetjax import config as config_lib
-from hetjax import trees, types
+from hetjax import mesh as mesh_lib
+from hetjax import types
 from hetjax.cluster import beacons as beacons_lib
 from hetjax.cluster import processes
 from hetjax.data import sources
@@ -23,6 +25,7 @@ from hetjax.training import (
     accumulate,
     agreement,
     arguments,
+    checkpoint,
     planning,
     reporting,
     resume,
@@ -31,9 +34,6 @@ from hetjax.training import (
 )
 from hetjax.training import state as state_lib
 from hetjax.training.run_records import Executed, Lineage, Plan, RunState, Sums
-
-_SPARE_COPIES = 8  # of the parameters, that rounds may need beside what the first warm-up had
-_LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 1 << 25, 1 << 29
 
 
 class Run:
@@ -113,10 +113,6 @@ class Run:
                 trace=parts.trace,
             )
         self.num_workers = len(parts.devices)
-        of_worker = jax.tree.map(lambda x: x[0], parts.state.params)
-        if parts.reducer.mixing is None:  # sums are sent, wider than some parameters
-            of_worker = trees.accumulator_zeros(of_worker)
-        self.copy_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(of_worker))
         self._is_warm = False
         self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
         self._last: reporting.Report | None = None  # whose round may not be over yet
@@ -151,13 +147,18 @@ class Run:
         )
         return state if self._is_warm else self._warm_up(state)
 
-    def restore(self, directory: Any) -> RunState:
+    def restore(self, directory: str | pathlib.Path) -> RunState:
         """The state of the newest whole checkpoint in a directory, or in a run's workdir.
 
         Raises:
             ValueError: there is none, or it is of a run with other parts.
         """
-        return resume.restore(self, directory)
+        return self.go_on(resume.newest(pathlib.Path(directory), self.parts))[0]
+
+    def go_on(self, saved: checkpoint.Saved) -> tuple[RunState, types.PyTree]:
+        """The state of a checkpoint, and the best parameters in it, if there are any."""
+        state, best_params = resume.from_arrays(saved, self.init(), self.parts)
+        return self._with_fresh_sums(state), best_params
 
     def done(self, state: RunState) -> bool:
         """Whether all epochs are, or the trace that is replayed has no more rounds."""
@@ -226,9 +227,10 @@ class Run:
             new = self.commit(state, plan, executed.done, executed.clocks, executed.sums)
         processed = new.stream.examples_processed
         report = reporting.Report(
-            self,
+            self.parts,
             plan,
             executed,
+            settle=self.settle,
             examples=processed - examples_before,
             examples_processed=processed,
             began=began,
@@ -379,12 +381,13 @@ class Run:
         parts = self.parts
         for is_second in (False, True):
             if is_second and parts.agree.on_one_machine and parts.own_device.platform == "cpu":
-                self._touch_memory()
+                copy = sum(leaf.nbytes for leaf in jax.tree.leaves(parts.state.params))
+                mesh_lib.touch_memory(copy // self.num_workers * len(parts.workers))
             plan = planning.warm_up_plan(parts, state)
             sums = self.execute(plan).sums
             jax.device_get(sums.metrics)
             state = state._replace(train=sums.train, sums=sums.fresh, lineage=Lineage(self))
-            state = self.with_fresh_sums(state)
+            state = self._with_fresh_sums(state)
             jax.block_until_ready(state.train)
             self._tail_secs = time.perf_counter() - self._gathered
         params, _ = self.params(state)
@@ -392,20 +395,10 @@ class Run:
         self._is_warm = True
         return state
 
-    def with_fresh_sums(self, state: RunState) -> RunState:
+    def _with_fresh_sums(self, state: RunState) -> RunState:
         """The state with the sums that its order's device part begins a round with."""
         if self.parts.new_pass is None:
             return state
         nobody = np.zeros(self.num_workers, bool)
         train, sums = self.parts.new_pass(state.train, state.sums, nobody)
         return state._replace(train=train, sums=sums)
-
-    def _touch_memory(self) -> None:
-        """Allocates a large block and frees it at once.
-
-        The launcher has told malloc to keep freed memory, so the first rounds find it ready.
-        """
-        leaves = jax.tree.leaves(self.parts.state.params)
-        copy = sum(leaf.nbytes for leaf in leaves) // self.num_workers
-        wanted = _SPARE_COPIES * copy * len(self.parts.workers)
-        np.ones(min(max(wanted, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES), np.uint8)

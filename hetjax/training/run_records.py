@@ -1,15 +1,12 @@
 """The records of a run that steps: its state, what a round is to do, and what came of it."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hetjax import types
 from hetjax.data import rounds as rounds_lib
 from hetjax.training import agreement, gate
-
-if TYPE_CHECKING:
-    from hetjax.training import run as run_lib
 
 
 class Lineage:
@@ -19,7 +16,7 @@ class Lineage:
         run: that made the first of them.
     """
 
-    def __init__(self, run: "run_lib.Run") -> None:
+    def __init__(self, run: object) -> None:
         self.run, self.newest = run, 0
 
 

@@ -92,6 +92,14 @@ class RunParts:
         mixing = self.reducer.mixing
         return () if mixing is None else mixing.gossip.active(round_index)
 
+    @property
+    def copy_bytes(self) -> int:
+        """Of what one worker sends of its parameters."""
+        of_worker = jax.tree.map(lambda x: x[0], self.state.params)
+        if self.reducer.mixing is None:  # sums are sent, wider than some parameters
+            of_worker = trees.accumulator_zeros(of_worker)
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(of_worker))
+
     def close(self) -> None:
         """Frees threads."""
         self.local.close()
