@@ -26,7 +26,7 @@ from experiments.rows import Row
 from hetjax import config as config_lib
 from hetjax import mesh as mesh_lib
 from hetjax.data import datasets, sources
-from hetjax.training import arguments, loop, record, setup
+from hetjax.training import loop, record, setup
 
 _MICROBATCH = 32
 
@@ -72,7 +72,7 @@ def rounds_of(
     loss_fn: Any, params: Any, optimizer: Any, data: Any, **fields: Any
 ) -> Iterator[tuple[Any, Any]]:
     """A run whose rounds are called one by one: `(loop, parts)`."""
-    config = config_lib.validate(fields, choices=arguments.registries())
+    config = config_lib.validate(fields)
     source = sources.as_source(data)
     parts = setup.build(loss_fn, params, optimizer, source, config=config, per_example_rng=False)
     with tempfile.TemporaryDirectory() as workdir:  # files are written as in any run

@@ -11,7 +11,7 @@ import jax
 import optax
 
 from hetjax import config as config_lib
-from hetjax import types
+from hetjax import kinds, types
 from hetjax.cluster import beacons as beacons_lib
 from hetjax.cluster import processes
 from hetjax.data import sources
@@ -63,8 +63,10 @@ def fit(
         per_example_rng: the loss gets a key for each example, `key[B]`.
         config: a checked configuration; or give `fields`.
         **fields: fields of the configuration, groups as dicts: `epochs=5, budget=32,
-            cluster={"num_workers": 4}, quota={"policy": "adaptive"}`. By default there is a
-            worker for each device.
+            cluster={"num_workers": 4}, quota={"policy": "adaptive"}`. `quota`, `ordering`,
+            `reducer` and `gate` are each a part, such as `hetjax.quota.adaptive(min_gain=0.05)`,
+            a name, or a dict whose first field may be a part; `cluster` is an
+            `emulate.EmulatedCluster` or a dict. By default there is a worker for each device.
 
     Returns:
         Last and best parameters, state, summary and history. After Ctrl-C too:
@@ -97,11 +99,12 @@ def fit(
     source = sources.as_source(source)
     eval_source = None if eval_source is None else sources.as_source(eval_source)
     if config is None:
-        config = arguments.config_of_fields(fields)
+        config, chosen = arguments.config_of_fields(fields)
         recorded = arguments.recorded_fields(config)
     elif fields:
         raise ValueError(f"fit: give either config or fields, not both: {sorted(fields)}")
     else:
+        chosen = kinds.of_config(config, {})
         recorded = config_lib.to_dict(config)
     started = time.perf_counter()
     if workdir is not None:
@@ -118,6 +121,7 @@ def fit(
         optimizer,
         source,
         config=config,
+        chosen=chosen,
         per_example_rng=per_example_rng,
         beacons=beacons,
         solved=solutions.Solutions(

@@ -326,7 +326,7 @@ class Loop:
         stream, budget = self._parts.stream, self._config.budget
         caps = np.where(present, self._config.quota.max_microbatches or budget, 0)
         if self._parts.trace is None:
-            total = stream.total(budget, gated=self._config.gate.trigger != "none")
+            total = stream.total(budget, gated=self._parts.gate.closes)
             quotas, self._policy_state = self._parts.policy.assign(self._policy_state, total, caps)
             quotas = stream.fitted(quotas, present)
             return quotas, quotas, caps
@@ -393,7 +393,7 @@ class Loop:
     def _begin_passes(self, plan: rounds_lib.RoundPlan, epoch: int) -> None:
         """Tells the order's device part which workers begin a new pass: all where they are
         coordinated, with the epoch; else each with its own pass."""
-        signs, new_pass = self._parts.method.signs, self._parts.new_pass
+        signs, new_pass = self._parts.signs, self._parts.new_pass
         if signs is None or new_pass is None:
             return
         passes = np.full(self._num_workers, epoch) if signs.coordinated else plan.passes
