@@ -86,7 +86,7 @@ def reduction_rows() -> list[Row]:
     import numpy as np
 
     from hetjax import topology
-    from hetjax.topology import graphs, reducers
+    from hetjax.topology import graphs
 
     rng = np.random.default_rng(0)
     tree = {"w": rng.normal(size=(8, 100_000)).astype(np.float32)}
@@ -96,17 +96,17 @@ def reduction_rows() -> list[Row]:
         for graph in graphs.GRAPHS:
             if name != "d_psgd" and graph == "one_peer_exponential":
                 continue
-            options = reducers.Options(num_workers=8, graph=graph)
-            mixing = topology.REDUCERS[name](options).mixing
+            reducer = topology.REDUCERS[name](graph=graph)
+            mixing = reducer.for_run(topology.Facts(8)).mixing
             mixed = tree
             for index in range(20):
                 before = np.asarray(mixed["w"], np.float64).mean(axis=0)
                 mixed = mixing.array(mixed, mixing.gossip.active(index))
                 after = np.asarray(mixed["w"], np.float64).mean(axis=0)
                 drift = max(drift, float(np.abs(after - before).max()))
-    complete = topology.REDUCERS["d_psgd"](reducers.Options(num_workers=8, graph="complete"))
+    complete = topology.d_psgd(graph="complete").for_run(topology.Facts(8))
     all_equal = complete.mixing.array(tree, complete.mixing.gossip.active(0))["w"]
-    matcha = topology.REDUCERS["matcha"](reducers.Options(num_workers=8, graph="torus"))
+    matcha = topology.matcha(graph="torus").for_run(topology.Facts(8))
     nothing = np.zeros(len(matcha.mixing.gossip.partners), bool)
     kept = np.array_equal(matcha.mixing.array(tree, nothing)["w"], tree["w"])
     rows.append(

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from absl import logging
 
-from experiments import config_flag, order_results, pictures
+from experiments import order_results, pictures
 from hetjax import config as config_lib
 
 COLOURS = ("#30343b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a6d3b", "#56b4e9")
@@ -76,7 +76,7 @@ def read_arms(texts: Sequence[str], common: Sequence[str]) -> list[Arm]:
         loaded = config_lib.load(file)
         for override in [*common, *overrides]:
             _override(loaded, override, file)
-        checked = config_lib.validate(loaded, choices=config_flag.choices())
+        checked = config_lib.validate(loaded)
         names = [pathlib.Path(file).stem] if several_files or not overrides else []
         arms.append(Arm(", ".join([*names, *overrides]), config_lib.to_dict(checked)))
     labels = [arm.label for arm in arms]
@@ -111,7 +111,7 @@ def train(run: Run, directory: pathlib.Path) -> dict[str, Any]:
 
     started = time.perf_counter()
     settings = run.arm.settings(run.seed, run.rate)
-    config = config_lib.validate(settings, choices=config_flag.choices())
+    config = config_lib.validate(settings)
     try:
         result, diverged = train_lib.train_and_evaluate(config, None, progress=False), False
     except hetjax.NonFiniteError as error:

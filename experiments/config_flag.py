@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,27 +23,12 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from hetjax import config, config_fields
+from hetjax import config, config_fields, kinds, parts
 
-# Where the names that a field may hold are registered. Importing these starts no device.
-REGISTRIES = {
-    "quota.policy": ("hetjax.quota", "POLICIES"),
-    "ordering.method": ("hetjax.ordering", "ORDERINGS"),
-    "reducer.name": ("hetjax.topology", "REDUCERS"),
-    "gate.trigger": ("hetjax.training", "GATES"),
-}
 _NAME = "config"
 _MISSING = f"--{_NAME} is missing. Give a file first, such as --{_NAME}=configs/digits.py."
 _BOOLEANS = ("true", "t", "1", "false", "f", "0")  # as absl takes them
 _EXIT_STATUS = 2
-
-
-def choices() -> dict[str, tuple[str, ...]]:
-    """Returns the names that are registered, for `hetjax.config.validate`."""
-    return {
-        field: tuple(getattr(importlib.import_module(module), registry))
-        for field, (module, registry) in REGISTRIES.items()
-    }
 
 
 def define(
@@ -55,12 +39,20 @@ def define(
         _NAME,
         default=None,
         help_string="configs/NAME.py, or the config.json of a run; --config.FIELD=VALUE "
-        "overrides a field of it.",
+        f"overrides a field of it. The fields of the parts:\n{_help()}",
         flag_values=flag_values,
         sys_argv=None if argv is None else list(argv),
     )
     flag_values[_NAME].parser = _FileParser(argv)
     return holder
+
+
+def _help() -> str:
+    """A line for each option of a part."""
+    return "\n".join(
+        f"{field}={shown}: {says} ({owners}; {allowed})"
+        for field, owners, shown, allowed, says in kinds.rows()
+    )
 
 
 def parse_flags(argv: Sequence[str], *, flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
@@ -84,7 +76,7 @@ def parse_flags(argv: Sequence[str], *, flag_values: flags.FlagValues = flags.FL
 def get(*, flag_values: flags.FlagValues = flags.FLAGS) -> config.ExperimentConfig:
     """Returns the checked configuration; ends the program with status 2 where it is wrong."""
     try:
-        return config.validate(flag_values[_NAME].value, choices=choices())
+        return config.validate(flag_values[_NAME].value)
     except ValueError as error:
         _end(str(error))
 
@@ -107,7 +99,9 @@ class _FileParser(flags.ArgumentParser):
     def parse(self, path: str) -> ml_collections.ConfigDict:
         loaded = config.load(path)
         argv = sys.argv if self._argv is None else self._argv
-        errors = [line for override in _overrides(argv) for line in _check(*override)]
+        overrides = list(_overrides(argv))
+        errors = [line for override in overrides for line in _check(*override)]
+        errors = errors or list(_of_other_parts(loaded, overrides))
         if errors:
             raise ValueError("\n".join(errors))
         return loaded.lock()
@@ -146,3 +140,25 @@ def _check(name: str, text: str | None, following: str | None) -> list[str]:
     errors: list[str] = []
     config_fields.parse_group(config.ExperimentConfig, given, "", errors)
     return errors
+
+
+def _of_other_parts(
+    loaded: ml_collections.ConfigDict, overrides: Sequence[tuple[str, str | None, str | None]]
+) -> Iterator[str]:
+    """Yields what is wrong with options on the command line that the chosen parts have not.
+
+    In a file they are no mistake: it may hold what several arms of a comparison need.
+    """
+    given = {name: following if text is None else text for name, text, following in overrides}
+    for group, kind in kinds.KINDS.items():
+        key = f"{group}.{kind.key}"
+        name = given.get(key, loaded[group][kind.key])
+        options = {field for field in given if field.startswith(f"{group}.")}
+        union = kinds.options_of(group)
+        if name not in kind.registry:
+            continue
+        mine = parts.options_of(kind.registry[name])
+        for field in sorted(options):
+            option = field.removeprefix(f"{group}.")
+            if option in union and option not in mine:
+                yield kinds.no_such_option(group, name, option)

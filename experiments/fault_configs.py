@@ -26,10 +26,9 @@ import jax
 import numpy as np
 from hypothesis import strategies as st
 
-from experiments import config_flag, fault_cases
+from experiments import fault_cases
 from hetjax import config as config_lib
-from hetjax import config_fields, ordering, quota, topology
-from hetjax.training import gate
+from hetjax import config_fields, gates, ordering, quota, topology
 
 LIMIT_SECS = 300
 BASE: dict[str, Any] = {
@@ -98,7 +97,7 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "reducer.degree": [2, 3, 4, 2**31 - 1],
     "reducer.graph_seed": [0, 5],
     "reducer.budget": [1e-9, 0.3, 0.5, 1],
-    "gate.trigger": list(gate.GATES),
+    "gate.trigger": list(gates.GATES),
     "gate.quorum": [0, 1, 3, 5, 2**31 - 1],
     "gate.deadline_secs": [0, 1e-9, 0.001, 0.004, 1e9],
     "gate.in_flight": ["finish", "drop"],
@@ -219,7 +218,7 @@ def run(changes: dict[str, Any], directory: pathlib.Path, *, is_kept: bool = Tru
         quiet = contextlib.redirect_stderr(io.StringIO())
         with _limited(LIMIT_SECS), quiet, contextlib.chdir(directory):
             given = fault_cases.nested(changes, BASE)
-            config = config_lib.validate(given, choices=config_flag.choices())
+            config = config_lib.validate(given)
             result = train.train_and_evaluate(
                 config, str(directory / "run") if is_kept else None, progress=False
             )

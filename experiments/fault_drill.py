@@ -55,13 +55,14 @@ def resume(session: Session, *, again: bool = False) -> None:
 
 def combinations() -> list[tuple[str, str, str]]:
     """Each local form in one process, ordering and reducer that work together."""
-    from hetjax import ordering, topology
+    from hetjax import kinds, ordering, topology
 
     return [
         (local, name, reducer)
         for local in ("virtual", "stepped")
         for name, factory in ordering.ORDERINGS.items()
-        for reducer in factory(ordering.Options()).reducers or topology.REDUCERS
+        for reducer, make in topology.REDUCERS.items()
+        if not list(kinds.of_two(factory(), make()))
     ]
 
 

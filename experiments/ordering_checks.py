@@ -18,6 +18,7 @@ import numpy as np
 from experiments import ordering_losses, ordering_steps
 from experiments.rows import Row
 from hetjax import ordering, types
+from hetjax import parts as parts_lib
 from hetjax.ordering import by_rows
 from hetjax.training import accumulate as accumulate_lib
 
@@ -59,8 +60,11 @@ def gradient_errors(loss_fn: Callable) -> tuple[dict[str, float], str]:
         ]
     errors, reasons = {}, set()
     for method in _ORDERS:
-        options = ordering.Options(2, _SIZE, 1, _SIZE // 2)
-        signs = ordering.ORDERINGS[method](options).signs
+        factory = ordering.ORDERINGS[method]
+        whole = (
+            {"block_pairs": _SIZE // 2} if "block_pairs" in parts_lib.options_of(factory) else {}
+        )
+        signs = factory(**whole).observer(ordering.Sizes(2, _SIZE, 1))
         assert signs is not None
         accumulate = jax.jit(accumulate_lib.make_accumulate(loss_fn, signs=signs))
         empty = accumulate_lib.empty_accumulated(params, signs)._replace(signed_sum=running_sum)
@@ -108,9 +112,9 @@ def _lowered(step: ordering_steps.Step) -> tuple[str, float]:
     """The local phase's program, and the seconds that tracing it takes."""
     parts, seconds = step.parts, []
     for _ in range(5):
-        accumulate = accumulate_lib.make_accumulate(parts.loss_fn, signs=parts.method.signs)
+        accumulate = accumulate_lib.make_accumulate(parts.loss_fn, signs=parts.signs)
         params = jax.tree.map(lambda x: x[0], parts.state.params)
-        signs = parts.method.signs
+        signs = parts.signs
         assert signs is not None
         ids = np.arange(parts.config.microbatch_size, dtype=np.int32)
         microbatch = types.Microbatch(ids, np.ones(len(ids), np.float32), step.examples)

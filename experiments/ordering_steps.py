@@ -19,7 +19,7 @@ from experiments.rows import Row
 from hetjax import config as config_lib
 from hetjax import types
 from hetjax.data import sources
-from hetjax.training import arguments, local, setup
+from hetjax.training import local, setup
 
 _MICROBATCH, _SHAPE = 32, (32, 32, 3)
 _MODELS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ class Step:
             "quota": {"policy": "equal"},
             "ordering": ordering,
         }
-        config = config_lib.validate(fields, choices=arguments.registries())
+        config = config_lib.validate(fields)
         self.parts = setup.build(
             loss_fn,
             params,

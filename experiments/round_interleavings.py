@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from hetjax import gates
 from hetjax.data import ledger, rounds
 from hetjax.ordering import orders
-from hetjax.training import gate as gate_lib
 
 
 def play(
@@ -33,7 +33,7 @@ def play(
         options: of the gate.
     """
     now = 0.0
-    gate = gate_lib.GATES[trigger](gate_lib.Options(clock=lambda: now, **options))
+    gate = gates.begin(gates.GATES[trigger](**options), clock=lambda: now)
     deaths = np.full(len(quotas), np.inf) if deaths is None else deaths
     done = np.zeros(len(quotas), int)
     gate.begin(quotas)

@@ -12,22 +12,21 @@ import pathlib
 import sys
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import app, flags
 
-from hetjax import quota, simulate
+from hetjax import gates, kinds, parts, quota, simulate, topology
 from hetjax.cluster import emulate
-from hetjax.topology import gossip, graphs, links
-from hetjax.training import gate as gate_lib
+from hetjax.topology import graphs, links
 
 _WORKERS = flags.DEFINE_list("workers", ["8", "64", "1000", "10000"], "Numbers of workers.")
 _POLICIES = flags.DEFINE_list(
     "policies", ["equal", "adaptive"], f"Of {', '.join(quota.POLICIES)}; 'static' knows the speeds."
 )
-_GATES = flags.DEFINE_list("gates", ["none", "first"], f"Of {', '.join(gate_lib.GATES)}.")
+_GATES = flags.DEFINE_list("gates", ["none", "first"], f"Of {', '.join(gates.GATES)}.")
 _REDUCERS = flags.DEFINE_list(
-    "reducers", ["all_reduce", "d_psgd"], f"Of {', '.join(links.REDUCERS)}."
+    "reducers", ["all_reduce", "d_psgd"], f"Of {', '.join(topology.REDUCERS)}."
 )
 _GRAPH = flags.DEFINE_enum("graph", "ring", list(graphs.GRAPHS), "Of the reducers that gossip.")
 _ROUNDS = flags.DEFINE_integer("rounds", 100, "Rounds of each run.", lower_bound=1)
@@ -92,8 +91,8 @@ def main(argv: list[str]) -> None:
     sizes = _numbers("workers", _WORKERS.value, int, "8,64")
     speeds = _numbers("speeds", _SPEEDS.value, float, "1,1,0.5")
     _check_names("policies", _POLICIES.value, list(quota.POLICIES))
-    _check_names("gates", _GATES.value, list(gate_lib.GATES))
-    _check_names("reducers", _REDUCERS.value, list(links.REDUCERS))
+    _check_names("gates", _GATES.value, list(gates.GATES))
+    _check_names("reducers", _REDUCERS.value, list(topology.REDUCERS))
     _check_together(sizes)
     directory = pathlib.Path(_DIRECTORY.value)
     try:
@@ -107,7 +106,7 @@ def main(argv: list[str]) -> None:
     began, lines = time.perf_counter(), []
     for num_workers, reducer in itertools.product(sizes, _REDUCERS.value):
         try:
-            made = _made(reducer, num_workers)
+            made = _made("reducer", reducer, graph=_GRAPH.value)
             blocking = _run(num_workers, speeds, made, "equal", "none", "all")
             for policy, gate in itertools.product(_POLICIES.value, _GATES.value):
                 run = blocking
@@ -122,20 +121,17 @@ def main(argv: list[str]) -> None:
     print(f"\n{path}: {time.perf_counter() - began:.0f} s for {len(lines)} runs", file=sys.stderr)
 
 
-def _made(reducer: str, num_workers: int) -> str | gossip.Gossip:
-    """The reducer; MATCHA's schedule once for all runs."""
-    if not reducer.startswith("matcha"):
-        return reducer
-    graph = graphs.make_graph(_GRAPH.value, num_workers)
-    if not isinstance(graph, graphs.Graph):
-        raise ValueError(f"{_GRAPH.value} has directed phases; {reducer} needs another --graph")
-    return gossip.matcha(graph, 0.5, seed=_SEED.value, direct=reducer == "matcha_direct")
+def _made(kind: str, name: str, **options: Any) -> Any:
+    """The part of this name, with those of the options that it has."""
+    factory = kinds.factory_of(kind, name)
+    known = parts.options_of(factory)
+    return factory(**{option: value for option, value in options.items() if option in known})
 
 
 def _run(
     num_workers: int,
     speeds: list[float],
-    reducer: str | gossip.Gossip,
+    reducer: topology.Reducer,
     policy: str,
     gate: str,
     wait_for: str,
@@ -148,19 +144,19 @@ def _run(
     budget = num_workers * _MICROBATCHES.value
     mean_secs = _MICROBATCHES.value * sum(secs) / num_workers
     return simulate.simulate(
-        policy,
+        _made("quota", policy, proportions=mine),
         cluster,
         budget=budget,
         num_rounds=_ROUNDS.value,
-        policy_options={"proportions": mine} if policy == "static" else {},
         caps=[_MOST.value] * num_workers if _MOST.value else None,
-        gate=gate,
-        gate_options=gate_lib.Options(
-            quorum=max(round(_QUORUM.value * budget), 1), deadline_secs=_DEADLINE.value * mean_secs
+        gate=_made(
+            "gate",
+            gate,
+            quorum=max(round(_QUORUM.value * budget), 1),
+            deadline_secs=_DEADLINE.value * mean_secs,
         ),
         drop=_DROP.value,
         reducer=reducer,
-        graph=_GRAPH.value,
         param_bytes=round(_MEGABYTES.value * 1e6),
         link=links.LinkModel(_LATENCY.value, _GIGABITS.value * 1e9 / 8),
         wait_for=wait_for,
@@ -230,22 +226,23 @@ def _check_names(flag: str, names: Sequence[str], allowed: Sequence[str]) -> Non
 
 def _check_together(sizes: list[int]) -> None:
     """Refuses at once what a run would refuse after those before it."""
-    limit = links.MATCHA_WORKERS
-    drawn = [name for name in _REDUCERS.value if name.startswith("matcha")]
-    if drawn and max(sizes) > limit:
-        sys.exit(
-            f"--reducers: {drawn[0]} plans for at most {limit} workers; run it with, for example, "
-            f"--workers=8,64,{limit}, or leave it out for {max(sizes)}"
-        )
+    reducers = {name: topology.REDUCERS[name]() for name in _REDUCERS.value}
+    for name, reducer in reducers.items():
+        limit = reducer.most_workers
+        if limit is not None and max(sizes) > limit:
+            sys.exit(
+                f"--reducers: {name} plans for at most {limit} workers; run it with, for example, "
+                f"--workers=8,64,{limit}, or leave it out for {max(sizes)}"
+            )
     if _WAIT_FOR.value == "all":
         return
-    summing = [name for name in _REDUCERS.value if name in ("all_reduce", "ring")]
+    summing = [name for name, reducer in reducers.items() if not reducer.gossips]
     if summing:
         sys.exit(
             f"--wait_for=neighbours: {summing[0]} needs every worker; give reducers that gossip, "
             "such as --reducers=d_psgd"
         )
-    global_gates = [name for name in _GATES.value if name not in ("none", "deadline")]
+    global_gates = [name for name in _GATES.value if gates.GATES[name]().needs_news]
     if global_gates:
         sys.exit(
             f"--wait_for=neighbours: gate {global_gates[0]!r} needs news from every worker; give "

@@ -1,7 +1,8 @@
 """Training on workers that are not equal: quotas, rounds that do not block, balanced orders.
 
 Names are resolved when they are first used, so that parts that need no JAX (`hetjax.quota`,
-the launcher) start without it.
+the launcher) start without it. `hetjax.quota`, `hetjax.gates`, `hetjax.ordering` and
+`hetjax.topology` hold the parts of a run.
 """
 
 import importlib
@@ -31,14 +32,18 @@ _HOMES = {
     "use_cpu_workers": "hetjax.mesh",
 }
 
-__all__ = sorted(_HOMES)
+_ROOMS = ("gates", "ordering", "parts", "quota", "topology")
+
+__all__ = sorted([*_HOMES, *_ROOMS])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"hetjax.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'hetjax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, *_ROOMS])

@@ -3,9 +3,9 @@
 `base` gives the defaults as an `ml_collections.ConfigDict`, which files in `configs/` change
 and `--config.field=value` overrides. `validate` turns one into an `ExperimentConfig`, frozen
 and checked, before anything is computed; everything after that reads the frozen one. A JSON
-file holds the same fields and no code. Nothing here imports jax, and nothing knows the
-registries of policies, orderings, reducers and gates: whoever does passes their names as
-`choices`.
+file holds the same fields and no code. Nothing here imports jax. The fields of the parts'
+options come from their factories (`hetjax.kinds`); an option of a part that is not chosen is
+ignored.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
 
 from hetjax import config_fields as fields
-from hetjax import config_files, config_rules
+from hetjax import config_files, config_rules, kinds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,49 +60,37 @@ class OptimizerConfig:
     decay_factor: float = fields.number(0.1, above=0.0, at_most=1.0)  # 'step'
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@fields.with_options("quota")
 class QuotaConfig:
     """How many microbatches each worker computes in a round."""
 
     policy: str = fields.text("adaptive")
-    proportions: tuple[float, ...] = fields.numbers((), at_least=0.0)  # 'static', one a worker
     max_microbatches: int = fields.integer(0)  # cap of every worker; 0: the budget
-    period_rounds: int = fields.integer(0)  # 'proportional'; 0: each epoch
-    band: float = fields.number(0.2, at_least=0.0, below=1.0)  # 'dead_band', relative
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@fields.with_options("ordering")
 class OrderingConfig:
     """The order of the examples."""
 
     method: str = fields.text("random_reshuffling")
-    block_pairs: int = fields.integer(16, at_least=1)  # that get their signs at once
-    freeze_after: int = fields.integer(1)  # 'frozen': passes before the order is kept
     # Epochs between two measurements of the herding bound, three passes over the data each;
     # -1: after the first and the last epoch, where the order takes signs; 0: none, and the cost
     # of a microbatch is not measured either.
     herding_every: int = fields.integer(-1, at_least=-1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@fields.with_options("reducer")
 class ReducerConfig:
     """What a synchronisation does."""
 
     name: str = fields.text("all_reduce")
-    # Of those that gossip: a name, or an edge list such as '0-1,1-2,2-0'.
-    graph: str = fields.text("ring")
-    degree: int = fields.integer(4, at_least=2)  # of graph='random'
-    graph_seed: int = fields.integer(0)  # of graph='random'
-    budget: float = fields.number(0.5, above=0.0, at_most=1.0)  # MATCHA: share of links used
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@fields.with_options("gate")
 class GateConfig:
     """What closes a round before all quotas are done."""
 
     trigger: str = fields.text("none")
-    quorum: int = fields.integer(0)  # microbatches of all workers
-    deadline_secs: float = fields.number(0.0, at_least=0.0)
     in_flight: str = fields.choice("finish", "finish", "drop")  # 'drop': virtual clock alone
 
 
@@ -131,6 +119,7 @@ class ClusterConfig:
     delay_per: str = fields.choice("microbatch", "microbatch", "round")
     changes: tuple[Change, ...] = fields.records(Change)
     clock: str = fields.choice("wall", "wall", "virtual")
+    seed: int = fields.integer(-1, at_least=-1)  # of the emulated times; -1: that of the run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,23 +154,22 @@ class ExperimentConfig:
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
 
 
-Choices = Mapping[str, Sequence[str]]
-
-
 def base() -> ml_collections.ConfigDict:
     """Returns the defaults of every field, to be changed by a file in `configs/`."""
     return _config_dict(ExperimentConfig())
 
 
 def validate(
-    given: Mapping[str, Any] | ml_collections.ConfigDict, *, choices: Choices | None = None
+    given: Mapping[str, Any] | ml_collections.ConfigDict,
+    *,
+    parts: Mapping[str, Any] | None = None,
 ) -> ExperimentConfig:
     """Checks a configuration and freezes it.
 
     Args:
       given: nested values; what is not given has its default.
-      choices: dotted field name to the names allowed there, for fields whose names come from a
-        registry (`quota.policy`, `ordering.method`, `reducer.name`, `gate.trigger`).
+      parts: the parts that were given as objects, by group (`quota`, `ordering`, `reducer`,
+        `gate`). The configuration says of them what can be written down.
 
     Returns:
       the checked configuration.
@@ -191,7 +179,7 @@ def validate(
         other. A line for each names the field, the value, what is allowed and how to mend it.
     """
     config = _parse(given)
-    problems = config_rules.problems(config, choices or {})
+    problems = config_rules.problems(config, parts or {})
     if problems:
         raise ValueError("\n".join(problems))
     return config
@@ -204,16 +192,38 @@ def to_dict(config: ExperimentConfig) -> dict[str, Any]:
         {name: value for name, value in change.items() if value is not None}
         for change in plain["cluster"]["changes"]
     )
+    for group in kinds.KINDS:
+        plain[group][kinds.ARGUMENTS] = dict(plain[group][kinds.ARGUMENTS])
     return json.loads(json.dumps(plain))
 
 
-def from_json(path: str | pathlib.Path, *, choices: Choices | None = None) -> ExperimentConfig:
+def from_json(path: str | pathlib.Path) -> ExperimentConfig:
     """Reads and checks a JSON configuration, such as the `config.json` of a run.
 
     Raises:
       ValueError: the file is missing or is not JSON, or as `validate`.
     """
-    return validate(config_files.read_json(path), choices=choices)
+    return validate(config_files.read_json(path))
+
+
+def completed(recorded: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recorded configuration with the fields that were not there when it was written.
+
+    Args:
+      recorded: nested values, as a `config.json` has them.
+      like: the same of today. A field that is only here has its default in the result.
+    """
+    return _completed(recorded, like, to_dict(ExperimentConfig()))
+
+
+def _completed(recorded: Any, like: Any, defaults: Any) -> Any:
+    if not all(isinstance(values, Mapping) for values in (recorded, like, defaults)):
+        return recorded
+    missing = {name: defaults[name] for name in like.keys() & defaults.keys() - recorded.keys()}
+    return missing | {
+        name: _completed(value, like.get(name), defaults.get(name))
+        for name, value in recorded.items()
+    }
 
 
 def load(path: str | pathlib.Path) -> ml_collections.ConfigDict:

@@ -15,7 +15,7 @@ from typing import Any
 
 import ml_collections
 
-from hetjax import config_fields
+from hetjax import values
 
 
 def read(path: str | pathlib.Path) -> Any:
@@ -85,7 +85,7 @@ def _read_text(path: pathlib.Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        hint = config_fields.nearest(path.name, _neighbours(path))
+        hint = values.nearest(path.name, _neighbours(path))
         raise ValueError(f"{path}: cannot be read: {error.strerror}.{hint}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path}: not a text file in UTF-8.") from None

@@ -6,50 +6,59 @@ Left to others: whether there are enough devices (needs jax), whether files and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from hetjax import config_fields
+from hetjax import gates, kinds
+from hetjax import parts as parts_lib
 
 if TYPE_CHECKING:
     from hetjax import config
 
 
-def problems(
-    experiment: config.ExperimentConfig, choices: Mapping[str, Sequence[str]]
-) -> list[str]:
-    """Returns a line for each contradiction in `experiment`, none if it can be run."""
+def problems(experiment: config.ExperimentConfig, given: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each contradiction in `experiment`, none if it can be run.
+
+    Args:
+      experiment: the configuration.
+      given: the parts that were given as objects, by group.
+    """
     lines = [
-        *_names(experiment, choices),
-        *_model_and_data(experiment),
+        *_model(experiment),
         *_optimizer(experiment),
         *_emulation(experiment.cluster),
-        *_gate(experiment),
     ]
+    try:
+        parts = kinds.of_config(experiment, given)
+    except ValueError as error:
+        lines.append(str(error))
+    else:
+        lines += [*_objective(experiment, parts), *_gate(experiment, parts.gate)]
+        lines += kinds.problems(parts, _facts(experiment))
     # Presence over rounds means something only once the changes themselves do.
     change_lines = list(_changes(experiment.cluster))
-    return [*lines, *change_lines, *([] if change_lines else _quotas(experiment))]
+    return [*lines, *change_lines, *([] if change_lines else _budget(experiment))]
 
 
-def _names(
-    experiment: config.ExperimentConfig, choices: Mapping[str, Sequence[str]]
-) -> Iterator[str]:
-    for dotted, names in choices.items():
-        value: object = experiment
-        for part in dotted.split("."):
-            value = getattr(value, part)
-        if value not in names:
-            hint = config_fields.nearest(value, list(names))
-            yield f"{dotted}: got {value!r}, must be one of {', '.join(names)}.{hint}"
+def _facts(experiment: config.ExperimentConfig) -> parts_lib.Facts:
+    """What the run tells its parts."""
+    cluster = experiment.cluster
+    speeds, overhead = cluster.secs_per_microbatch, cluster.overhead_secs
+    starts = overhead if isinstance(overhead, tuple) else (overhead,) * len(speeds)
+    shortest = min((a + b for a, b in zip(starts, speeds, strict=False)), default=0.0)
+    return parts_lib.Facts(cluster.num_workers, experiment.budget, shortest)
 
 
-def _model_and_data(experiment: config.ExperimentConfig) -> Iterator[str]:
+def _model(experiment: config.ExperimentConfig) -> Iterator[str]:
     if experiment.model.name == "mlp" and not experiment.model.hidden:
         yield (
             "model.hidden: got (), must be one or more widths with model.name='mlp'. Give "
             "some, such as (128,), or set model.name='logistic'."
         )
-    sums = experiment.reducer.name in ("all_reduce", "ring")
+
+
+def _objective(experiment: config.ExperimentConfig, parts: kinds.Parts) -> Iterator[str]:
+    sums = not parts.reducer.gossips
     if sums and experiment.data.sharing == "shared" and experiment.data.weighting != "shard":
         yield (
             f"data.weighting: got {experiment.data.weighting!r} with data.sharing='shared', "
@@ -135,59 +144,22 @@ def _changes(cluster: config.ClusterConfig) -> Iterator[str]:
             )
 
 
-def _gate(experiment: config.ExperimentConfig) -> Iterator[str]:
-    gate, budget = experiment.gate, experiment.budget
-    if gate.trigger == "quorum" and not 1 <= gate.quorum <= budget:
+def _gate(experiment: config.ExperimentConfig, gate: gates.Gate) -> Iterator[str]:
+    if gate.closes and experiment.local == "fused":
         yield (
-            f"gate.quorum: got {gate.quorum}, must be from 1 to budget={budget} with "
-            "gate.trigger='quorum': quotas deliver no more microbatches a round. Give the "
-            "microbatches, of all workers together, that must be finished."
-        )
-    if gate.trigger == "deadline":
-        yield from _deadline(gate.deadline_secs, experiment.cluster)
-    if gate.trigger != "none" and experiment.local == "fused":
-        yield (
-            f"gate.trigger: got {gate.trigger!r} with local='fused', a single program that "
-            "nothing can close early. Set local='stepped', or gate.trigger='none'."
+            f"gate.trigger: got {experiment.gate.trigger!r} with local='fused', a single program "
+            "that nothing can close early. Set local='stepped', or gate.trigger='none'."
         )
     virtual = experiment.local == "virtual" or experiment.cluster.clock == "virtual"
-    if gate.in_flight == "drop" and not virtual:
+    if experiment.gate.in_flight == "drop" and not virtual:
         yield (
             "gate.in_flight: got 'drop' on the wall clock, but a program that runs on a device "
             "cannot be taken back. Set it to 'finish', or cluster.clock='virtual'."
         )
 
 
-def _deadline(deadline_secs: float, cluster: config.ClusterConfig) -> Iterator[str]:
-    if not deadline_secs:
-        yield (
-            "gate.deadline_secs: got 0.0, must be above 0 with gate.trigger='deadline'. Give "
-            "the seconds after which a round closes."
-        )
-        return
-    speeds, overhead = cluster.secs_per_microbatch, cluster.overhead_secs
-    starts = overhead if isinstance(overhead, tuple) else (overhead,) * len(speeds)
-    shortest = min((a + b for a, b in zip(starts, speeds, strict=False)), default=0.0)
-    if deadline_secs < shortest:
-        yield (
-            f"gate.deadline_secs: got {deadline_secs}, but no worker's first microbatch ends "
-            f"before {shortest:g} s (mean, by cluster.secs_per_microbatch and overhead_secs), so "
-            "that every round would hold one microbatch of each worker at most. The shortest "
-            f"useful deadline is {shortest:g}."
-        )
-
-
-def _quotas(experiment: config.ExperimentConfig) -> Iterator[str]:
-    quota, n = experiment.quota, experiment.cluster.num_workers
-    shares = quota.proportions
-    if quota.policy == "static" and len(shares) != n:
-        yield (
-            f"quota.proportions: got {shares}, must be one for each of cluster.num_workers={n} "
-            "with quota.policy='static'. Give speeds, such as "
-            f"--config.quota.proportions={','.join(str(n - i) for i in range(n))}."
-        )
-    elif quota.policy == "static" and sum(shares) <= 0:
-        yield f"quota.proportions: got {shares}, one or more must be above 0. Give one a share."
+def _budget(experiment: config.ExperimentConfig) -> Iterator[str]:
+    quota = experiment.quota
     cap = quota.max_microbatches or experiment.budget
     for when, num_present in _presence(experiment.cluster):
         if not num_present:

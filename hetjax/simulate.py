@@ -8,17 +8,16 @@ a round when the next one begins, and that no epoch ends: every round is of the 
 """
 
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hetjax import quota
+from hetjax import gates, kinds, parts, topology
+from hetjax import quota as quota_lib
 from hetjax.cluster import emulate
-from hetjax.topology import gossip as gossip_lib
-from hetjax.topology import graphs, links
-from hetjax.training import gate as gate_lib
+from hetjax.topology import links
 
 WAIT_FOR = ("all", "neighbours")
 EXACT_WORKERS = 64  # up to which the delays are those of a training run, one by one
@@ -61,19 +60,15 @@ class Simulation(NamedTuple):
 
 
 def simulate(
-    policy: quota.QuotaPolicy | str,
+    quota: Any,
     cluster: emulate.EmulatedCluster,
     *,
     budget: int,
     num_rounds: int,
-    policy_options: Mapping[str, Any] | None = None,
     caps: ArrayLike | None = None,
-    gate: str = "none",
-    gate_options: gate_lib.Options = gate_lib.Options(),  # noqa: B008
+    gate: Any = "none",
     drop: bool = False,
-    reducer: str | gossip_lib.Gossip = "all_reduce",
-    graph: str | graphs.Graph | graphs.PeriodicGraph = "ring",
-    matcha_budget: float = 0.5,
+    reducer: Any = "all_reduce",
     param_bytes: int = 0,
     link: links.LinkModel = links.LinkModel(),  # noqa: B008
     wait_for: str = "all",
@@ -94,21 +89,19 @@ def simulate(
     in training.
 
     Args:
-      policy: decides the quotas; or a name of `quota.POLICIES`.
+      quota: the policy that decides the quotas: a `QuotaPolicy`, a name, or a dict of fields, such
+        as `{"policy": "static", "proportions": [2, 1]}`.
       cluster: decides the times, and who is present. Up to 64 workers a run has the delays of a
         training run with the same seed; above, others of the same distributions.
       budget: microbatches a round.
       num_rounds: R.
-      policy_options: of a policy given by name.
       caps: i64[n], the most a present worker may get. None: the budget.
-      gate: name of `hetjax.training.gate.GATES`. Where workers wait for neighbours, 'deadline'
-        is on each worker's own clock.
-      gate_options: its quorum or deadline.
+      gate: a `Gate`, a name, or a dict such as `{"trigger": "quorum", "quorum": 12}`. Where workers
+        wait for neighbours, 'deadline' is on each worker's own clock.
       drop: what is in flight when the gate closes is given up, not finished.
-      reducer: one of `links.REDUCERS`; or the schedule that `gossip.matcha` made, which for 1000
-        workers takes longer than the rounds.
-      graph: of those that gossip: a graph, or text as `graphs.make_graph` takes it.
-      matcha_budget: mean share of the matchings that MATCHA uses.
+      reducer: a `Reducer`, a name, or a dict such as `{"name": "d_psgd", "graph": "torus"}`. One
+        object keeps the schedule that it has planned: with 'matcha' and 1000 workers that takes
+        longer than the rounds, so give the same object to several runs.
       param_bytes: of one copy of the parameters.
       link: of every worker.
       wait_for: 'all', or 'neighbours' with reducers that gossip.
@@ -132,25 +125,18 @@ def simulate(
       He, Dube, "Accelerating parallel stochastic gradient descent via non-blocking mini-batches",
       2022, arXiv 2211.00889: the rounds that a gate closes.
     """
-    if isinstance(policy, str):
-        links.check_name("policy", policy, tuple(quota.POLICIES))
-        policy = quota.POLICIES[policy](**(policy_options or {}))
-    elif policy_options:
-        raise ValueError(
-            f"policy_options is {dict(policy_options)!r}, but the policy is made already; give "
-            "its name, or the options where it is made."
-        )
-    num_workers = cluster.num_workers
+    policy, num_workers = kinds.resolve("quota", quota), cluster.num_workers
     _check_count("budget", budget)
     _check_count("num_rounds", num_rounds)
     limits = _checked_caps(caps, num_workers, budget)
-    closes = _make_gate(gate, gate_options, budget)
-    network = links.make_network(
-        reducer, graph, num_workers, matcha_budget, cluster.seed, param_bytes, link
-    )
+    closes = kinds.resolve("gate", gate)
+    if wrong := list(closes.problems(parts.Facts(num_workers, int(budget)))):
+        raise ValueError("\n".join(f"gate.{line}" for line in wrong))
+    exchanging = kinds.resolve("reducer", reducer)
+    network = _network(exchanging, cluster, param_bytes, link)
     links.check_name("wait_for", wait_for, WAIT_FOR)
     if wait_for == "neighbours":
-        _check_neighbours(reducer, gate)
+        _check_neighbours(exchanging, closes)
 
     state = policy.init(num_workers, int(budget))
     clocks = np.zeros(num_workers)
@@ -160,10 +146,10 @@ def simulate(
         present = cluster.present_at(index)
         quotas, state = policy.assign(state, int(budget), np.where(present, limits, 0))
         ends = microbatch_ends(cluster, index, quotas)
-        closing = gate_lib.close(closes, ends, quotas, drop=drop)
+        closing = gates.close(closes, ends, quotas, drop=drop)
         done, compute_secs = closing.microbatches_done, closing.compute_secs
         first_secs = np.where(done > 0, ends[:, 0], np.nan)
-        state = policy.observe(state, quota.RoundTimes(done, first_secs, compute_secs))
+        state = policy.observe(state, quota_lib.RoundTimes(done, first_secs, compute_secs))
         exchange = network(index)
         if wait_for == "all":
             local_secs = np.broadcast_to(closing.round_secs, num_workers)
@@ -279,29 +265,37 @@ def _checked_caps(caps: ArrayLike | None, num_workers: int, budget: int) -> np.n
     return limits
 
 
-def _make_gate(name: str, options: gate_lib.Options, budget: int) -> gate_lib.Gate:
-    links.check_name("gate", name, tuple(gate_lib.GATES))
-    if name == "quorum" and not 1 <= options.quorum <= budget:
+def _network(
+    reducer: topology.Reducer,
+    cluster: emulate.EmulatedCluster,
+    param_bytes: float,
+    link: links.LinkModel,
+) -> links.Network:
+    name, num_workers = kinds.name_of("reducer", reducer), cluster.num_workers
+    links.check_bytes(param_bytes)
+    if reducer.most_workers is not None and num_workers > reducer.most_workers:
         raise ValueError(
-            f"gate 'quorum' has quorum={options.quorum} in gate_options; it must be from 1 to the "
-            f"budget {budget}, the microbatches that a round has."
+            f"reducer {name!r} has a schedule for at most {reducer.most_workers} workers, not "
+            f"{num_workers}; take d_psgd, whose graphs have no limit, or fewer workers."
         )
-    if name == "deadline" and not options.deadline_secs > 0:
+    if reducer.network is None:
         raise ValueError(
-            f"gate 'deadline' has deadline_secs={options.deadline_secs} in gate_options; it must "
-            "be above 0."
+            f"reducer {name!r} does not say what it costs on links; give it a network, such as "
+            "Reducer(…, network=lambda facts, param_bytes, link: "
+            "links.of_sum(facts.num_workers, param_bytes, link))."
         )
-    return gate_lib.GATES[name](options)
+    return reducer.network(topology.Facts(num_workers, cluster.seed), param_bytes, link)
 
 
-def _check_neighbours(reducer: str | gossip_lib.Gossip, gate: str) -> None:
-    if isinstance(reducer, str) and reducer in ("all_reduce", "ring"):
+def _check_neighbours(reducer: topology.Reducer, gate: gates.Gate) -> None:
+    if not reducer.gossips:
         raise ValueError(
-            f"wait_for='neighbours' does not go with reducer={reducer!r}, whose sums need every "
-            "worker; take d_psgd, matcha or matcha_direct, or wait_for='all'."
+            f"wait_for='neighbours' does not go with reducer={kinds.name_of('reducer', reducer)!r},"
+            " whose sums need every worker; take d_psgd, matcha or matcha_direct, or "
+            "wait_for='all'."
         )
-    if gate not in ("none", "deadline"):
+    if gate.needs_news:
         raise ValueError(
-            f"wait_for='neighbours' does not go with gate={gate!r}, which closes at news from "
-            "every worker; take gate='deadline' or 'none', or wait_for='all'."
+            f"wait_for='neighbours' does not go with gate={kinds.name_of('gate', gate)!r}, which "
+            "closes at news from every worker; take gate='deadline' or 'none', or wait_for='all'."
         )

@@ -199,11 +199,11 @@ def test_several_wrong_fields_have_a_line_each():
     assert names == ["epochs", "data.nam", "seed"]
 
 
-def test_names_of_a_registry_are_checked_where_they_are_given():
+def test_names_of_a_registry_are_checked():
     given = nested(quota__policy="adptive")
-    assert config.validate(given).quota.policy == "adptive"
-    with pytest.raises(ValueError, match=r"quota.policy: got 'adptive', must be one of equal, ad"):
-        config.validate(given, choices={"quota.policy": ["equal", "adaptive"]})
+    message = r"quota.policy: got 'adptive', must be one of equal, .* Did you mean 'adaptive'"
+    with pytest.raises(ValueError, match=message):
+        config.validate(given)
 
 
 FULL = nested(

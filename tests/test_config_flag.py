@@ -12,12 +12,6 @@ from experiments import config_flag
 from hetjax import config
 
 DIGITS = str(pathlib.Path(__file__).parents[1] / "configs" / "digits.py")
-NAMES = {"quota.policy": ("equal", "static", "adaptive"), "gate.trigger": ("none", "first")}
-
-
-@pytest.fixture(autouse=True)
-def _names(monkeypatch):
-    monkeypatch.setattr(config_flag, "choices", lambda: NAMES)
 
 
 def run(*arguments):

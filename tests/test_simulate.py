@@ -9,10 +9,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from hetjax import quota, simulate
+from hetjax import gates, quota, simulate, topology
 from hetjax.cluster import emulate
 from hetjax.topology import gossip, graphs, links
-from hetjax.training import gate as gate_lib
 from tests.training import problems
 
 LINK = links.LinkModel(0.25, 1000.0)
@@ -33,15 +32,15 @@ def worker_round(ends, closes, drop):
     return done, secs
 
 
-def closing_time(gate, options, ends):
+def closing_time(gate, ends):
     """From the times of all workers, a list of lists."""
-    if gate == "none":
+    if gate["trigger"] == "none":
         return np.inf
-    if gate == "deadline":
-        return options.deadline_secs
-    if gate == "first":
+    if gate["trigger"] == "deadline":
+        return gate["deadline_secs"]
+    if gate["trigger"] == "first":
         return min(times[-1] for times in ends if len(times))
-    return sorted(end for times in ends for end in times)[options.quorum - 1]
+    return sorted(end for times in ends for end in times)[gate["quorum"] - 1]
 
 
 def exchanges(schedule, graph, round, num_workers):
@@ -61,15 +60,13 @@ def exchanges(schedule, graph, round, num_workers):
     return senders, [len(s) for s in senders], int(active.sum())
 
 
-def slow(
-    policy, cluster, num_rounds, *, budget, gate, gate_options, drop, reducer, graph, wait_for
-):
+def slow(policy, cluster, num_rounds, *, budget, gate, drop, reducer, wait_for):
     """Worker by worker: lists of (starts after, mean round, waiting, bytes, done) a round."""
     num_workers = cluster.num_workers
     starts = [0.0] * num_workers
-    schedule = None
-    if reducer.startswith("matcha"):
-        direct = reducer == "matcha_direct"
+    schedule, name, graph = None, reducer["name"], reducer.get("graph")
+    if name.startswith("matcha"):
+        direct = name == "matcha_direct"
         schedule = gossip.matcha(graph, 0.5, seed=cluster.seed, direct=direct)
     state, lines = policy.init(num_workers, budget), []
     for index in range(num_rounds):
@@ -78,12 +75,12 @@ def slow(
         ends = [
             cluster.microbatch_ends(index, i, int(quotas[i])).tolist() for i in range(num_workers)
         ]
-        closes = closing_time(gate, gate_options, ends)
+        closes = closing_time(gate, ends)
         did = [worker_round(times, closes, drop) for times in ends]
         done, secs = np.array([d for d, _ in did]), np.array([s for _, s in did])
         first = np.array([t[0] if d else np.nan for t, d in zip(ends, done, strict=True)])
         state = policy.observe(state, quota.RoundTimes(done, first, secs))
-        if reducer in ("all_reduce", "ring"):
+        if name in ("all_reduce", "ring"):
             copies = [2 * (num_workers - 1) / num_workers] * num_workers
             message = 0.25 * 2 * (num_workers - 1) + copies[0] * PARAM_BYTES / 1000
         else:
@@ -132,23 +129,23 @@ def cases(draw):
     alone = wait_for == "neighbours"
     summing = () if alone else ("all_reduce", "ring")
     reducer = draw(st.sampled_from([*GOSSIPING, *summing]))
-    gate = draw(st.sampled_from(["none", "deadline"] if alone else list(gate_lib.GATES)))
+    gate = draw(st.sampled_from(["none", "deadline"] if alone else list(gates.GATES)))
     names = ["ring", "star", "exponential", "random"]
     name = draw(st.sampled_from([*names, "one_peer_exponential"] if reducer == "d_psgd" else names))
     budget = num_workers * draw(st.integers(2, 6))
-    options = gate_lib.Options(
-        quorum=int(rng.integers(1, budget + 1)), deadline_secs=float(rng.exponential(6))
-    )
+    options = {
+        "quorum": {"quorum": int(rng.integers(1, budget + 1))},
+        "deadline": {"deadline_secs": float(rng.exponential(6))},
+    }.get(gate, {})
+    graph = {} if reducer in summing else {"graph": graphs.make_graph(name, num_workers)}
     policy = draw(st.sampled_from(list(quota.POLICIES)))
     made = quota.static(1 / secs) if policy == "static" else quota.POLICIES[policy]()
     return made, cluster, {
         "budget": budget,
-        "gate": gate,
+        "gate": {"trigger": gate, **options},
         "drop": draw(st.booleans()),
-        "reducer": reducer,
-        "graph": graphs.make_graph(name, num_workers),
+        "reducer": {"name": reducer, **graph},
         "wait_for": wait_for,
-        "gate_options": options,
     }  # fmt: skip
 
 
@@ -163,12 +160,13 @@ def test_rounds_of_matcha_direct_are_those_of_a_slow_loop(wait_for, gate):
     cluster = emulate.EmulatedCluster((1.0, 2.0, 1.0, 4.0, 1.0), delay="exponential", seed=2)
     setting = {
         "budget": 20,
-        "gate": gate,
+        "gate": {"trigger": gate, **({"deadline_secs": 5.0} if gate == "deadline" else {})},
         "drop": False,
-        "reducer": "matcha_direct",
-        "graph": graphs.make_graph("0-1,1-2,2-3,3-4,0-2", 5),
+        "reducer": {
+            "name": "matcha_direct",
+            "graph": graphs.make_graph("0-1,1-2,2-3,3-4,0-2", 5),
+        },
         "wait_for": wait_for,
-        "gate_options": gate_lib.Options(deadline_secs=5.0),
     }
     check_against_slow(quota.adaptive(), cluster, setting)
 
@@ -209,8 +207,7 @@ def test_neighbours_waited_for_one_after_another_by_hand():
         cluster,
         budget=3,
         num_rounds=2,
-        reducer="d_psgd",
-        graph="0-1,1-2",
+        reducer={"name": "d_psgd", "graph": "0-1,1-2"},
         wait_for="neighbours",
         link=links.LinkModel(0.5),
         on_round=rounds.append,
@@ -272,8 +269,7 @@ def test_a_training_run_of_the_same_seed_has_the_same_rounds(num_workers, gate, 
         cluster,
         budget=budget,
         num_rounds=len(run.history),
-        gate=gate,
-        gate_options=gate_lib.Options(**options),
+        gate={"trigger": gate, **options},
         drop=drop,
         reducer="d_psgd",
         param_bytes=problems.initial_weights(np.float32).nbytes,
@@ -363,10 +359,21 @@ def test_a_schedule_that_is_made_already_gives_the_same_rounds():
     cluster = emulate.EmulatedCluster((1.0, 2.0, 1.0, 4.0), delay="exponential", seed=2)
     common = {"budget": 16, "num_rounds": 20, "wait_for": "neighbours", "param_bytes": 9}
     made = gossip.matcha(graphs.ring(4), 0.5, seed=2)
-    one = simulate.simulate("equal", cluster, reducer=made, **common)
-    other = simulate.simulate("equal", cluster, reducer="matcha", graph="ring", **common)
+    reducer = topology.gossiping(lambda facts: made, before_update=False)
+    one = simulate.simulate("equal", cluster, reducer=reducer, **common)
+    other = simulate.simulate("equal", cluster, reducer="matcha", **common)
     for field, expected in zip(one, other, strict=True):
         np.testing.assert_array_equal(field, expected)
+
+
+def test_one_object_solves_its_schedule_once(monkeypatch):
+    cluster, solved = emulate.EmulatedCluster((1.0, 2.0, 1.0, 4.0)), []
+    plain = gossip.matcha
+    monkeypatch.setattr(gossip, "matcha", lambda *a, **o: solved.append(1) or plain(*a, **o))
+    reducer = topology.matcha(graph="star")
+    for _ in range(3):
+        simulate.simulate("equal", cluster, budget=8, num_rounds=2, reducer=reducer)
+    assert len(solved) == 1
 
 
 @pytest.mark.parametrize("wait_for", simulate.WAIT_FOR)
@@ -376,8 +383,7 @@ def test_a_hundred_thousand_workers_exchange_with_one_peer(wait_for):
         many(100_000, delay="shifted_exponential"),
         budget=400_000,
         num_rounds=2,
-        reducer="d_psgd",
-        graph="one_peer_exponential",
+        reducer={"name": "d_psgd", "graph": "one_peer_exponential"},
         wait_for=wait_for,
         param_bytes=10,
     )
@@ -391,11 +397,12 @@ def test_a_hundred_thousand_workers_exchange_with_one_peer(wait_for):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "adaptiv"}, "policy is 'adaptiv'.*Did you mean 'adaptive'"),
-        ({"policy_options": {"band": 1.0}}, "made already"),
-        ({"gate": "frist"}, "gate is 'frist'.*Did you mean 'first'"),
-        ({"gate": "quorum"}, "quorum=0 .* from 1 to the budget 8"),
-        ({"gate": "deadline"}, "deadline_secs=0.0"),
+        ({"quota": "adaptiv"}, "quota.policy: got 'adaptiv'.*Did you mean 'adaptive'"),
+        ({"quota": {"policy": quota.equal(), "band": 0.5}}, "made already"),
+        ({"quota": {"policy": "static", "band": 0.5}}, "static' has no .*one of 'dead_band'"),
+        ({"gate": "frist"}, "gate.trigger: got 'frist'.*Did you mean 'first'"),
+        ({"gate": "quorum"}, "gate.quorum: got 0, must be from 1 to budget=8"),
+        ({"gate": "deadline"}, "gate.deadline_secs: got 0.0"),
         ({"reducer": "gossip"}, "all_reduce, ring, d_psgd, matcha, matcha_direct"),
         ({"wait_for": "everybody"}, "all, neighbours"),
         ({"wait_for": "neighbours"}, "reducer='all_reduce'.*take d_psgd"),
@@ -403,10 +410,21 @@ def test_a_hundred_thousand_workers_exchange_with_one_peer(wait_for):
             {"wait_for": "neighbours", "reducer": "d_psgd", "gate": "first"},
             "gate='first'.*news from every worker; take gate='deadline'",
         ),
-        ({"reducer": "matcha", "graph": "one_peer_exponential"}, "directed phases"),
-        ({"reducer": gossip.d_psgd(graphs.ring(5))}, "schedule has 5 workers and the cluster 4"),
-        ({"reducer": "d_psgd", "graph": graphs.ring(5)}, "has 5 workers and the cluster 4"),
-        ({"reducer": "d_psgd", "graph": "rong"}, "Did you mean 'ring'"),
+        ({"reducer": topology.matcha(graph="one_peer_exponential")}, "directed phases"),
+        (
+            {
+                "reducer": topology.gossiping(
+                    lambda facts: gossip.d_psgd(graphs.ring(5)), before_update=True
+                )
+            },
+            "schedule has 5 workers and the cluster 4",
+        ),
+        ({"reducer": topology.d_psgd(graph=graphs.ring(5))}, "has 5 workers and the cluster 4"),
+        ({"reducer": topology.d_psgd(graph="rong")}, "Did you mean 'ring'"),
+        (
+            {"reducer": topology.all_reduce()._replace(network=None)},
+            "does not say what it costs on links",
+        ),
         ({"budget": 0}, "budget is 0"),
         ({"num_rounds": 1.5}, "num_rounds is 1.5"),
         ({"caps": [8, 8]}, "caps have shape"),
@@ -415,23 +433,23 @@ def test_a_hundred_thousand_workers_exchange_with_one_peer(wait_for):
     ],
 )
 def test_what_cannot_be_simulated_is_refused_by_name(options, message):
-    given = {"policy": quota.equal(), "budget": 8, "num_rounds": 2, **options}
+    given = {"quota": quota.equal(), "budget": 8, "num_rounds": 2, **options}
     with pytest.raises(ValueError, match=message):
-        simulate.simulate(given.pop("policy"), emulate.EmulatedCluster((1.0,) * 4), **given)
+        simulate.simulate(given.pop("quota"), emulate.EmulatedCluster((1.0,) * 4), **given)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"reducer": "matcha"}, "at most 1000 workers, not 5000; take d_psgd"),
-        ({"reducer": "d_psgd", "graph": "complete"}, "12497500 links.*all_reduce"),
-        ({"policy": "static", "policy_options": {"proportions": [1] + [0] * 4999}}, "Give caps"),
+        ({"reducer": topology.d_psgd(graph="complete")}, "12497500 links.*all_reduce"),
+        ({"quota": quota.static([1] + [0] * 4999)}, "Give caps"),
     ],
 )
 def test_what_takes_too_much_memory_is_refused(options, message):
-    given = {"policy": "equal", "budget": 40_000, "num_rounds": 1, **options}
+    given = {"quota": "equal", "budget": 40_000, "num_rounds": 1, **options}
     with pytest.raises(ValueError, match=message):
-        simulate.simulate(given.pop("policy"), many(5000), **given)
+        simulate.simulate(given.pop("quota"), many(5000), **given)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from flax import nnx
 
-from hetjax import config_fields
+from hetjax import values
 from hetjax.models import convolutional, dense
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {
@@ -49,6 +49,6 @@ def make(
       (5, 10)
     """
     if name not in MODELS:
-        hint = config_fields.nearest(name, list(MODELS))
+        hint = values.nearest(name, list(MODELS))
         raise ValueError(f"model: got {name!r}, must be one of {', '.join(MODELS)}.{hint}")
     return MODELS[name](tuple(example_shape), num_classes, rngs=rngs, **options)

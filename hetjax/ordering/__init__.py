@@ -1,18 +1,60 @@
-"""Example orders."""
+"""Example orders.
 
-from hetjax.ordering.balance import balance_signs
+The host's part is NumPy alone; the names that need JAX are resolved when they are first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from hetjax.ordering.herding import parallel_herding_bound
-from hetjax.ordering.methods import ORDERINGS, d_grab, random_reshuffling
-from hetjax.ordering.ordering import Options, Ordering, OrderState, Signs
+from hetjax.ordering.methods import (
+    ORDERINGS,
+    d_grab,
+    d_grab_exact,
+    fixed_map,
+    frozen,
+    grab,
+    grab_random_sign,
+    pair_balance,
+    pair_balance_exact,
+    random_reshuffling,
+    shuffle_once,
+    synchronised_reshuffling,
+)
+from hetjax.ordering.ordering import Ordering, OrderState, Signs, Sizes
+
+if TYPE_CHECKING:
+    from hetjax.ordering.balance import balance_signs
+
+_NEED_JAX = ("balance_signs",)
 
 __all__ = [
     "ORDERINGS",
-    "Options",
     "OrderState",
     "Ordering",
     "Signs",
+    "Sizes",
     "balance_signs",
     "d_grab",
+    "d_grab_exact",
+    "fixed_map",
+    "frozen",
+    "grab",
+    "grab_random_sign",
+    "pair_balance",
+    "pair_balance_exact",
     "parallel_herding_bound",
     "random_reshuffling",
+    "shuffle_once",
+    "synchronised_reshuffling",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEED_JAX:
+        return getattr(importlib.import_module("hetjax.ordering.balance"), name)
+    raise AttributeError(f"module 'hetjax.ordering' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NEED_JAX])

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from hetjax import trees, types
 from hetjax.ordering import balance, halves, pairs
-from hetjax.ordering.ordering import Options, Signs
+from hetjax.ordering.ordering import Signs, Sizes
 
 
-def two_level(options: Options) -> Signs:
+def two_level(sizes: Sizes, *, block_pairs: int) -> Signs:
     """Each worker balances its own pairs in blocks, then the workers' signed sums are balanced.
 
     Within a round each worker goes on from the common running sum r by itself; its signed sum
@@ -35,8 +35,8 @@ def two_level(options: Options) -> Signs:
         training", 2023, arXiv 2302.00845, for D-GraB; blocks, the matrix-free form and the
         second level are hetjax's own.
     """
-    if options.num_workers == 1:
-        return alone(options)._replace(coordinated=True, made_for=options)
+    if sizes.num_workers == 1:
+        return alone(sizes, block_pairs=block_pairs)._replace(coordinated=True, made_for=sizes)
 
     def sync(
         running_sum: types.PyTree, private_sum: types.PyTree, axis_name: str
@@ -52,21 +52,22 @@ def two_level(options: Options) -> Signs:
         rows = jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), one, running_sum)
         return rows, turns
 
-    return alone(options)._replace(
-        sync=sync, sync_array=sync_array, coordinated=True, made_for=options
+    return alone(sizes, block_pairs=block_pairs)._replace(
+        sync=sync, sync_array=sync_array, coordinated=True, made_for=sizes
     )
 
 
-def alone(options: Options) -> Signs:
+def alone(sizes: Sizes, *, block_pairs: int) -> Signs:
     """PairBalance in blocks by each worker alone, with a running sum of its own.
 
     With blocks of one pair the signs are those of PairBalance.
     """
+    del sizes
     return independent(
         trees.accumulator_zeros,
-        make_local(options.block_pairs),
+        make_local(block_pairs),
         new_pass=lambda running_sum: jax.tree.map(jnp.zeros_like, running_sum),
-    )._replace(refusal=functools.partial(_refusal, block_pairs=options.block_pairs))
+    )._replace(refusal=functools.partial(_refusal, block_pairs=block_pairs))
 
 
 def independent(init: Callable, local: Callable, *, new_pass: Callable) -> Signs:

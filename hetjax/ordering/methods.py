@@ -1,60 +1,141 @@
-"""The orderings by name: where an order comes from, and what of it runs on the devices."""
+"""The orderings by name: where an order comes from, and what of it runs on the devices.
 
-import functools
+NumPy alone: what runs on the devices is imported when a run makes it.
+"""
+
+import importlib
 from collections.abc import Callable
+from typing import Annotated, Any
 
-from hetjax.ordering import matrix_free, orders, per_example
-from hetjax.ordering.ordering import Options, Ordering, Signs
+from hetjax import parts
+from hetjax.ordering import orders
+from hetjax.ordering.ordering import Ordering, Signs, Sizes
 
-_DEFAULTS = Options()
-# c of the random signs: about the largest that costs nothing on 10⁴ unit vectors, d = 16
-# (bound of one worker after 10 epochs: 1.67 with sure signs; c = 0.3 1.68, 1 2.07, 3 3.14).
-_RANDOM_SCALE = 0.3
-_COORDINATED = ("all_reduce", "ring")  # replicas must be equal for a common running sum
-
-
-def _unsigned(make_parts: Callable[[], orders.Parts], options: Options = _DEFAULTS) -> Ordering:
-    del options
-    return Ordering(*make_parts())
-
-
-def _balanced(make_signs: Callable[[Options], Signs], options: Options = _DEFAULTS) -> Ordering:
-    signs = make_signs(options)
-    reducers = _COORDINATED if signs.coordinated else None
-    return Ordering(*orders.balanced(), signs=signs, reducers=reducers)
+BlockPairs = Annotated[
+    int,
+    parts.integer(
+        at_least=1,
+        unit="pairs",
+        says="that get their signs at once, by the running sum before them",
+    ),
+]
 
 
-def random_reshuffling(options: Options = _DEFAULTS) -> Ordering:
+def _of_devices(module: str, function: str, **options: Any) -> Callable[[Sizes], Signs]:
+    """A maker of the part on the devices, imported when it is called: it needs JAX."""
+
+    def make(sizes: Sizes) -> Signs:
+        home = importlib.import_module(f"hetjax.ordering.{module}")
+        return getattr(home, function)(sizes, **options)
+
+    return make
+
+
+def _balanced(make_observer: Callable[[Sizes], Signs], *, coordinated: bool = False) -> Ordering:
+    return Ordering(*orders.balanced(), make_observer=make_observer, coordinated=coordinated)
+
+
+@parts.factory
+def random_reshuffling() -> Ordering:
     """A fresh permutation for each pass; private shards draw independently."""
-    return _unsigned(orders.random_reshuffling, options)
+    return Ordering(*orders.random_reshuffling())
 
 
-def d_grab(options: Options = _DEFAULTS) -> Ordering:
-    """Two-level balancing without gradients of single examples: the one to take for training."""
-    return _balanced(matrix_free.two_level, options)
+@parts.factory
+def synchronised_reshuffling() -> Ordering:
+    """As random reshuffling, with the same order on all workers of private data."""
+    return Ordering(*orders.synchronised_reshuffling())
 
 
-def frozen(options: Options = _DEFAULTS) -> Ordering:
+@parts.factory
+def shuffle_once() -> Ordering:
+    """Random reshuffling's first order, kept for good."""
+    return Ordering(*orders.shuffle_once())
+
+
+@parts.factory
+def fixed_map() -> Ordering:
+    """Each pass's even positions ascending, then its odd ones descending: no look at the data."""
+    return Ordering(*orders.fixed_map())
+
+
+@parts.factory
+def d_grab(*, block_pairs: BlockPairs = 16) -> Ordering:
+    """Two-level balancing without gradients of single examples: the one to take for training.
+
+    Args:
+        block_pairs: pairs that are given their signs at once, by the running sum before them; all
+            of a microbatch's where its loss has to be taken as a whole.
+
+    References:
+        Cooper, Guo, et al., "Coordinating distributed example orders for provably accelerated
+        training", 2023, arXiv 2302.00845; `matrix_free.two_level` says how it departs from it.
+    """
+    observer = _of_devices("matrix_free", "two_level", block_pairs=block_pairs)
+    return _balanced(observer, coordinated=True)
+
+
+@parts.factory
+def frozen(
+    *,
+    block_pairs: BlockPairs = 16,
+    freeze_after: Annotated[
+        int, parts.integer(unit="passes", says="after which the order is kept")
+    ] = 1,
+) -> Ordering:
     """`d_grab` for `freeze_after` passes; the order they lead to is kept for good."""
-    inner = d_grab(options)
-    parts = orders.Parts(inner.init, inner.place)
-    kept = orders.frozen(parts, freeze_after=options.freeze_after)
-    return Ordering(*kept, signs=inner.signs, reducers=inner.reducers)
+    inner = d_grab(block_pairs=block_pairs)
+    kept = orders.frozen(orders.Parts(inner.init, inner.place), freeze_after=freeze_after)
+    return inner._replace(init=kept.init, place=kept.place)
+
+
+@parts.factory
+def grab() -> Ordering:
+    """GraB by each worker alone: gradients less the mean of the pass before, one by one."""
+    return _balanced(_of_devices("per_example", "grab"))
+
+
+@parts.factory
+def grab_random_sign(
+    *,
+    random_scale: Annotated[
+        float, parts.number(above=0.0, says="c of the signs: P(+) = 1/2 - <r, v> / 2c")
+        # About the largest that costs nothing on 10⁴ unit vectors, d = 16 (bound of one worker
+        # after 10 epochs: 1.67 with sure signs; c = 0.3 1.68, 1 2.07, 3 3.14).
+    ] = 0.3,
+) -> Ordering:
+    """GraB with random signs, the surer the larger the inner product."""
+    return _balanced(_of_devices("per_example", "grab", random_scale=random_scale))
+
+
+@parts.factory
+def pair_balance(*, block_pairs: BlockPairs = 16) -> Ordering:
+    """PairBalance in blocks by each worker alone, without gradients of single examples."""
+    return _balanced(_of_devices("matrix_free", "alone", block_pairs=block_pairs))
+
+
+@parts.factory
+def pair_balance_exact() -> Ordering:
+    """PairBalance by each worker alone, by the gradient of every example."""
+    return _balanced(_of_devices("per_example", "pair_balance"))
+
+
+@parts.factory
+def d_grab_exact() -> Ordering:
+    """D-GraB as in the paper, by the gradient of every example."""
+    return _balanced(_of_devices("per_example", "d_grab"), coordinated=True)
 
 
 ORDERINGS: dict[str, Callable[..., Ordering]] = {
     "random_reshuffling": random_reshuffling,
-    "synchronised_reshuffling": functools.partial(_unsigned, orders.synchronised_reshuffling),
-    "shuffle_once": functools.partial(_unsigned, orders.shuffle_once),
-    "fixed_map": functools.partial(_unsigned, orders.fixed_map),
+    "synchronised_reshuffling": synchronised_reshuffling,
+    "shuffle_once": shuffle_once,
+    "fixed_map": fixed_map,
     "frozen": frozen,
-    "grab": functools.partial(_balanced, per_example.grab),
-    "grab_random_sign": functools.partial(
-        _balanced, functools.partial(per_example.grab, random_scale=_RANDOM_SCALE)
-    ),
-    "pair_balance": functools.partial(_balanced, matrix_free.alone),
-    "pair_balance_exact": functools.partial(_balanced, per_example.pair_balance),
+    "grab": grab,
+    "grab_random_sign": grab_random_sign,
+    "pair_balance": pair_balance,
+    "pair_balance_exact": pair_balance_exact,
     "d_grab": d_grab,
-    "d_grab_exact": functools.partial(_balanced, per_example.d_grab),
+    "d_grab_exact": d_grab_exact,
 }
-"""Factories `(options: Options = _DEFAULTS) -> Ordering`."""

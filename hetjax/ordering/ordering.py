@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from hetjax import parts
+
 PyTree = Any
 
 
@@ -21,18 +23,13 @@ class OrderState(Protocol):
         """i32[num_units]: the order of the pass that is being worked through."""
 
 
-class Options(NamedTuple):
-    """What a method is made for; each takes of it what it needs."""
+class Sizes(NamedTuple):
+    """The sizes of a run, which the part of an order on the devices is made for."""
 
     num_workers: int = 1
     microbatch_size: int = 2
     max_microbatches: int = 1
     """The most that one worker does in a round: bounds what the exact forms store."""
-    block_pairs: int = 16
-    """Pairs that are given their signs at once, by the running sum before them; all of a
-    microbatch's where its loss has to be taken as a whole."""
-    freeze_after: int = 1
-    """Passes after which `frozen` keeps its order."""
 
 
 class Signs(NamedTuple):
@@ -66,14 +63,15 @@ class Signs(NamedTuple):
     new_pass: Callable[[PyTree], PyTree]
     """`running_sum -> running_sum` of a worker that begins a new pass over its examples."""
 
-    coordinated: bool
-    """All workers share one running sum: they begin a new pass together, with the epoch."""
+    coordinated: bool = False
+    """All workers share one running sum: they begin a new pass together, with the epoch. The
+    ordering says so, and `Ordering.observer` sets it."""
 
     refusal: Callable[..., str] = lambda losses, params, microbatch_size: ""
     """`(losses, params, microbatch_size) -> why the method has to take the dearer of its forms
     with this loss`, '' where it has not; to be traced, as `local`."""
 
-    made_for: Options | None = None
+    made_for: Sizes | None = None
     """What it may be used for alone; None: anything."""
 
 
@@ -90,6 +88,17 @@ class Ordering(NamedTuple):
     completes a pass returns a state whose `order` is the next pass's. The state that `place` is
     given is spent: it may write into its arrays, and shapes do not change."""
 
-    signs: Signs | None = None
-    reducers: tuple[str, ...] | None = None
-    """The reducers it works with; None = all."""
+    make_observer: Callable[[Sizes], Signs] | None = None
+    """`sizes -> the part on the devices`; None for an order that needs no gradients."""
+
+    coordinated: bool = False
+    """All workers share one running sum. So it needs a reducer that keeps the replicas equal, and
+    they begin a new pass together, with the epoch."""
+
+    made_by: parts.Made | None = None
+
+    def observer(self, sizes: Sizes) -> Signs | None:
+        """The part on the devices, for a run of these sizes; None where there is none."""
+        if self.make_observer is None:
+            return None
+        return self.make_observer(sizes)._replace(coordinated=self.coordinated)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from hetjax import types
 from hetjax.ordering import balance, pairs
 from hetjax.ordering.matrix_free import independent
-from hetjax.ordering.ordering import Options, Signs
+from hetjax.ordering.ordering import Signs, Sizes
 
 _SIGN_STREAM = 0x51674
 
@@ -50,7 +50,7 @@ def _differences(gradients: jax.Array, mask: pairs.Array) -> jax.Array:
     return jnp.where(pairs.whole(mask)[:, None], first - second, 0)
 
 
-def d_grab(options: Options) -> Signs:
+def d_grab(sizes: Sizes) -> Signs:
     """D-GraB: one running sum for all pairs of all workers, in the order (timestep, rank).
 
     The differences of a round are kept until its end; then each worker gets its d/W
@@ -62,8 +62,8 @@ def d_grab(options: Options) -> Signs:
         Cooper, Guo, et al., "Coordinating distributed example orders for provably accelerated
         training", 2023, arXiv 2302.00845.
     """
-    num_workers, num_pairs = options.num_workers, options.microbatch_size // 2
-    max_pairs = options.max_microbatches * num_pairs
+    num_workers, num_pairs = sizes.num_workers, sizes.microbatch_size // 2
+    max_pairs = sizes.max_microbatches * num_pairs
 
     def init(params: types.PyTree) -> jax.Array:
         return jnp.zeros(balance.shard_size(_num_params(params), num_workers), _dtype(params))
@@ -110,13 +110,13 @@ def d_grab(options: Options) -> Signs:
         sync_array,
         new_pass=jnp.zeros_like,
         coordinated=True,
-        made_for=options,
+        made_for=sizes,
     )
 
 
-def pair_balance(options: Options) -> Signs:
+def pair_balance(sizes: Sizes) -> Signs:
     """PairBalance by each worker alone: the signs of its pairs one after the other."""
-    del options
+    del sizes
 
     def init(params: types.PyTree) -> jax.Array:
         return jnp.zeros(_num_params(params), _dtype(params))
@@ -150,11 +150,11 @@ class GrabSums(NamedTuple):
     max_norm: jax.Array  # f[]: of a centred gradient so far
 
 
-def grab(options: Options, *, random_scale: float | None = None) -> Signs:
+def grab(sizes: Sizes, *, random_scale: float | None = None) -> Signs:
     """GraB by each worker alone: gradients less the mean of the pass before, one by one.
 
     Args:
-        options: not used.
+        sizes: not used.
         random_scale: c of the random signs, P(1) = 1/2 - <r, v> / 2c on gradients divided by
             the largest norm so far; None = the sign of the inner product.
 
@@ -163,7 +163,7 @@ def grab(options: Options, *, random_scale: float | None = None) -> Signs:
         reshuffling", 2022, arXiv 2205.10733. Alweiss, Liu, Sawhney, "Discrepancy minimization
         via a self-balancing walk", 2020, arXiv 2006.14009, for the random signs.
     """
-    del options
+    del sizes
 
     def init(params: types.PyTree) -> GrabSums:
         zeros = jnp.zeros(_num_params(params), _dtype(params))

@@ -8,10 +8,11 @@ were), and equal split. It also says who of quota 0 is given a microbatch to be 
 Assumes that a worker's seconds are its own: `guard.py` looks whether they are.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from hetjax import parts
 from hetjax.quota import changes, estimate, fitted, policies, sampled, shares, solver
 from hetjax.quota import guard as guard_lib
 
@@ -56,16 +57,37 @@ class AdaptiveState(NamedTuple):
     probes: np.ndarray  # i64[n], of a worker of quota 0, that led to nothing
 
 
+@parts.factory
 def adaptive(
     *,
-    settle_rounds: int = 50,
-    min_gain: float = 0.01,
-    confidence: float = 2.0,
-    noise_weight: float = 1.0,
-    probe_microbatches: int = 2,
-    drift: float = 0.5,
-    alarm: float = 12.0,
-    guard: bool = True,
+    settle_rounds: Annotated[
+        int, parts.integer(unit="rounds", says="after a change, in which any better solution wins")
+    ] = 50,
+    min_gain: Annotated[
+        float, parts.number(at_least=0.0, says="least part of the round that a later move saves")
+    ] = 0.01,
+    confidence: Annotated[
+        float, parts.number(at_least=0.0, unit="standard errors", says="that a later move saves")
+    ] = 2.0,
+    noise_weight: Annotated[
+        float, parts.number(at_least=0.0, says="by how much noise counts as slowness; 0: not")
+    ] = 1.0,
+    probe_microbatches: Annotated[
+        int,
+        parts.integer(at_least=1, unit="microbatches", says="first ones of a worker never seen"),
+    ] = 2,
+    drift: Annotated[
+        float,
+        parts.number(
+            at_least=0.0, unit="standard deviations a round", says="that are no change (CUSUM)"
+        ),
+    ] = 0.5,
+    alarm: Annotated[
+        float, parts.number(at_least=0.0, says="of the CUSUM, at which a worker has changed")
+    ] = 12.0,
+    guard: Annotated[
+        bool, parts.flag(says="hold equal split where the workers' clocks depend on their quotas")
+    ] = True,
 ) -> policies.QuotaPolicy:
     """The quotas that would have had the shortest rounds lately, of four candidates.
 
@@ -97,7 +119,7 @@ def adaptive(
       guard: whether equal split is held where the workers' clocks depend on their quotas.
 
     Raises:
-      ValueError: an option is negative, or no microbatch is left for a newcomer.
+      ValueError: an option is out of range.
 
     Example:
       >>> policy = adaptive()
@@ -114,21 +136,6 @@ def adaptive(
       Herbster, Warmuth, "Tracking the best expert", Machine Learning 32, 1998: the task of the
       choice; here the best of the discounted past is followed, with a margin.
     """
-    for name, value in {
-        "settle_rounds": settle_rounds,
-        "min_gain": min_gain,
-        "confidence": confidence,
-        "noise_weight": noise_weight,
-        "drift": drift,
-        "alarm": alarm,
-    }.items():
-        if not value >= 0:
-            raise ValueError(f"{name} is {value}; it must be 0 or more.")
-    if probe_microbatches < 1:
-        raise ValueError(
-            f"probe_microbatches is {probe_microbatches}; a newcomer needs 1 or more, or it "
-            "would never be known."
-        )
     model = fitted.fitted(
         settle_rounds=settle_rounds,
         min_gain=min_gain,

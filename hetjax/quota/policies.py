@@ -6,12 +6,13 @@ and every process that has the same numbers computes the same quotas. This modul
 contract and the policies that need no cost model; `adaptive.py` is the one with it.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from hetjax import parts
 from hetjax.quota import shares
 
 
@@ -34,13 +35,27 @@ class QuotaPolicy(NamedTuple):
       those of a round in which a cap is lower for once. A cap of 0
       is an absent worker; one whose cap is positive again has joined, as if never seen.
     observe(state, times) -> state: takes the `RoundTimes` of the round just done.
+
+    And what a run asks of it; the defaults are right for most.
     """
 
     init: Callable[[int, int], Any]
     assign: Callable[[Any, int, np.ndarray], tuple[np.ndarray, Any]]
     observe: Callable[[Any, RoundTimes], Any]
 
+    proportions: tuple[float, ...] | None = None
+    """f64[n], of a policy whose quotas never leave them: private shards are cut by them too."""
 
+    of_epochs: Callable[[int], "QuotaPolicy"] | None = None
+    """`rounds -> policy` of a run whose epochs have so many; None where that does not matter."""
+
+    problems: Callable[[parts.Facts], Iterable[str]] = parts.no_problems
+    """Why it cannot work in a run: lines that begin with the option's name."""
+
+    made_by: parts.Made | None = None
+
+
+@parts.factory
 def equal() -> QuotaPolicy:
     """The same quota for every worker that is present: what plain data parallelism does.
 
@@ -50,14 +65,20 @@ def equal() -> QuotaPolicy:
       >>> quotas.tolist()
       [3, 3, 2]
     """
-    return static(())
+    return _in_proportion(())
 
 
 class StaticState(NamedTuple):
     proportions: np.ndarray  # f64[n]
 
 
-def static(proportions: ArrayLike = ()) -> QuotaPolicy:
+@parts.factory
+def static(
+    proportions: Annotated[
+        tuple[float, ...],
+        parts.numbers(at_least=0.0, says="speeds, one for each worker; (): all equal"),
+    ] = (),
+) -> QuotaPolicy:
     """Quotas in given proportions, for workers whose speeds are known and stay as they are.
 
     b_i is B·r_i/Σr by largest remainder, over the workers present. Pass speeds (examples a
@@ -67,8 +88,8 @@ def static(proportions: ArrayLike = ()) -> QuotaPolicy:
       proportions: f64[n], ≥ 0; empty: all equal.
 
     Raises:
-      ValueError: (from `init`) their number is not the number of workers, or a proportion is
-        not allowed.
+      ValueError: a proportion is not allowed; (from `init`) their number is not the number of
+        workers, or all are 0.
 
     Example:
       >>> policy = static([4, 3, 2, 1])
@@ -80,6 +101,23 @@ def static(proportions: ArrayLike = ()) -> QuotaPolicy:
       Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
       environment", 2021, arXiv 2111.08272: static allocation.
     """
+
+    def problems(facts: parts.Facts) -> Iterable[str]:
+        n = facts.num_workers
+        if len(proportions) != n:
+            yield (
+                f"proportions: got {proportions}, must be one for each of cluster.num_workers={n} "
+                "with quota.policy='static'. Give speeds, such as "
+                f"--config.quota.proportions={','.join(str(n - i) for i in range(n))}."
+            )
+        elif sum(proportions) <= 0:
+            yield f"proportions: got {proportions}, one or more must be above 0. Give one a share."
+
+    return _in_proportion(proportions)._replace(proportions=tuple(proportions), problems=problems)
+
+
+def _in_proportion(proportions: tuple[float, ...]) -> QuotaPolicy:
+    """Quotas in proportions that stay, by largest remainder; all equal where there are none."""
 
     def init(num_workers: int, budget: int) -> StaticState:
         check_sizes(num_workers, budget)
@@ -114,7 +152,17 @@ class SpeedState(NamedTuple):
     rounds: int  # full rounds in this period
 
 
-def proportional(*, period_rounds: int = 1) -> QuotaPolicy:
+PeriodRounds = Annotated[
+    int,
+    parts.integer(
+        unit="full rounds",
+        says="between two updates; 0: each epoch with 'proportional', each round with 'dead_band'",
+    ),
+]
+
+
+@parts.factory
+def proportional(*, period_rounds: PeriodRounds = 0) -> QuotaPolicy:
     """The plain self-adaptive rule: quotas in proportion to the measured speeds.
 
         b_i ← B · (b_i/t_i) / Σ_j (b_j/t_j)
@@ -124,10 +172,10 @@ def proportional(*, period_rounds: int = 1) -> QuotaPolicy:
 
     Args:
       period_rounds: full rounds between two updates; t_i is the mean over them. 1: every
-        round; the rounds of an epoch: every epoch.
+        round; 0: every epoch of a run, and every round where there are no epochs.
 
     Raises:
-      ValueError: the period is not a positive number.
+      ValueError: the period is negative.
 
     References:
       Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
@@ -140,10 +188,24 @@ def proportional(*, period_rounds: int = 1) -> QuotaPolicy:
             speeds = np.where(state.done > 0, state.done / state.secs, state.weights)
         return state._replace(weights=speeds, kept=_quotas_for(speeds, state.budget, state.caps))
 
-    return _controller(update, period_rounds)
+    if period_rounds:
+        return _controller(update, period_rounds)
+    each_round = _controller(update, 1)
+    return each_round._replace(of_epochs=functools.partial(_controller, update))
 
 
-def dead_band(*, band: float = 0.2, gain: float = 1.0, period_rounds: int = 1) -> QuotaPolicy:
+@parts.factory
+def dead_band(
+    *,
+    band: Annotated[
+        float,
+        parts.number(at_least=0.0, below=1.0, says="least relative change that is acted on"),
+    ] = 0.2,
+    gain: Annotated[
+        float, parts.number(above=0.0, says="part of the difference that is corrected at once")
+    ] = 1.0,
+    period_rounds: PeriodRounds = 0,
+) -> QuotaPolicy:
     """A proportional controller on the quotas that ignores small changes.
 
         b_i ← b_i − gain · (b_i/t_i) · (t_i − mean t), only if some b_i changes by more than
@@ -152,21 +214,17 @@ def dead_band(*, band: float = 0.2, gain: float = 1.0, period_rounds: int = 1) -
     Workers are left up to a band apart for good: something to compare with.
 
     Args:
-      band: the least relative change of a quota that is acted on.
+      band: the least relative change of a quota that is acted on, below 1.
       gain: how much of the difference to the mean time is corrected at once.
-      period_rounds: full rounds between two looks; t_i is the mean over them.
+      period_rounds: full rounds between two looks; t_i is the mean over them. 0: 1.
 
     Raises:
-      ValueError: the band is negative, the gain or the period not positive.
+      ValueError: an option is out of range.
 
     References:
       Tyagi, Sharma, "OmniLearn: A framework for distributed deep learning over heterogeneous
       clusters", 2025, arXiv 2503.17469. There the sum of the batches drifts; here it is kept.
     """
-    if not band >= 0:
-        raise ValueError(f"band is {band}; it must be 0 or more, 0.2 for 20 %.")
-    if not gain > 0:
-        raise ValueError(f"gain is {gain}; it must be above 0, 1 for the whole difference.")
 
     def update(state: SpeedState) -> SpeedState:
         busy = state.done > 0
@@ -181,13 +239,11 @@ def dead_band(*, band: float = 0.2, gain: float = 1.0, period_rounds: int = 1) -
             return state
         return state._replace(weights=wanted, kept=_quotas_for(wanted, state.budget, state.caps))
 
-    return _controller(update, period_rounds)
+    return _controller(update, period_rounds or 1)
 
 
 def _controller(update: Callable[[SpeedState], SpeedState], period_rounds: int) -> QuotaPolicy:
     """A policy that keeps its quotas and updates them after every period."""
-    if period_rounds < 1:
-        raise ValueError(f"period_rounds is {period_rounds}; it must be 1 or more.")
 
     def init(num_workers: int, budget: int) -> SpeedState:
         check_sizes(num_workers, budget)

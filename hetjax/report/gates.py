@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
 TABLE_WORKERS = 16
 HEADS = ["worker", "given", "finished", "returned", "examples counted"]
-CLOSES = {  # by trigger
-    "first": "when the first worker has finished its quota",
-    "quorum": "when enough microbatches of all workers are finished",
-    "deadline": "at a deadline",
-}
 
 
 def gate(summary: Record) -> Record:
@@ -137,7 +132,7 @@ def _row(
 def caption(part: Record) -> str:
     """Which gate, what share came back, and what became of what was in flight."""
     trigger = part.get("trigger")
-    when = CLOSES.get(trigger, "before every quota is done") if isinstance(trigger, str) else ""
+    when = part.get("closes", "before every quota is done") if isinstance(trigger, str) else ""
     text = f"The gate '{trigger}' closes a round {when}. " if when else ""
     if part.get("in_flight") == "drop":
         text += (

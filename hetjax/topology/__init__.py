@@ -9,35 +9,51 @@ from typing import TYPE_CHECKING, Any
 
 from hetjax.topology.graphs import GRAPHS, Graph, PeriodicGraph, make_graph
 from hetjax.topology.matchings import decompose_matchings
+from hetjax.topology.methods import (
+    REDUCERS,
+    all_reduce,
+    d_psgd,
+    gossiping,
+    matcha,
+    matcha_direct,
+    ring,
+)
 from hetjax.topology.mixing import (
     check_mixing_matrix,
     metropolis_weights,
     mixing_matrices,
     spectral_gap,
 )
-from hetjax.topology.schedules import Schedule, matcha_direct, matcha_schedule
+from hetjax.topology.reducer import Facts, Reducer
+from hetjax.topology.schedules import Schedule, matcha_schedule
 
 if TYPE_CHECKING:
-    from hetjax.topology.reducers import REDUCERS, Options, Reducer, all_reduce
+    from hetjax.topology.reducers import Mixing, Reduction
 
-_NEED_JAX = ("REDUCERS", "Options", "Reducer", "all_reduce")
+_NEED_JAX = ("Mixing", "Reduction")
 
 __all__ = [
     "GRAPHS",
     "REDUCERS",
+    "Facts",
     "Graph",
-    "Options",
+    "Mixing",
     "PeriodicGraph",
     "Reducer",
+    "Reduction",
     "Schedule",
     "all_reduce",
     "check_mixing_matrix",
+    "d_psgd",
     "decompose_matchings",
+    "gossiping",
     "make_graph",
+    "matcha",
     "matcha_direct",
     "matcha_schedule",
     "metropolis_weights",
     "mixing_matrices",
+    "ring",
     "spectral_gap",
 ]
 

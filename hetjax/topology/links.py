@@ -14,10 +14,6 @@ import numpy as np
 from hetjax.topology import gossip as gossip_lib
 from hetjax.topology import graphs
 
-REDUCERS = ("all_reduce", "ring", "d_psgd", "matcha", "matcha_direct")
-MATCHA_WORKERS = 1000  # its schedule takes eigenvalues of n x n matrices
-_COMPLETE_WORKERS = 4096  # 8 million links
-
 
 @dataclasses.dataclass(frozen=True)
 class LinkModel:
@@ -68,49 +64,48 @@ class Exchange(NamedTuple):
 Network = Callable[[int], Exchange]
 
 
-def make_network(
-    reducer: str | gossip_lib.Gossip,
-    graph: str | graphs.Graph | graphs.PeriodicGraph,
-    num_workers: int,
-    matcha_budget: float,
-    seed: int,
-    param_bytes: int,
-    link: LinkModel,
-) -> Network:
-    """The exchange of each round, by its number: arguments as `hetjax.simulate.simulate`'s.
+def of_sum(num_workers: int, param_bytes: float, link: LinkModel) -> Network:
+    """The sum over all workers, round a ring: the same in every round."""
+    copies = gossip_lib.ring_copies(num_workers)
+    secs = 2 * (num_workers - 1) * link.latency_secs + copies * param_bytes / link.bytes_per_sec
+    everybody = Exchange(
+        np.full(num_workers, copies),
+        secs,
+        np.full(num_workers, secs),
+        lambda ends: np.full_like(ends, ends.max()),
+    )
+    return lambda round: everybody
 
-    Raises:
-      ValueError: the graph has another number of workers, or does not go with the reducer.
-    """
-    if not (math.isfinite(param_bytes) and param_bytes >= 0):
-        raise ValueError(
-            f"param_bytes is {param_bytes}; it must be 0 or more, 4 for each float32 parameter."
-        )
-    copy_secs = link.secs(param_bytes)
-    if isinstance(reducer, gossip_lib.Gossip):
-        check_size("schedule", reducer.partners.shape[1], num_workers)
-        schedule = reducer
-        return lambda round: _of_gossip(schedule, round, copy_secs)
-    check_name("reducer", reducer, REDUCERS)
-    if reducer in ("all_reduce", "ring"):
-        copies = gossip_lib.ring_copies(num_workers)
-        secs = 2 * (num_workers - 1) * link.latency_secs + copies * param_bytes / link.bytes_per_sec
-        own = np.full(num_workers, secs)
-        everybody = Exchange(
-            np.full(num_workers, copies), secs, own, lambda ends: np.full_like(ends, ends.max())
-        )
-        return lambda round: everybody
-    graph = _checked_graph(reducer, graph, num_workers)
-    if reducer != "d_psgd":
-        assert isinstance(graph, graphs.Graph)
-        direct = reducer == "matcha_direct"
-        drawn = gossip_lib.matcha(graph, matcha_budget, seed=seed, direct=direct)
-        return lambda round: _of_gossip(drawn, round, copy_secs)
+
+def of_graph(graph: graphs.Graph | graphs.PeriodicGraph, copy_secs: float) -> Network:
+    """All links of a graph in every round, or its phases in turn; `copy_secs` a copy and link."""
     if isinstance(graph, graphs.PeriodicGraph):
         turns = [_of_phase(phase, copy_secs) for phase in graph.phases]
         return lambda round: turns[round % len(turns)]
     neighbours = _of_graph(graph, copy_secs)
     return lambda round: neighbours
+
+
+def of_gossip(gossip: gossip_lib.Gossip, num_workers: int, copy_secs: float) -> Network:
+    """The exchanges of a plan that are active in a round, one after another.
+
+    Raises:
+      ValueError: the plan has another number of workers.
+    """
+    check_size("schedule", gossip.partners.shape[1], num_workers)
+    return lambda round: _of_gossip(gossip, round, copy_secs)
+
+
+def check_bytes(param_bytes: float) -> None:
+    """Refuses a size of the parameters that there is not.
+
+    Raises:
+      ValueError: it is negative or not finite.
+    """
+    if not (math.isfinite(param_bytes) and param_bytes >= 0):
+        raise ValueError(
+            f"param_bytes is {param_bytes}; it must be 0 or more, 4 for each float32 parameter."
+        )
 
 
 def _of_graph(graph: graphs.Graph, copy_secs: float) -> Exchange:
@@ -165,29 +160,3 @@ def check_size(what: str, found: int, num_workers: int) -> None:
             f"the {what} has {found} workers and the cluster {num_workers}; give both the same, "
             "or the name alone."
         )
-
-
-def _checked_graph(
-    reducer: str, graph: str | graphs.Graph | graphs.PeriodicGraph, num_workers: int
-) -> graphs.Graph | graphs.PeriodicGraph:
-    if reducer != "d_psgd" and num_workers > MATCHA_WORKERS:
-        raise ValueError(
-            f"reducer {reducer!r} has a schedule for at most {MATCHA_WORKERS} workers, not "
-            f"{num_workers}; take d_psgd, whose graphs have no limit, or fewer workers."
-        )
-    if isinstance(graph, str):
-        if graph == "complete" and num_workers > _COMPLETE_WORKERS:
-            raise ValueError(
-                f"the complete graph of {num_workers} workers has "
-                f"{num_workers * (num_workers - 1) // 2} links; at most {_COMPLETE_WORKERS} "
-                "workers are possible. all_reduce takes the same mean, and 'exponential' comes "
-                "near to it."
-            )
-        graph = graphs.make_graph(graph, num_workers)
-    check_size(f"graph {graph.name!r}", graph.num_workers, num_workers)
-    if reducer != "d_psgd" and isinstance(graph, graphs.PeriodicGraph):
-        raise ValueError(
-            f"reducer {reducer!r} draws from the matchings of an undirected graph, and "
-            f"{graph.name!r} has directed phases; take 'exponential' or 'ring', or d_psgd."
-        )
-    return graph

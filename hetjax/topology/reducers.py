@@ -1,6 +1,6 @@
-"""What a synchronisation does with the workers' sums and parameters.
+"""What reducers do on the devices with the workers' sums and parameters.
 
-Each reducer has two forms that agree: `collective`, inside `shard_map` over the worker axis,
+Each has two forms that agree: `collective`, inside `shard_map` over the worker axis,
 and `array`, on leaves with a leading worker axis on one device. Two kinds: those that sum the
 workers' gradients, so that replicas stay equal, and those that gossip, where each worker updates
 from its own gradients and averages its parameters with its neighbours'.
@@ -16,21 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax.topology import gossip as gossip_lib
-from hetjax.topology import graphs
 
 PyTree = Any
-
-
-class Options(NamedTuple):
-    """What the factories of `REDUCERS` are given; each takes what it needs."""
-
-    num_workers: int = 1
-    graph: str = "ring"
-    degree: int = 4  # of graph='random'
-    graph_seed: int = 0  # of graph='random'
-    budget: float = 0.5  # of MATCHA
-    seed: int = 0  # of MATCHA's draws
-    solve_once: gossip_lib.SolveOnce = gossip_lib.solve_here  # what is solved in floating point
 
 
 class Mixing(NamedTuple):
@@ -48,7 +35,7 @@ class Mixing(NamedTuple):
     (D-PSGD), or the updated parameters are mixed (MATCHA)."""
 
 
-class Reducer(NamedTuple):
+class Reduction(NamedTuple):
     """How the workers' `(grad_sum, weight_sum)` become those that each one updates from."""
 
     collective: Callable[[PyTree, str], PyTree]
@@ -57,12 +44,11 @@ class Reducer(NamedTuple):
     array: Callable[[PyTree], PyTree]
     """`sums -> sums`, leaves `[num_workers, ...]`."""
 
-    keeps_replicas_equal: bool
-
     mixing: Mixing | None = None
     """None where the sums are those of all workers."""
 
-    num_workers: int = 1
+    keeps_replicas_equal: bool = True  # as its `Reducer` says, which sets this
+    num_workers: int = 1  # the same
 
     def copies_sent(self, active: Any) -> float:
         """Copies of the parameters that all workers together send in a round."""
@@ -71,7 +57,7 @@ class Reducer(NamedTuple):
         return gossip_lib.ring_copies(self.num_workers) * self.num_workers
 
 
-def all_reduce(options: Options = Options()) -> Reducer:  # noqa: B008
+def all_reduce() -> Reduction:
     """The sum over all workers, by `psum`: one global gradient, replicas stay equal."""
 
     def collective(sums: PyTree, axis_name: str) -> PyTree:
@@ -82,10 +68,10 @@ def all_reduce(options: Options = Options()) -> Reducer:  # noqa: B008
             lambda x: jnp.broadcast_to(jnp.sum(x, axis=0, keepdims=True), x.shape), sums
         )
 
-    return Reducer(collective, array, True, num_workers=options.num_workers)
+    return Reduction(collective, array)
 
 
-def ring(options: Options) -> Reducer:
+def ring(num_workers: int) -> Reduction:
     """The sum over all workers, passed round a ring, to study the ring itself.
 
     Vectors are cut into n chunks. In n - 1 steps each worker adds its part of a chunk to what its
@@ -93,7 +79,6 @@ def ring(options: Options) -> Reducer:
     (all-gather). A worker sends 2 (n - 1) / n of the vector. Equal to `all_reduce` up to
     rounding; replicas stay equal to the bit.
     """
-    num_workers = options.num_workers
     to_right = [(worker, (worker + 1) % num_workers) for worker in range(num_workers)]
 
     def around(vector: jax.Array, axis_name: str) -> jax.Array:
@@ -120,7 +105,7 @@ def ring(options: Options) -> Reducer:
     def array(sums: PyTree) -> PyTree:
         return _bucketed(lambda x: _in_ring_order(x, num_workers), sums, leading_axes=1)
 
-    return Reducer(collective, array, True, num_workers=options.num_workers)
+    return Reduction(collective, array)
 
 
 def _chunks(vector: jax.Array, num_chunks: int) -> jax.Array:
@@ -141,65 +126,8 @@ def _in_ring_order(vectors: jax.Array, num_workers: int) -> jax.Array:
     return jnp.broadcast_to(flat, vectors.shape)
 
 
-def d_psgd(options: Options) -> Reducer:
-    """x_i <- sum_j W_ij x_j + update_i, over all edges of the graph, or over one phase a round.
-
-    `update_i` is the optimiser's, from the worker's own gradients at its parameters before they
-    are mixed, so that the two do not wait for each other. A worker that finished nothing is mixed
-    and not updated.
-
-    References:
-        Lian et al., "Can decentralized algorithms outperform centralized algorithms? A case study
-        for decentralized parallel stochastic gradient descent", 2017, arXiv 1705.09056.
-    """
-    return _gossiping(gossip_lib.d_psgd(_graph(options)), before_update=True)
-
-
-def matcha(options: Options) -> Reducer:
-    """x_i <- sum_j W_ij (x_j + update_j), over the matchings that are active in the round.
-
-    A matching that is not active costs nothing: it is a branch that no worker takes.
-
-    References:
-        Wang, Sahu, Yang, Joshi, Kar, "MATCHA: Speeding up decentralized SGD via matching
-        decomposition sampling", 2019, arXiv 1905.09435.
-    """
-    return _gossiping(_matcha(options, direct=False), before_update=False)
-
-
-def matcha_direct(options: Options) -> Reducer:
-    """As `matcha`, with probabilities and weight that shrink the consensus distance the most."""
-    return _gossiping(_matcha(options, direct=True), before_update=False)
-
-
-def _matcha(options: Options, *, direct: bool) -> gossip_lib.Gossip:
-    return gossip_lib.matcha(
-        _undirected(options),
-        options.budget,
-        seed=options.seed,
-        direct=direct,
-        solve_once=options.solve_once,
-    )
-
-
-def _graph(options: Options) -> graphs.Graph | graphs.PeriodicGraph:
-    return graphs.make_graph(
-        options.graph, options.num_workers, degree=options.degree, seed=options.graph_seed
-    )
-
-
-def _undirected(options: Options) -> graphs.Graph:
-    graph = _graph(options)
-    if isinstance(graph, graphs.PeriodicGraph):
-        raise ValueError(
-            f"reducer.graph: got {options.graph!r}, whose links change and go one way; matcha "
-            "needs an undirected graph, such as 'ring', 'torus', 'exponential', or an edge list. "
-            "Or set reducer.name='d_psgd'."
-        )
-    return graph
-
-
-def _gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reducer:
+def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
+    """Parameters are averaged over the exchanges of a plan; sums stay each worker's own."""
     num_exchanges, num_workers = gossip.partners.shape
     # W = I + sum_m active_m D_m: what each exchange adds to the identity.
     terms = np.stack(
@@ -252,13 +180,7 @@ def _gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reducer:
         return jax.tree.map(mix, params)
 
     mixing = Mixing(gossip, collective, array, before_update)
-    return Reducer(
-        lambda sums, axis_name: sums,
-        lambda sums: sums,
-        keeps_replicas_equal=False,
-        mixing=mixing,
-        num_workers=num_workers,
-    )
+    return Reduction(lambda sums, axis_name: sums, lambda sums: sums, mixing)
 
 
 # Leaves up to this size share one collective: each operand of its own costs a rendezvous of all
@@ -286,12 +208,3 @@ def _bucketed(
         for index, part in zip(bucket, parts, strict=True):
             out[index] = part.reshape(leaves[index].shape)
     return jax.tree.unflatten(treedef, out)
-
-
-REDUCERS: dict[str, Callable[..., Reducer]] = {
-    "all_reduce": all_reduce,
-    "ring": ring,
-    "d_psgd": d_psgd,
-    "matcha": matcha,
-    "matcha_direct": matcha_direct,
-}

@@ -1,5 +1,1 @@
 """The training loop and its parts."""
-
-from hetjax.training.gate import GATES
-
-__all__ = ["GATES"]

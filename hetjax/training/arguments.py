@@ -7,23 +7,16 @@ import jax
 import numpy as np
 
 from hetjax import config as config_lib
-from hetjax import ordering, quota
-from hetjax.topology import reducers
-from hetjax.training import gate
+from hetjax import kinds
+from hetjax import parts as parts_lib
+from hetjax.cluster import emulate
+from hetjax.topology import graphs
+
+_OBJECTS = (graphs.Graph, graphs.PeriodicGraph)  # that options may be, and a field may not
 
 # Fields of the configuration that stand for what `fit` is given as arguments.
 _OF_THE_CALLER = ("model", "optimizer")
 _OF_THE_CALLER_DATA = ("name", "dir", "num_train")
-
-
-def registries() -> dict[str, list[str]]:
-    """The names that fields of a configuration may hold, from where they are registered."""
-    return {
-        "quota.policy": list(quota.POLICIES),
-        "ordering.method": list(ordering.ORDERINGS),
-        "reducer.name": list(reducers.REDUCERS),
-        "gate.trigger": list(gate.GATES),
-    }
 
 
 def check(params: Any, optimizer: Any, callbacks: Any = ()) -> None:
@@ -49,8 +42,8 @@ def check(params: Any, optimizer: Any, callbacks: Any = ()) -> None:
 
 def configuration(
     config: config_lib.ExperimentConfig | None, fields: dict[str, Any], *, workers: int | None
-) -> tuple[config_lib.ExperimentConfig, dict[str, Any]]:
-    """The checked configuration, and what of it is recorded.
+) -> tuple[config_lib.ExperimentConfig, kinds.Parts, dict[str, Any]]:
+    """The checked configuration, the parts, and what of it is recorded.
 
     Args:
         config: checked already; or None.
@@ -60,19 +53,28 @@ def configuration(
     Raises:
         ValueError: both are given, or a field is wrong.
     """
-    if workers is not None:
-        cluster = fields.get("cluster", {})
-        fields = {**fields, "cluster": {**cluster, "num_workers": workers}}
     if config is None:
-        config = config_of_fields(fields)
-        return config, recorded_fields(config)
-    if fields:
-        raise ValueError(f"give either config or fields, not both: {sorted(fields)}")
-    return config, config_lib.to_dict(config)
+        config, chosen = config_of_fields(fields, workers=workers)
+        return config, chosen, recorded_fields(config)
+    if fields or workers is not None:
+        given = sorted([*fields, *(["workers"] if workers is not None else [])])
+        raise ValueError(f"give either config or fields, not both: {given}")
+    return config, kinds.of_config(config, {}), config_lib.to_dict(config)
 
 
-def config_of_fields(fields: dict[str, Any]) -> config_lib.ExperimentConfig:
+def config_of_fields(
+    fields: dict[str, Any], *, workers: int | None = None
+) -> tuple[config_lib.ExperimentConfig, kinds.Parts]:
     """Fields over the defaults, with a worker for each device, or `virtual` where they lack.
+
+    Args:
+        fields: of the configuration. `quota`, `ordering`, `reducer` and `gate` are each a part, a
+            name, or a dict of fields, whose first may be a part; `cluster` an `EmulatedCluster`
+            or a dict.
+        workers: their number, in place of `cluster.num_workers`.
+
+    Returns:
+        the configuration, and the parts.
 
     Raises:
         ValueError: a field is wrong, or is none that `fit` uses.
@@ -87,12 +89,19 @@ def config_of_fields(fields: dict[str, Any]) -> config_lib.ExperimentConfig:
             f"fit: {', '.join(given)}: these fields are for the command line; here the model, "
             "the optimizer and the data are the arguments loss_fn, optimizer and source"
         )
-    cluster = fields.setdefault("cluster", {})
+    objects: dict[str, Any] = {}
+    for group in kinds.KINDS.keys() & fields.keys():
+        fields[group], part = _part_of_group(group, fields[group])
+        if part is not None:
+            objects[group] = part
+    fields["cluster"] = cluster = _cluster_fields(fields.get("cluster", {}))
     if isinstance(cluster, dict):
+        if workers is not None:
+            cluster["num_workers"] = workers
         speeds = cluster.get("secs_per_microbatch", ())
         num_speeds = np.size(speeds) if np.ndim(speeds) else 0
         cluster.setdefault("num_workers", num_speeds or jax.device_count())
-    config = config_lib.validate(fields, choices=registries())
+    config = config_lib.validate(fields, parts=objects)
     num_workers = config.cluster.num_workers
     if "local" not in fields and num_workers > jax.device_count():
         print(
@@ -102,7 +111,51 @@ def config_of_fields(fields: dict[str, Any]) -> config_lib.ExperimentConfig:
             "GPUs take no more workers than there are."
         )
         config = dataclasses.replace(config, local="virtual")
-    return config
+    return config, kinds.of_config(config, objects)
+
+
+def _part_of_group(group: str, given: Any) -> tuple[Any, Any]:
+    """`(fields of the group, the part)`; the part is None where the fields can say all of it.
+
+    What is wrong with a field is left to the configuration, but for an option of another part.
+    """
+    kind, options = kinds.KINDS[group], kinds.options_of(group)
+    if isinstance(given, str):
+        return {kind.key: given}, None
+    if not isinstance(given, dict):
+        given = {kind.key: given}
+    defaults = getattr(config_lib.ExperimentConfig(), group)
+    name = given.get(kind.key, getattr(defaults, kind.key))
+    of_run = {f.name for f in dataclasses.fields(defaults)} - options.keys() - {kind.key}
+    fields = {n: value for n, value in given.items() if n in of_run}  # quota.max_microbatches
+    rest = {n: value for n, value in given.items() if n not in of_run}
+    if not isinstance(name, str):
+        part = kinds.resolve(group, rest)
+        return fields | kinds.described(group, part), part
+    if name not in kind.registry:
+        if not parts_lib.is_path(name):
+            return given, None
+        rest.pop(kind.key)
+        arguments = rest | dict(given.get(kinds.ARGUMENTS, {}))
+        return fields | {kind.key: name, kinds.ARGUMENTS: arguments}, None
+    mine = parts_lib.options_of(kind.registry[name])
+    of_others = any(n in options and n not in mine for n in rest)
+    if of_others or any(isinstance(value, _OBJECTS) for value in rest.values()):
+        part = kinds.resolve(group, {kind.key: name, **rest})
+        return fields | kinds.described(group, part), part
+    return given, None
+
+
+def _cluster_fields(given: Any) -> Any:
+    """The fields of an emulated cluster; anything else as it is."""
+    if not isinstance(given, emulate.EmulatedCluster):
+        return given
+    names = ("secs_per_microbatch", "overhead_secs", "delay", "delay_cv", "delay_per", "seed")
+    fields = {name: getattr(given, name) for name in names}
+    return fields | {
+        "num_workers": given.num_workers,
+        "changes": [dataclasses.asdict(change) for change in given.changes],
+    }
 
 
 def recorded_fields(config: config_lib.ExperimentConfig) -> dict[str, Any]:

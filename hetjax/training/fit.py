@@ -64,8 +64,10 @@ def fit(
         per_example_rng: the loss gets a key for each example, `key[B]`.
         config: a checked configuration; or give `fields`.
         **fields: fields of the configuration, groups as dicts: `epochs=5, budget=32,
-            cluster={"num_workers": 4}, quota={"policy": "adaptive"}`. By default there is a
-            worker for each device.
+            cluster={"num_workers": 4}, quota={"policy": "adaptive"}`. `quota`, `ordering`,
+            `reducer` and `gate` are each a part, such as `hetjax.quota.adaptive(min_gain=0.05)`,
+            a name, or a dict whose first field may be a part; `cluster` is an
+            `emulate.EmulatedCluster` or a dict. By default there is a worker for each device.
 
     Returns:
         Last and best parameters, state, summary and history. After Ctrl-C too:

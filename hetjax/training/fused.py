@@ -5,6 +5,7 @@ No collective is inside the loop (it would hang as soon as quotas differ), and n
 on a quota, so a change of quotas never compiles.
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -17,12 +18,11 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from hetjax import kinds, topology, trees, types
 from hetjax import mesh as mesh_lib
-from hetjax import trees, types
 from hetjax.data import feed as feed_lib
 from hetjax.data import rounds
-from hetjax.ordering import ordering
-from hetjax.topology import reducers
+from hetjax.ordering import ordering as ordering_lib
 from hetjax.training import accumulate as accumulate_lib
 from hetjax.training import local, sync
 
@@ -84,18 +84,35 @@ def make_fused_local(accumulate: accumulate_lib.AccumulateFn, mesh: Mesh) -> Cal
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+    """A round as one pure function, and what a loop needs beside it."""
+
+    function: StepFn
+    observer: ordering_lib.Signs | None
+    """The order's part on the devices; None where it needs none."""
+    active: Callable[[int], Any]
+    """`round -> bool[M]`: the exchanges of that round, () of a reducer that does not gossip."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`function` of the same arguments."""
+        return self.function(*args, **kwargs)
+
+
 def make_train_step(
     loss_fn: accumulate_lib.LossFn,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     *,
     nominal_examples: int,
-    reducer: reducers.Reducer | None = None,
+    reducer: Any = "all_reduce",
     weighting: str = "example",
     stop_on_nonfinite: bool = True,
-    signs: ordering.Signs | None = None,
+    ordering: Any = "random_reshuffling",
+    microbatch_size: int = 0,
+    max_microbatches: int = 0,
     per_example_rng: bool = False,
-) -> StepFn:
+) -> "TrainStep":
     """A round as one pure function, for training loops of your own.
 
     Args:
@@ -103,38 +120,56 @@ def make_train_step(
         optimizer: any optax optimiser.
         mesh: from `make_worker_mesh`.
         nominal_examples: examples of a full round, the unit of `scale_by_progress`.
-        reducer: default `all_reduce()`.
+        reducer: a `hetjax.topology.Reducer`, a name, or a dict of fields.
         weighting: what is minimised, one of `hetjax.training.weighting.WEIGHTINGS`; all but
             `example` go by `shares`.
         stop_on_nonfinite: a round with a microbatch that is not finite changes nothing.
-        signs: the ordering's device part; its new passes are yours to begin (`make_new_pass`).
+        ordering: a `hetjax.ordering.Ordering`, a name, or a dict of fields. Placing the units is
+            yours (its `place`), and so is beginning new passes (`sync.make_new_pass` of the
+            step's `observer`, which `make_train_state` takes too).
+        microbatch_size: B; needed where the ordering has a part on the devices.
+        max_microbatches: M, the same.
         per_example_rng: a key for each example in place of one a microbatch.
 
     Returns:
         `step(state, microbatches, counts, rng, shares=None, active=()) -> (state, metrics,
         unit_signs)`, to be jitted by you: leaves of `microbatches` are `[W, M, B, ...]`, worker w
         does the first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one key, `shares`
-        f32[W] of each worker's shard (equal ones by default), `active` the
-        `reducer.mixing.gossip.active(round)` of a reducer that gossips; `unit_signs` are
+        f32[W] of each worker's shard (equal ones by default), `active` is `step.active(round)`,
+        who exchanges with whom, needed with a reducer that gossips; `unit_signs` are
         i8[W, M, B], as an order's `place` takes them, or ().
         M bounds the quotas and memory; a change of `counts` never compiles.
 
     Raises:
-        ValueError: (when traced) the loss is not one number an example.
+        ValueError: the reducer or the ordering is none, or they contradict each other; (when
+            traced) the loss is not one number an example.
 
     References:
         Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
         environment", 2021, arXiv 2111.08272, for unequal work between two synchronisations.
     """
-    reducer = reducer or reducers.all_reduce(reducers.Options(mesh.size))
-    gossips = reducer.mixing is not None
+    reducer_part = kinds.resolve("reducer", reducer)
+    order = kinds.resolve("ordering", ordering)
+    if lines := list(kinds.of_two(order, reducer_part)):
+        raise ValueError("\n".join(lines))
+    signs = None
+    if order.make_observer is not None:
+        if not (microbatch_size and max_microbatches):
+            raise ValueError(
+                f"make_train_step: the ordering {kinds.name_of('ordering', order)!r} has a part on "
+                "the devices; give microbatch_size and max_microbatches too, B and M of the "
+                "microbatches [W, M, B]"
+            )
+        signs = order.observer(ordering_lib.Sizes(mesh.size, microbatch_size, max_microbatches))
+    reduction = reducer_part.for_run(topology.Facts(mesh.size))
+    gossips = reducer_part.gossips
     accumulate = accumulate_lib.make_accumulate(
         loss_fn, signs=signs, per_example_rng=per_example_rng
     )
     run_local = make_fused_local(accumulate, mesh)
     synchronise = sync.make_sync(
         optimizer,
-        reducer=reducer,
+        reducer=reduction,
         num_workers=mesh.size,
         nominal_examples=nominal_examples,
         mesh=mesh,
@@ -153,8 +188,8 @@ def make_train_step(
     ) -> tuple[types.TrainState, types.SyncMetrics, Any]:
         if gossips and isinstance(active, tuple):
             raise ValueError(
-                "this step's reducer gossips: give active=reducer.mixing.gossip.active(round), "
-                "which says who exchanges with whom in this round"
+                "this step's reducer gossips: give active=step.active(round), which says who "
+                "exchanges with whom in this round"
             )
         params = jax.tree.map(lambda x: x[0], state.params)
         one = jax.tree.map(lambda x: x[0, 0], microbatches.examples)
@@ -166,8 +201,8 @@ def make_train_step(
         if made_for is not None and sizes != (made_for.microbatch_size, made_for.max_microbatches):
             raise ValueError(
                 f"the ordering's signs are made for {made_for}, and microbatches here are "
-                f"[W, M, B] = {list(microbatches.example_ids.shape)}: give its factory "
-                "Options(num_workers=W, max_microbatches=M, microbatch_size=B)"
+                f"[W, M, B] = {list(microbatches.example_ids.shape)}: give make_train_step "
+                "max_microbatches=M and microbatch_size=B"
             )
         empty = accumulate_lib.empty_accumulated(params, signs)
         zeros = jax.tree.map(lambda x: jnp.broadcast_to(x, (mesh.size, *x.shape)), empty)
@@ -183,7 +218,11 @@ def make_train_step(
             unit_signs = unit_signs * turns[:, : unit_signs.shape[1]]
         return state, metrics, unit_signs
 
-    return step
+    def active(round_index: int) -> Any:
+        mixing = reduction.mixing
+        return () if mixing is None else mixing.gossip.active(round_index)
+
+    return TrainStep(step, signs, active)
 
 
 class Fused:
@@ -205,7 +244,7 @@ class Fused:
         params: types.PyTree,
         pace: local.Pace,
         max_microbatches: int,
-        signs: ordering.Signs | None = None,
+        signs: ordering_lib.Signs | None = None,
     ) -> None:
         self._feed, self._mesh, self._pace = feed, mesh, pace
         self._workers = mesh_lib.own_workers(mesh)

@@ -21,8 +21,8 @@ from hetjax.cluster import beacons as beacons_lib
 from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
 from hetjax.data import rounds
+from hetjax.gates import gate as gate_lib
 from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import gate as gate_lib
 
 
 class LocalResult(NamedTuple):
@@ -137,7 +137,7 @@ class Stepped:
         *,
         params: types.PyTree,
         pace: Pace,
-        gate: gate_lib.Gate,
+        gate: gate_lib.Live,
         beacons: beacons_lib.Beacons,
         signs: Any = None,
     ) -> None:
@@ -171,7 +171,7 @@ class Stepped:
         worker_state = types.WorkerState(state.params, state.running_sum)
         states = mesh_lib.worker_rows(worker_state)
         sums = mesh_lib.worker_rows(accumulated)
-        gate = self._gate if may_close else gate_lib.none(gate_lib.Options())
+        gate = self._gate if may_close else gate_lib.AlwaysOpen()
         gate.begin(plan.quotas)
         tasks = [
             self._threads.submit(
@@ -215,7 +215,7 @@ class Stepped:
         sums: types.Accumulated,
         rows: np.ndarray,
         rng: jax.Array,
-        gate: gate_lib.Gate,
+        gate: gate_lib.Live,
     ) -> tuple[types.Accumulated, int, float, float, int, list]:
         ends = self._pace.ends(round_index, worker, len(rows))
         deadlines = None if self._pace.virtual else ends

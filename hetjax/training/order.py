@@ -3,38 +3,42 @@
 import jax
 import numpy as np
 
-from hetjax import ordering, types
+from hetjax import kinds, ordering, types
 from hetjax.training import accumulate as accumulate_lib
 
 
 def make(
-    name: str,
-    options: ordering.Options,
+    method: ordering.Ordering,
+    sizes: ordering.Sizes,
     loss_fn: accumulate_lib.LossFn,
     params: types.PyTree,
     examples: types.PyTree,
     keys: jax.Array,
-) -> tuple[ordering.Ordering, str]:
-    """The method of this name, and why it takes its dearer form with this loss ('': it does not).
+) -> tuple[ordering.Signs | None, str]:
+    """The order's part on the devices, and why it takes its dearer form with this loss.
 
     Args:
-        name: of `ordering.ORDERINGS`.
-        options: what it is made for.
+        method: the ordering.
+        sizes: of the run.
         loss_fn: the user's.
         params: the parameters.
         examples: a microbatch of them.
         keys: one key, or one an example: whether the loss is given one for each.
 
+    Returns:
+        the part, None where the order needs none; and the reason, '' where it takes no dearer form.
+
     Raises:
         ValueError: the method cannot work with this loss.
     """
-    method = ordering.ORDERINGS[name](options)
-    if method.signs is None:
-        return method, ""
+    signs = method.observer(sizes)
+    if signs is None:
+        return None, ""
     accumulate_lib.check_examples_apart(loss_fn, params, examples, keys)
     try:
-        return method, _refusal(method.signs, loss_fn, params, examples, keys)
+        return signs, _refusal(signs, loss_fn, params, examples, keys)
     except (TypeError, ValueError) as error:
+        name = kinds.name_of("ordering", method)
         raise ValueError(
             f"ordering.method: {name!r} cannot work with this loss. 'grab' and those that end in "
             "'_exact' call loss_fn with one example; the others take its forward derivative, "

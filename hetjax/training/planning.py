@@ -31,7 +31,7 @@ def plan(parts: setup.RunParts, state: RunState) -> Plan:
     closing = parts.pace.close(index, quotas) if may_close else None
     rows = parts.stream.plan(state.stream, quotas)
     epoch = parts.stream.epoch(state.stream)
-    passes, signs = state.passes, parts.method.signs
+    passes, signs = state.passes, parts.signs
     if signs is not None:  # all begin a pass with the epoch, or each begins its own
         passes = np.full(num_workers, epoch) if signs.coordinated else rows.passes
     return Plan(
@@ -118,7 +118,7 @@ def _assign(
     """`(quotas, limits, policy's state)`: by the policy, or as the trace has them."""
     config, stream, policy = parts.config, parts.stream, state.policies[GRADIENT]
     if parts.trace is None:
-        gated = config.gate.trigger != "none"
+        gated = parts.gate.closes
         total = stream.total(state.stream, config.budget, gated=gated)
         quotas, policy = parts.policy.assign(policy, total, caps)
         quotas = stream.fitted(state.stream, quotas, present)

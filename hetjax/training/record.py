@@ -13,7 +13,8 @@ from typing import Any, TextIO
 import numpy as np
 import tqdm
 
-from hetjax import report
+from hetjax import config as config_lib
+from hetjax import kinds, report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +186,8 @@ def check_workdir(
                 "no directory of a run; give another directory"
             )
         if path.exists():
-            theirs = json.loads(path.read_text())
+            theirs = config_lib.completed(json.loads(path.read_text()), config)
+            _check_given(theirs, config)
             different = _differences(
                 {k: v for k, v in theirs.items() if k not in may_differ},
                 {k: v for k, v in config.items() if k not in may_differ},
@@ -198,6 +200,18 @@ def check_workdir(
                 )
     except (OSError, json.JSONDecodeError, AttributeError) as error:
         raise _unusable(workdir, error) from error
+
+
+def _check_given(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Refuses a run whose part could not be written down there, and is another here."""
+    for group, kind in kinds.KINDS.items():
+        name, mine = theirs.get(group, {}).get(kind.key), ours.get(group, {}).get(kind.key)
+        if isinstance(name, str) and name.startswith(kinds.GIVEN) and name != mine:
+            raise ValueError(
+                f"the run in this workdir has the {kind.title} {name.removeprefix(kinds.GIVEN)!r}, "
+                f"which could not be written down; here it is {mine!r}. Give the same object again "
+                f"to go on, as {group}=…, or give another directory"
+            )
 
 
 def _unusable(workdir: pathlib.Path, error: Exception) -> ValueError:

@@ -168,7 +168,7 @@ class References(NamedTuple):
 
 def _references_of(parts: setup.RunParts, plan: run_records.Plan) -> References | None:
     """None where the true speeds are not known, or a gate may close the round."""
-    if parts.cluster is None or not parts.emulated or parts.config.gate.trigger != "none":
+    if parts.cluster is None or not parts.emulated or parts.gate.closes:
         return None
     costs = parts.cluster.costs_at(plan.round_index or 0)
     return _references(

@@ -174,7 +174,7 @@ def to_arrays(
     state: run_records.RunState, best_params: types.PyTree, parts: setup.RunParts
 ) -> dict[str, np.ndarray]:
     """All of the run as host arrays by name; every process calls it, process 0 has the result."""
-    train, signs = state.train, parts.method.signs
+    train, signs = state.train, parts.signs
     common = train._replace(running_sum=())
     arrays: dict[str, np.ndarray] = {}
     if parts.reducer.keeps_replicas_equal:
@@ -230,7 +230,7 @@ def from_arrays(
     """
     arrays, num_workers = saved.arrays, len(parts.devices)
     same_workers = saved.about["num_workers"] == num_workers
-    signs = parts.method.signs
+    signs = parts.signs
     one = jax.device_get(state_lib.own_row(fresh.train))
     common = one._replace(running_sum=())
     if parts.reducer.keeps_replicas_equal:

@@ -84,7 +84,9 @@ class Run:
     ) -> None:
         processes.check_joined()
         arguments.check(params, optimizer)
-        self.config, self.recorded = arguments.configuration(config, fields, workers=workers)
+        self.config, chosen, self.recorded = arguments.configuration(
+            config, fields, workers=workers
+        )
         source = sources.as_source(source)
         self.beacons = beacons_lib.start()
         self.beacons.at("starting")
@@ -97,6 +99,7 @@ class Run:
             optimizer,
             source,
             config=self.config,
+            chosen=chosen,
             per_example_rng=per_example_rng,
             beacons=self.beacons,
             solved=solutions.Solutions(

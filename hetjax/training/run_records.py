@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import types
+from hetjax import gates, types
 from hetjax.data import rounds as rounds_lib
-from hetjax.training import agreement, gate
+from hetjax.training import agreement
 
 
 class Lineage:
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     present: np.ndarray  # bool[W]
     is_full: bool  # of the whole budget
     may_close: bool  # by a gate
-    closing: gate.Closing | None  # on the virtual clock, by a gate
+    closing: gates.Closing | None  # on the virtual clock, by a gate
     policy: Any  # after it has assigned the quotas
     passes: np.ndarray  # i64[W]
     active: Any  # exchanges of a reducer that gossips: bool[M], or ()

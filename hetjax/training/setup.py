@@ -1,4 +1,4 @@
-"""Builds the parts of a run by name: no loop, nothing is computed yet."""
+"""Builds what a run needs from its parts: no loop, nothing is computed yet."""
 
 import dataclasses
 import math
@@ -12,8 +12,8 @@ import optax
 from jax.sharding import Mesh
 
 from hetjax import config as config_lib
+from hetjax import gates, kinds, ordering, quota, topology, trees, types
 from hetjax import mesh as mesh_lib
-from hetjax import ordering, quota, trees, types
 from hetjax.cluster import beacons as beacons_lib
 from hetjax.cluster import emulate, processes
 from hetjax.data import feed as feed_lib
@@ -24,7 +24,6 @@ from hetjax.training import accumulate as accumulate_lib
 from hetjax.training import (
     agreement,
     fused,
-    gate,
     local,
     order,
     replay,
@@ -56,13 +55,15 @@ class RunParts:
     local: local.LocalPhase
     sync: sync.SyncFn
     method: ordering.Ordering
+    signs: ordering.Signs | None  # the method's part on the devices
+    gate: gates.Gate
     second_pass: str  # why the method takes one more backward pass with this loss; '' = it does not
     new_pass: Callable | None
     loss_fn: accumulate_lib.LossFn
     per_example_rng: bool
     state: types.TrainState
     shares: jax.Array  # f[W]: each shard's share of the examples, on every device
-    reducer: reducers.Reducer
+    reducer: reducers.Reduction
     pace: Pace
     agree: agreement.Agreement
     solved: solutions.Solutions
@@ -82,9 +83,8 @@ class RunParts:
     @property
     def lead_is_own(self) -> bool:
         """Whether what a process needs between two local phases, by real clocks, is its own."""
-        signs = self.method.signs
         meets = not isinstance(self.sums, shared_sums.SharedSums)
-        meets |= signs is not None and signs.coordinated  # by collectives in the sync phase
+        meets |= self.method.coordinated  # by collectives in the sync phase
         return not meets and not self.virtual_clock
 
     def active(self, round_index: int) -> Any:
@@ -113,11 +113,14 @@ def build(
     source: Any,
     *,
     config: config_lib.ExperimentConfig,
+    chosen: kinds.Parts | None = None,
     per_example_rng: bool,
     beacons: beacons_lib.Beacons | None = None,
     solved: solutions.Solutions | None = None,
 ) -> RunParts:
-    """Checks what only the data and the devices can tell, and makes the parts.
+    """Checks what only the data and the devices can tell, and makes what the parts need of them.
+
+    `chosen` are the parts; None: those that the configuration names.
 
     Raises:
         ValueError: more workers than devices, a loss that is not one number an example, a trace
@@ -135,48 +138,42 @@ def build(
     keys = jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
     accumulate_lib.check_loss(loss_fn, params, first, keys)
 
-    options = ordering.Options(
-        num_workers=num_workers,
-        microbatch_size=config.microbatch_size,
-        max_microbatches=_most_microbatches(config),
-        block_pairs=config.ordering.block_pairs,
-        freeze_after=config.ordering.freeze_after,
-    )
-    method, refusal = order.make(config.ordering.method, options, loss_fn, params, first, keys)
+    chosen = kinds.of_config(config, {}) if chosen is None else chosen
+    method = chosen.ordering
+    sizes = ordering.Sizes(num_workers, config.microbatch_size, _most_microbatches(config))
+    signs, refusal = order.make(method, sizes, loss_fn, params, first, keys)
     if refusal and workers[0] == 0:
         print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
-    if method.reducers is not None and config.reducer.name not in method.reducers:
-        raise ValueError(
-            f"ordering.method: {config.ordering.method!r} does not work with reducer.name="
-            f"{config.reducer.name!r}; it works with {', '.join(method.reducers)}"
-        )
-    stream = _make_stream(config, len(source), method)
+    stream = _make_stream(config, len(source), chosen)
     cluster = make_cluster(config)
     emulated = bool(config.cluster.secs_per_microbatch)
     virtual_clock = mesh is None or config.cluster.clock == "virtual"
     feed = feed_lib.FEEDS[config.data.feed](source, devices)
     nominal_examples = config.budget * config.microbatch_size
     accumulate = accumulate_lib.make_accumulate(
-        loss_fn, signs=method.signs, per_example_rng=per_example_rng
+        loss_fn, signs=signs, per_example_rng=per_example_rng
     )
-    _check_first(config)
     solved = solved or solutions.Solutions()
-    reducer = _make_reducer(config, solved)
+    reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     gossips = reducer.mixing is not None
     has_parts = gossips or config.data.sharing == "private"  # else all examples are in one sum
     weighting = config.data.weighting if has_parts else "example"
     agree = agreement.Agreement(
         mesh,
-        most_signs=0
-        if method.signs is None
-        else config.microbatch_size * _most_microbatches(config),
+        most_signs=0 if signs is None else config.microbatch_size * sizes.max_microbatches,
         microbatch_size=config.microbatch_size,
     )
     sums = shared_sums.Sums()
-    sums_up = config.reducer.name == "all_reduce" and weighting == "example"
+    sums_up = chosen.reducer.is_plain_sum and weighting == "example"
     if mesh is not None and agree.on_one_machine and sums_up:
         sums = shared_sums.make(mesh, trees.accumulator_zeros(params))
-    pace = _make_pace(config, cluster if emulated else None, virtual_clock=virtual_clock)
+    pace = Pace(
+        cluster if emulated else None,
+        virtual=virtual_clock,
+        num_workers=num_workers,
+        gate=chosen.gate if virtual_clock and chosen.gate.closes else None,
+        drop=config.gate.in_flight == "drop",
+    )
     totals = isinstance(sums, shared_sums.SharedSums)
     synchronise = sync.make_sync(
         optimizer,
@@ -184,7 +181,7 @@ def build(
         num_workers=num_workers,
         nominal_examples=nominal_examples,
         mesh=mesh,
-        signs=method.signs,
+        signs=signs,
         weighting=weighting,
         totals=totals,
         stop_on_nonfinite=config.nonfinite == "stop",
@@ -196,7 +193,7 @@ def build(
         workers=workers,
         rng=rng,
         stream=stream,
-        policy=make_policy(config, math.ceil(len(source) / nominal_examples)),
+        policy=_for_epochs(chosen.quota, math.ceil(len(source) / nominal_examples)),
         cluster=cluster,
         emulated=emulated,
         virtual_clock=virtual_clock,
@@ -209,9 +206,10 @@ def build(
             mesh,
             replicas_equal=reducer.keeps_replicas_equal,
             beacons=beacons,
+            gate=chosen.gate,
             params=params,
             pace=pace,
-            signs=method.signs,
+            signs=signs,
         ),
         sync=jax.jit(synchronise, donate_argnums=(1,))
         if alone or mesh is None
@@ -221,18 +219,20 @@ def build(
             out_shardings=(*[mesh_lib.worker_sharding(mesh)] * 2, *[mesh_lib.everywhere(mesh)] * 2),
         ),
         method=method,
+        signs=signs,
+        gate=chosen.gate,
         loss_fn=loss_fn,
         per_example_rng=per_example_rng,
         second_pass=refusal,
         new_pass=None
-        if method.signs is None
+        if signs is None
         else jax.jit(
-            sync.make_new_pass(method.signs),
+            sync.make_new_pass(signs),
             donate_argnums=(0, 1),
             out_shardings=None if mesh is None else mesh_lib.worker_sharding(mesh),
         ),
         state=state.make_train_state(
-            params, optimizer, num_workers=num_workers, mesh=mesh, signs=method.signs
+            params, optimizer, num_workers=num_workers, mesh=mesh, signs=signs
         ),
         shares=_place_shares(stream.shares, mesh),
         reducer=reducer,
@@ -253,78 +253,23 @@ def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
     return jax.make_array_from_callback(shares.shape, whole, lambda index: shares[index])
 
 
-def _make_reducer(
-    config: config_lib.ExperimentConfig, solved: solutions.Solutions
-) -> reducers.Reducer:
-    options = reducers.Options(
-        num_workers=config.cluster.num_workers,
-        graph=config.reducer.graph,
-        degree=config.reducer.degree,
-        graph_seed=config.reducer.graph_seed,
-        budget=config.reducer.budget,
-        seed=config.seed,
-        solve_once=solved,
-    )
-    return reducers.REDUCERS[config.reducer.name](options)
-
-
-def _check_first(config: config_lib.ExperimentConfig) -> None:
-    """`first` waits for a worker to finish its quota: which one, where a quota is 0?"""
-    if config.gate.trigger != "first" or config.quota.policy != "static":
-        return
-    quotas = quota.largest_remainder(config.quota.proportions, config.budget)
-    if (idle := np.flatnonzero(quotas == 0)).size:
-        raise ValueError(
-            f"gate.trigger: got 'first', but worker {idle[0]} has a quota of 0 of "
-            f"budget={config.budget} by quota.proportions={config.quota.proportions}, and would "
-            "be the first in every round. Give it a larger part, raise budget, leave it out of "
-            "cluster.num_workers, or set gate.trigger='quorum'"
-        )
-
-
-def _make_gate(
-    config: config_lib.ExperimentConfig, board: processes.Board | None = None
-) -> gate.Gate:
-    options = gate.Options(
-        quorum=config.gate.quorum, deadline_secs=config.gate.deadline_secs, board=board
-    )
-    return gate.GATES[config.gate.trigger](options)
-
-
-def _make_pace(
-    config: config_lib.ExperimentConfig,
-    cluster: emulate.EmulatedCluster | None,
-    *,
-    virtual_clock: bool,
-) -> Pace:
-    closes = virtual_clock and config.gate.trigger != "none"
-    return Pace(
-        cluster,
-        virtual=virtual_clock,
-        num_workers=config.cluster.num_workers,
-        gate=_make_gate(config) if closes else None,
-        drop=config.gate.in_flight == "drop",
-    )
-
-
 def _most_microbatches(config: config_lib.ExperimentConfig) -> int:
     """That one worker can be given in a round."""
     return min(config.quota.max_microbatches or config.budget, config.budget)
 
 
 def _make_stream(
-    config: config_lib.ExperimentConfig, num_examples: int, method: ordering.Ordering
+    config: config_lib.ExperimentConfig, num_examples: int, chosen: kinds.Parts
 ) -> rounds_lib.Stream:
     common: dict[str, Any] = {
         "microbatch_size": config.microbatch_size,
-        "ordering": method,
+        "ordering": chosen.ordering,
         "seed": config.seed,
     }
     num_workers = config.cluster.num_workers
     if config.data.sharing == "shared":
         return rounds_lib.SharedStream(num_examples, num_workers, **common)
-    static = config.quota.policy == "static"
-    proportions = config.quota.proportions if static else None
+    proportions = chosen.quota.proportions
     return rounds_lib.PrivateStream(num_examples, num_workers, proportions=proportions, **common)
 
 
@@ -336,6 +281,7 @@ def _make_local(
     *,
     replicas_equal: bool,
     beacons: beacons_lib.Beacons,
+    gate: gates.Gate,
     **common: Any,
 ) -> local.LocalPhase:
     if mesh is None:
@@ -347,18 +293,13 @@ def _make_local(
     asked = not config.replay and not common["pace"].virtual
     alone = len(mesh_lib.own_workers(mesh)) == mesh.size
     board = None if alone else processes.Board()
-    by_threads = _make_gate(config, board) if asked else gate.none(gate.Options())
+    by_threads = gates.begin(gate, board) if asked else gates.AlwaysOpen()
     return local.Stepped(accumulate, feed, mesh, gate=by_threads, beacons=beacons, **common)
 
 
-def make_policy(config: config_lib.ExperimentConfig, rounds_per_epoch: int) -> quota.QuotaPolicy:
-    """The configured quota policy, with those of its options that it has."""
-    options: dict[str, dict[str, Any]] = {
-        "static": {"proportions": config.quota.proportions},
-        "proportional": {"period_rounds": config.quota.period_rounds or rounds_per_epoch},
-        "dead_band": {"band": config.quota.band},
-    }
-    return quota.POLICIES[config.quota.policy](**options.get(config.quota.policy, {}))
+def _for_epochs(policy: quota.QuotaPolicy, rounds_per_epoch: int) -> quota.QuotaPolicy:
+    """The policy of a run whose epochs have so many rounds."""
+    return policy if policy.of_epochs is None else policy.of_epochs(rounds_per_epoch)
 
 
 def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:
@@ -377,5 +318,5 @@ def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster
         delay_cv=cluster.delay_cv,
         delay_per=cluster.delay_per,
         changes=changes,
-        seed=config.seed,
+        seed=config.seed if cluster.seed < 0 else cluster.seed,
     )

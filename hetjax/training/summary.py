@@ -136,7 +136,7 @@ class Summary:
             "device_kind": self._parts.devices[0].device_kind,
             "jax_version": jax.__version__,
         }
-        mixing, gate = self._parts.reducer.mixing, self._parts.config.gate.trigger
+        mixing, gate = self._parts.reducer.mixing, self._parts.gate
         if mixing is not None:
             measured = [line.consensus for line in lines if line.consensus]
             out["gossip"] = {
@@ -144,10 +144,11 @@ class Summary:
                 "num_exchanges": len(mixing.gossip.partners),
                 **{f"consensus_{k}": v for k, v in (measured[-1] if measured else {}).items()},
             }
-        if gate != "none":
+        if gate.closes:
             given = sum(sum(line.quotas) for line in lines)
             out["gate"] = {
-                "trigger": gate,
+                "trigger": self._parts.config.gate.trigger,
+                "closes": gate.when,
                 "returned_fraction": 1 - microbatches / max(given, 1),
                 "in_flight": self._parts.config.gate.in_flight,
             }

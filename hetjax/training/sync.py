@@ -55,7 +55,7 @@ def _update_worker(
 def make_sync(
     optimizer: optax.GradientTransformation,
     *,
-    reducer: reducers.Reducer,
+    reducer: reducers.Reduction,
     num_workers: int,
     nominal_examples: int,
     mesh: Mesh | None = None,
@@ -101,7 +101,7 @@ def make_sync(
     if made_for is not None and made_for.num_workers != num_workers:
         raise ValueError(
             f"the ordering's signs are made for {made_for.num_workers} worker(s), and here are "
-            f"{num_workers}: give its factory Options(num_workers={num_workers}, …)"
+            f"{num_workers}: make them with Sizes(num_workers={num_workers}, …)"
         )
     if isinstance(optimizer, optax.MultiSteps):  # takes extra arguments without saying so
         update = optimizer.update

@@ -32,12 +32,12 @@ class OrderTelemetry:
     def cost(self, params: types.PyTree, stream: rounds_lib.StreamState) -> dict[str, float]:
         """What the order's signs cost; empty where it takes none, or nothing is to be measured."""
         parts = self._parts
-        if parts.method.signs is None or parts.config.ordering.herding_every == 0:
+        if parts.signs is None or parts.config.ordering.herding_every == 0:
             return {}
         ids = parts.stream.plan(stream, np.ones(len(parts.devices), int)).example_ids[0]
         return cost(
             parts.loss_fn,
-            parts.method.signs,
+            parts.signs,
             params,
             parts.feed.load(0, ids),
             parts.rng,
@@ -51,7 +51,7 @@ class OrderTelemetry:
         parts, every = self._parts, self._parts.config.ordering.herding_every
         if every < 0:
             at_an_end = epochs_done == 1 or epochs_done >= parts.config.epochs
-            due = parts.method.signs is not None and at_an_end
+            due = parts.signs is not None and at_an_end
         else:
             due = every > 0 and epochs_done % every == 0
         if not due:

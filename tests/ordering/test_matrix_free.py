@@ -12,7 +12,7 @@ from flax import nnx
 import hetjax
 from experiments import ordering_losses
 from experiments import problems as classifiers
-from hetjax import models, ordering, types
+from hetjax import models, ordering, parts, types
 from hetjax.ordering import halves, matrix_free
 from hetjax.training import accumulate as accumulate_lib
 from tests.training import problems
@@ -111,8 +111,9 @@ def exact_gradients(loss_fn, params, examples, key):
 
 def check_exact(loss_fn, method, block_pairs, *, num_workers=1):
     """Update and running sum of the local phase, on both microbatches, to 1e-6."""
-    options = ordering.Options(num_workers, SIZE, 1, block_pairs)
-    signs = ordering.ORDERINGS[method](options).signs
+    factory = ordering.ORDERINGS[method]
+    options = {"block_pairs": block_pairs} if "block_pairs" in parts.options_of(factory) else {}
+    signs = factory(**options).observer(ordering.Sizes(num_workers, SIZE, 1))
     accumulate = jax.jit(accumulate_lib.make_accumulate(loss_fn, signs=signs))
     gradients = jax.jit(functools.partial(exact_gradients, loss_fn))
     params, rng = ordering_losses.initial_params(), jax.random.key(0)

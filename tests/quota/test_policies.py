@@ -147,11 +147,15 @@ def test_static_wants_a_proportion_for_each_worker():
 @pytest.mark.parametrize(
     ("factory", "options", "message"),
     [
-        (quota.proportional, {"period_rounds": 0}, "period_rounds is 0"),
-        (quota.dead_band, {"band": -0.1}, "band is -0.1"),
-        (quota.dead_band, {"gain": 0.0}, "gain is 0.0"),
-        (quota.adaptive, {"alarm": -1.0}, "alarm is -1.0"),
-        (quota.adaptive, {"probe_microbatches": 0}, "probe_microbatches is 0"),
+        (quota.proportional, {"period_rounds": -1}, "period_rounds: got -1"),
+        (
+            quota.dead_band,
+            {"band": -0.1},
+            "band: got -0.1, must be .* and below 1",
+        ),
+        (quota.dead_band, {"gain": 0.0}, "gain: got 0.0"),
+        (quota.adaptive, {"alarm": -1.0}, "alarm: got -1.0"),
+        (quota.adaptive, {"probe_microbatches": 0}, "probe_microbatches: got 0"),
     ],
 )
 def test_impossible_options_are_refused(factory, options, message):

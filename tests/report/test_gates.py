@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+import hetjax.gates
 from hetjax.report import canvas, gates, tables
 from tests.report import runs
 
@@ -78,8 +79,10 @@ def test_a_gate_that_drops_what_is_in_flight_is_said_to_exist_on_the_virtual_clo
 
 
 def test_each_gate_is_named_and_explained():
-    for trigger, when in gates.CLOSES.items():
-        assert f"The gate '{trigger}' closes a round {when}." in gates.caption({"trigger": trigger})
+    for trigger, factory in hetjax.gates.GATES.items():
+        when = factory().when
+        caption = gates.caption({"trigger": trigger, "closes": when})
+        assert f"The gate '{trigger}' closes a round {when}." in caption
     assert "before every quota is done" in gates.caption({"trigger": "another"})
 
 

@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 import hetjax
 from hetjax import mesh as mesh_lib
-from hetjax.topology import gossip, graphs, reducers
+from hetjax import parts, topology
+from hetjax.topology import gossip, graphs
 
 N = 8
 GOSSIP = [
@@ -28,9 +29,11 @@ GOSSIP = [
 
 
 def make(name, graph="ring", num_workers=N, **options):
-    return reducers.REDUCERS[name](
-        reducers.Options(num_workers=num_workers, graph=graph, **options)
-    )
+    factory = topology.REDUCERS[name]
+    facts = topology.Facts(num_workers, **{k: options.pop(k) for k in ("seed",) if k in options})
+    if "graph" in parts.options_of(factory):
+        options["graph"] = graph
+    return factory(**options).for_run(facts)
 
 
 def tree_of(num_workers=N, dtype=np.float64):

@@ -8,9 +8,9 @@ import optax
 import pytest
 
 import hetjax
+from hetjax import topology
 from hetjax.data import rounds
 from hetjax.ordering import orders
-from hetjax.topology import reducers
 from tests.training import problems
 from tests.training.order_reference import example_gradients
 
@@ -36,8 +36,7 @@ def reference(data, weights, lines, *, name, graph, sharing, weighting, weighted
     of_example = np.ones(num_examples)
     if weighted:
         of_example = np.asarray(problems.example_weights(data))
-    options = reducers.Options(num_workers=WORKERS, graph=graph, seed=0)
-    gossip = reducers.REDUCERS[name](options).mixing.gossip
+    gossip = topology.REDUCERS[name](graph=graph).for_run(topology.Facts(WORKERS)).mixing.gossip
     x = np.stack([weights] * WORKERS)
     velocity = np.zeros_like(x)
     state = stream.init()
@@ -226,26 +225,25 @@ def test_evaluates_the_mean_and_the_worst_replica():
 def test_a_step_of_ones_own_gossips():
     data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
     mesh, optimizer = hetjax.make_worker_mesh(4), optax.sgd(0.1)
-    reducer = reducers.REDUCERS["matcha"](reducers.Options(num_workers=4, graph="ring"))
+    reducer = topology.matcha(graph="ring")
     state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh)
-    step = jax.jit(
-        hetjax.make_train_step(
-            problems.softmax_loss,
-            optimizer,
-            mesh,
-            nominal_examples=32,
-            reducer=reducer,
-            weighting="shard",
-        )
+    made = hetjax.make_train_step(
+        problems.softmax_loss,
+        optimizer,
+        mesh,
+        nominal_examples=32,
+        reducer=reducer,
+        weighting="shard",
     )
+    step = jax.jit(made)
     ids = np.arange(64, dtype=np.int32).reshape(4, 4, 4)
     examples = {k: v[ids] for k, v in data.items()}
     microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), examples)
     counts, key = np.array([4, 2, 1, 0], np.int32), jax.random.key(0)
-    gossip = reducer.mixing.gossip
+    gossip = reducer.for_run(topology.Facts(4)).mixing.gossip
     x = np.stack([weights] * 4).astype(np.float64)
     for index in range(3):
-        active = gossip.active(index)
+        active = made.active(index)
         state, _, _ = step(state, microbatches, counts, key, active=active)
         for worker, count in enumerate(counts):
             if count:
@@ -253,5 +251,5 @@ def test_a_step_of_ones_own_gossips():
                 x[worker] -= 0.1 * mean.reshape(weights.shape)
         x = np.tensordot(gossip.matrix(active), x, axes=1)
     np.testing.assert_allclose(state.params, x, rtol=1e-4, atol=1e-6)
-    with pytest.raises(ValueError, match=r"active=reducer\.mixing\.gossip\.active"):
+    with pytest.raises(ValueError, match=r"active=step\.active"):
         step(state, microbatches, counts, key)

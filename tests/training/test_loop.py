@@ -13,7 +13,7 @@ import pytest
 
 import hetjax
 from hetjax.ordering import methods, ordering, pairs
-from hetjax.training import accumulate, gate
+from hetjax.training import accumulate
 from tests.training import problems
 
 LOCAL = ["stepped", "fused", "virtual"]
@@ -26,12 +26,20 @@ EMULATED = {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "vir
         ({"model": {"name": "lenet"}}, r"fit: model: .*loss_fn"),
         ({"data": {"num_train": 8}}, r"fit: data\.num_train"),
         ({"epoch": 3}, r"epoch: there is no such field.*'epochs'"),
-        ({"ordering": {"method": "pairs"}}, r"'pairs' does not work with .*'all_reduce'.*gossip"),
+        (
+            {"ordering": methods.d_grab(), "reducer": "d_psgd"},
+            r"'d_grab' does not work with .*'d_psgd'.*all_reduce, ring",
+        ),
+        (
+            {
+                "ordering": methods.random_reshuffling()._replace(coordinated=True),
+                "reducer": {"name": "matcha"},
+            },
+            r"'given: .*' does not work with .*'matcha'.*all_reduce, ring",
+        ),
     ],
 )
-def test_fields_that_fit_cannot_use_are_refused(fields, message, monkeypatch):
-    method = methods.random_reshuffling()._replace(reducers=("gossip",))
-    monkeypatch.setitem(methods.ORDERINGS, "pairs", lambda options: method)
+def test_fields_that_fit_cannot_use_are_refused(fields, message):
     data, weights = problems.classification(32, np.float32), problems.initial_weights(np.float32)
     with pytest.raises(ValueError, match=message):
         problems.fit(data, weights, **{"epochs": 1, **fields})
@@ -75,25 +83,23 @@ def test_nothing_is_missing_or_doubled_whatever_divides(num_examples, sharing):
 
 
 @pytest.mark.parametrize("sharing", ["shared", "private"])
-def test_what_a_gate_leaves_over_is_done_later_and_once(sharing, monkeypatch):
-    monkeypatch.setitem(gate.GATES, "third", problems.EveryThird)
+def test_what_a_gate_leaves_over_is_done_later_and_once(sharing):
     result = problems.fit(
         problems.classification(61, np.float32),
         problems.initial_weights(np.float32),
         epochs=2,
         data={"sharing": sharing},
-        gate={"trigger": "third"},
+        gate=problems.every_third(),
     )
     left = [sum(line["quotas"]) - sum(line["microbatches_done"]) for line in result.history]
     assert sum(left) > 0
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
 
 
-def test_a_replay_repeats_what_a_gate_did(monkeypatch, tmp_path):
-    monkeypatch.setitem(gate.GATES, "third", problems.EveryThird)
+def test_a_replay_repeats_what_a_gate_did(tmp_path):
     data = problems.classification(61, np.float32)
     weights = problems.initial_weights(np.float32)
-    gated = problems.fit(data, weights, epochs=2, gate={"trigger": "third"}, workdir=tmp_path)
+    gated = problems.fit(data, weights, epochs=2, gate=problems.every_third(), workdir=tmp_path)
     again = problems.fit(data, weights, epochs=2, replay=str(tmp_path / "metrics.jsonl"))
     np.testing.assert_array_equal(again.params, gated.params)
 
@@ -127,12 +133,11 @@ def _parity_signs():
         sync=sync,
         sync_array=sync_array,
         new_pass=jnp.zeros_like,
-        coordinated=True,
     )
 
 
 @pytest.mark.parametrize("local", LOCAL)
-def test_an_ordering_gets_the_signs_of_realised_pairs(local, monkeypatch):
+def test_an_ordering_gets_the_signs_of_realised_pairs(local):
     calls = []
     shuffled = methods.random_reshuffling()
 
@@ -140,14 +145,15 @@ def test_an_ordering_gets_the_signs_of_realised_pairs(local, monkeypatch):
         calls.append((units, signs))
         return shuffled.place(state, units, signs)
 
-    parity = ordering.Ordering(shuffled.init, place, signs=_parity_signs())
-    monkeypatch.setitem(methods.ORDERINGS, "parity", lambda options: parity)
+    parity = ordering.Ordering(
+        shuffled.init, place, make_observer=lambda sizes: _parity_signs(), coordinated=True
+    )
     result = problems.fit(
         problems.classification(61, np.float32),
         problems.initial_weights(np.float32),
         epochs=1,
         local=local,
-        ordering={"method": "parity"},
+        ordering=parity,
         cluster=EMULATED,
     )
     total = 0

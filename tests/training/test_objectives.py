@@ -7,10 +7,9 @@ import pytest
 
 import hetjax
 from experiments import round_objectives
-from hetjax import types
+from hetjax import topology, types
 from hetjax.data import rounds
 from hetjax.ordering import orders
-from hetjax.topology import reducers
 from hetjax.training import sync
 from tests.training import problems
 
@@ -97,7 +96,7 @@ def expected_gradients(weighting, sums, shares, *, gossips):
 def test_updates_are_those_of_plain_numpy(name, weighting, float64):
     """One update of any sums, in the array form, the collective one, and with metrics given."""
     optimizer, rng = optax.sgd(1.0), np.random.default_rng(0)
-    reducer = reducers.REDUCERS[name](reducers.Options(num_workers=WORKERS, graph="ring"))
+    reducer = topology.REDUCERS[name]().for_run(topology.Facts(WORKERS))
     gossips = reducer.mixing is not None
     mesh = hetjax.make_worker_mesh(WORKERS)
     common = {
@@ -213,7 +212,7 @@ def test_d_psgd_ends_where_linear_algebra_says(weighting, float64):
         seed=0,
         proportions=proportions,
     )
-    gossip = reducers.d_psgd(reducers.Options(num_workers=4, graph="ring")).mixing.gossip
+    gossip = topology.d_psgd().for_run(topology.Facts(4)).mixing.gossip
     matrix = gossip.matrix(gossip.active(0))
     share = np.array([len(shard) for shard in stream.shards]) / 64
     weight = np.array([data["w"][shard].sum() for shard in stream.shards])

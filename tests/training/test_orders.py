@@ -8,10 +8,11 @@ import optax
 import pytest
 
 import hetjax.config
-from hetjax import ordering
+from hetjax import ordering, topology
+from hetjax import parts as parts_lib
 from hetjax.data import rounds, sources
 from hetjax.ordering import methods
-from hetjax.training import arguments, gate, leaves, setup
+from hetjax.training import leaves, setup, sync
 from tests.training import problems
 from tests.training.order_reference import (
     BUDGET,
@@ -26,20 +27,21 @@ from tests.training.order_reference import (
 )
 
 
-def recorded(monkeypatch, name, calls):
-    """Keeps what each commit places, in `calls`."""
+def recorded(method, calls):
+    """The ordering; what each commit places is kept in `calls`."""
+
+    def place(state, units, signs):
+        calls.append((units, signs))
+        return method.place(state, units, signs)
+
+    return method._replace(place=place)
+
+
+def made(name, **options):
+    """The ordering of this name, with those of the options that it has."""
     factory = methods.ORDERINGS[name]
-
-    def make(options):
-        method = factory(options)
-
-        def place(state, units, signs):
-            calls.append((units, signs))
-            return method.place(state, units, signs)
-
-        return method._replace(place=place)
-
-    monkeypatch.setitem(methods.ORDERINGS, name, make)
+    known = parts_lib.options_of(factory)
+    return factory(**{k: v for k, v in options.items() if k in known})
 
 
 def private_trace(path, data, num_rounds):
@@ -80,7 +82,7 @@ def private_trace(path, data, num_rounds):
     ],
 )
 def test_orders_and_parameters_equal_the_reference(
-    method, block_pairs, local, sharing, monkeypatch, tmp_path, float64
+    method, block_pairs, local, sharing, tmp_path, float64
 ):
     """Unequal and changing quotas, an odd number of examples, a last partial microbatch."""
     data, weights = problems.classification(103), problems.initial_weights()
@@ -93,7 +95,7 @@ def test_orders_and_parameters_equal_the_reference(
         data, weights, trace, method=method, sharing=sharing, block_pairs=block_pairs
     )
     calls = []
-    recorded(monkeypatch, method, calls)
+    order = recorded(made(method, block_pairs=block_pairs), calls)
     result = problems.fit(
         data,
         weights,
@@ -103,7 +105,7 @@ def test_orders_and_parameters_equal_the_reference(
         budget=BUDGET,
         local=local,
         data={"sharing": sharing},
-        ordering={"method": method, "block_pairs": block_pairs, "herding_every": 0},
+        ordering={"method": order, "herding_every": 0},
         replay=str(tmp_path / "metrics.jsonl"),
     )
     if sharing == "private":  # commits are positions in the worker's shard there
@@ -126,11 +128,10 @@ def orders_of(calls, num_examples):
     return units[: len(units) // num_examples * num_examples].reshape(-1, num_examples)
 
 
-def test_gates_absence_and_skipped_microbatches_leave_permutations(monkeypatch):
+def test_gates_absence_and_skipped_microbatches_leave_permutations():
     """Every order is a permutation at every epoch's end, and the sums stay finite."""
-    monkeypatch.setitem(gate.GATES, "third", problems.EveryThird)
     calls = []
-    recorded(monkeypatch, "d_grab", calls)
+    order = recorded(ordering.d_grab(block_pairs=1), calls)
     data = problems.classification(61, np.float32)
     data["x"][17] = np.nan
     result = problems.fit(
@@ -138,8 +139,8 @@ def test_gates_absence_and_skipped_microbatches_leave_permutations(monkeypatch):
         problems.initial_weights(np.float32),
         epochs=4,
         nonfinite="skip",
-        gate={"trigger": "third"},
-        ordering={"method": "d_grab", "block_pairs": 1, "herding_every": 0},
+        gate=problems.every_third(),
+        ordering={"method": order, "herding_every": 0},
         cluster={
             "num_workers": 4,
             "changes": [
@@ -167,7 +168,7 @@ def test_balancing_lowers_the_herding_bound(method, float64):
         optimizer=optax.sgd(0.0),
         local="virtual",
         epochs=6,
-        ordering={"method": method, "block_pairs": 2, "herding_every": 1},
+        ordering={"method": made(method, block_pairs=2), "herding_every": 1},
         quota={"max_microbatches": 2},
     )
     herding = [line["herding"] for line in result.history if "herding" in line]
@@ -181,28 +182,22 @@ def test_balancing_lowers_the_herding_bound(method, float64):
 
 
 @pytest.mark.parametrize("sharing", ["shared", "private"])
-def test_the_herding_bound_equals_the_reference(sharing, monkeypatch, float64):
+def test_the_herding_bound_equals_the_reference(sharing, float64):
     data, weights = problems.classification(104), problems.initial_weights()
     states = []
-    factory = methods.ORDERINGS["d_grab"]
+    method = ordering.d_grab()
 
-    def make(options):
-        method = factory(options)
+    def keep(state, units, signs):
+        states.append(method.place(state, units, signs))
+        return states[-1]
 
-        def keep(state, units, signs):
-            states.append(method.place(state, units, signs))
-            return states[-1]
-
-        return method._replace(place=keep)
-
-    monkeypatch.setitem(methods.ORDERINGS, "d_grab", make)
     result = problems.fit(
         data,
         weights,
         optimizer=optax.sgd(0.0),
         local="virtual",
         epochs=1,
-        ordering={"method": "d_grab"},
+        ordering=method._replace(place=keep),
         data={"sharing": sharing},
         quota={"policy": "equal"},
     )
@@ -242,14 +237,13 @@ def test_a_loss_that_mixes_examples_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["grab_random_sign", "frozen"])
 @pytest.mark.parametrize("feed", ["resident", "streamed"])
-def test_other_orders_run_with_weights_and_streamed_data(method, feed, monkeypatch):
+def test_other_orders_run_with_weights_and_streamed_data(method, feed):
     def loss_fn(weights, batch, rng):
         kept = jax.random.bernoulli(rng, 0.8, batch["x"].shape)
         losses = problems.softmax_loss(weights, {**batch, "x": batch["x"] * kept}, rng)
         return losses, 1.0 + batch["y"]
 
     calls = []
-    recorded(monkeypatch, method, calls)
     result = problems.fit(
         problems.classification(61, np.float32),
         problems.initial_weights(np.float32),
@@ -257,7 +251,7 @@ def test_other_orders_run_with_weights_and_streamed_data(method, feed, monkeypat
         local="virtual",
         epochs=4,
         data={"feed": feed},
-        ordering={"method": method, "freeze_after": 2},
+        ordering=recorded(made(method, freeze_after=2), calls),
     )
     orders = orders_of(calls, 61)
     np.testing.assert_array_equal(np.sort(orders), np.tile(np.arange(61), (4, 1)))
@@ -297,8 +291,7 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             "budget": 4,
             "cluster": {"num_workers": 4},
             "ordering": {"method": "d_grab", "block_pairs": 1},
-        },
-        choices=arguments.registries(),
+        }
     )
     source = sources.as_source(data)
 
@@ -348,20 +341,25 @@ def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):
     data, weights = problems.classification(64), problems.initial_weights()
     counts = np.array([3, 0, 2, 1])
     ids = np.random.default_rng(3).permutation(64)[: 4 * 3 * 4].reshape(4, 3, 4)
-    options = ordering.Options(num_workers=4, microbatch_size=4, max_microbatches=3, block_pairs=1)
     mesh = hetjax.make_worker_mesh(4)
     gradients = [
         [example_gradients(data, weights, ids[w, m]) for m in range(counts[w])] for w in range(4)
     ]
     for method in ("d_grab", "d_grab_exact"):
-        signs = methods.ORDERINGS[method](options).signs
         optimizer = optax.sgd(0.0)
-        state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh, signs=signs)
-        step = jax.jit(
-            hetjax.make_train_step(
-                problems.softmax_loss, optimizer, mesh, nominal_examples=48, signs=signs
-            )
+        train_step = hetjax.make_train_step(
+            problems.softmax_loss,
+            optimizer,
+            mesh,
+            nominal_examples=48,
+            ordering=made(method, block_pairs=1),
+            microbatch_size=4,
+            max_microbatches=3,
         )
+        state = hetjax.make_train_state(
+            weights, optimizer, num_workers=4, mesh=mesh, signs=train_step.observer
+        )
+        step = jax.jit(train_step)
         microbatches = hetjax.Microbatch(
             ids.astype(np.int32),
             np.ones(ids.shape, np.float32),
@@ -378,14 +376,21 @@ def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):
 
 
 def test_signs_made_for_other_sizes_are_refused():
-    def step(microbatch_size=4, max_microbatches=3, num_workers=4):
-        options = ordering.Options(num_workers, microbatch_size, max_microbatches)
-        signs = methods.ORDERINGS["d_grab_exact"](options).signs
-        weights, optimizer = problems.initial_weights(np.float32), optax.sgd(0.1)
-        mesh = hetjax.make_worker_mesh(4)
-        state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh, signs=signs)
+    weights, optimizer = problems.initial_weights(np.float32), optax.sgd(0.1)
+    mesh = hetjax.make_worker_mesh(4)
+
+    def step(microbatch_size=4, max_microbatches=3):
         train_step = hetjax.make_train_step(
-            problems.softmax_loss, optimizer, mesh, nominal_examples=48, signs=signs
+            problems.softmax_loss,
+            optimizer,
+            mesh,
+            nominal_examples=48,
+            ordering="d_grab_exact",
+            microbatch_size=microbatch_size,
+            max_microbatches=max_microbatches,
+        )
+        state = hetjax.make_train_state(
+            weights, optimizer, num_workers=4, mesh=mesh, signs=train_step.observer
         )
         ids = np.arange(48, dtype=np.int32).reshape(4, 3, 4)
         examples = {k: v[ids] for k, v in problems.classification(48, np.float32).items()}
@@ -393,9 +398,15 @@ def test_signs_made_for_other_sizes_are_refused():
         return jax.eval_shape(train_step, state, microbatches, np.full(4, 3), jax.random.key(0))
 
     step()
-    for wrong in ({"num_workers": 1}, {"microbatch_size": 8}, {"max_microbatches": 1}):
+    for wrong in ({"microbatch_size": 8}, {"max_microbatches": 1}):
         with pytest.raises(ValueError, match=r"signs are made for"):
             step(**wrong)
+    with pytest.raises(ValueError, match=r"give microbatch_size and max_microbatches too"):
+        step(max_microbatches=0)
+    signs = ordering.d_grab_exact().observer(ordering.Sizes(num_workers=1))
+    reducer = topology.all_reduce().for_run(topology.Facts(4))
+    with pytest.raises(ValueError, match=r"signs are made for 1 worker"):
+        sync.make_sync(optimizer, reducer=reducer, num_workers=4, nominal_examples=8, signs=signs)
 
 
 def test_weights_that_mix_examples_are_refused():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import round_interleavings
-from hetjax.training import gate as gate_lib
+from hetjax import gates
 from tests.training import problems
 
 
@@ -32,13 +32,13 @@ def gated_rounds(draw):
 def test_the_threads_form_and_the_virtual_clocks_agree(case):
     trigger, ends, quotas, options = case
     done = round_interleavings.play(trigger, ends, quotas, **options)
-    gate = gate_lib.GATES[trigger](gate_lib.Options(**options))
-    closing = gate_lib.close(gate, ends, quotas)
+    gate = gates.GATES[trigger](**options)
+    closing = gates.close(gate, ends, quotas)
     np.testing.assert_array_equal(closing.microbatches_done, done)
     last = [ends[w, d - 1] if d else 0.0 for w, d in enumerate(done)]
     np.testing.assert_array_equal(closing.compute_secs, last)
     assert closing.round_secs == max(last)
-    both = gate_lib.close(gate, np.stack([ends, ends + 1]), np.stack([quotas, quotas]))
+    both = gates.close(gate, np.stack([ends, ends + 1]), np.stack([quotas, quotas]))
     np.testing.assert_array_equal(both.microbatches_done[0], done)  # leading axes
 
 
@@ -54,10 +54,10 @@ def test_the_threads_form_and_the_virtual_clocks_agree(case):
 )
 def test_what_gates_leave_done(trigger, options, done, secs, dropped, drop_secs):
     ends = np.arange(1, 5) * np.array([[1.0], [2.0], [4.0]])
-    gate = gate_lib.GATES[trigger](gate_lib.Options(**options))
-    finish = gate_lib.close(gate, ends, np.full(3, 4))
+    gate = gates.GATES[trigger](**options)
+    finish = gates.close(gate, ends, np.full(3, 4))
     assert (finish.microbatches_done.tolist(), finish.round_secs) == (done, secs)
-    drop = gate_lib.close(gate, ends, np.full(3, 4), drop=True)
+    drop = gates.close(gate, ends, np.full(3, 4), drop=True)
     assert (drop.microbatches_done.tolist(), drop.round_secs) == (dropped, drop_secs)
 
 
@@ -68,7 +68,7 @@ def test_no_example_is_lost_or_doubled_whatever_closes_rounds_and_whoever_dies()
 
 
 def test_a_gate_counts_what_threads_tell_at_the_same_time():
-    gate = gate_lib.GATES["quorum"](gate_lib.Options(quorum=8 * 500))
+    gate = gates.begin(gates.quorum(8 * 500))
     gate.begin(np.full(8, 500))
     barrier = threading.Barrier(8)
 

@@ -1,0 +1,157 @@
+"""What a gate is: what closes a round before every quota is done.
+
+Each worker asks the gate before it begins a microbatch. What is in flight when the gate closes is
+always finished, since a dispatched program cannot be taken back, and counts; what was not begun
+goes back to the head of the order. Assumes that when a microbatch is finished does not depend on
+its examples: then every update is an unbiased one. The first microbatch of a worker is always
+begun, so that no shard of private data is ever left out.
+
+References:
+    He, Dube, "Accelerating parallel stochastic gradient descent via non-blocking mini-batches",
+    2022, arXiv 2211.00889: updates from what is finished.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from hetjax import parts
+
+
+class Live(Protocol):
+    """A gate at work: one serves all workers of a process, from their own threads."""
+
+    def begin(self, quotas: np.ndarray) -> None:
+        """A round begins, with quotas i64[W]."""
+
+    def is_open(self) -> bool:
+        """Whether a worker may begin another microbatch; asked before the first one too, which
+        is begun whatever it says."""
+
+    def finished(self, worker: int, microbatches_done: int) -> None:
+        """A worker has finished its microbatch number `microbatches_done` of the round."""
+
+
+class Board(Protocol):
+    """Values that the processes of a run share: `hetjax.cluster.processes.Board`."""
+
+    def post(self, key: str, value: Any) -> None: ...
+
+    def read(self, key: str) -> Any: ...
+
+    def add(self, key: str, amount: int = 1) -> int: ...
+
+    def remove(self, key: str) -> None: ...
+
+
+Clock = Callable[[], float]
+
+
+class Gate(NamedTuple):
+    """A gate, in two forms that agree (`tests/gates/test_gates.py`).
+
+    On the wall clock the workers' threads share the object that `open` makes, and over a board
+    the processes. On the virtual clock and in the simulator `closes_at` tells when it closes,
+    from the times at which the microbatches would end.
+    """
+
+    open: Callable[[Board | None, Clock], Live]
+    """`(board, clock) -> Live`; the board is None where all workers are in one process."""
+
+    closes_at: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    """`(ends f64[..., W, K], quotas i64[..., W]) -> f64[...]`: seconds into the round at which it
+    closes, infinite for never. `ends` is when each microbatch would end, beyond a quota infinite;
+    microbatches that would begin then, or later, are not begun."""
+
+    closes: bool = True
+    """False for a gate that never closes a round."""
+
+    needs_news: bool = True
+    """Whether it closes at what other workers did; False: each worker's own clock is enough."""
+
+    needs_quotas: bool = False
+    """Whether a quota of 0 would make it close at once: all that stay must then be above 0."""
+
+    when: str = "before every quota is done"
+    """When it closes a round, in words for the report."""
+
+    problems: Callable[[parts.Facts], Iterable[str]] = parts.no_problems
+    """Why it cannot work in a run: lines that begin with the option's name."""
+
+    made_by: parts.Made | None = None
+
+
+class AlwaysOpen:
+    """Never closes; and what other live gates share: a lock, the quotas, a flag over the board.
+
+    Args:
+        board: where the workers are in several processes.
+    """
+
+    def __init__(self, board: Board | None = None) -> None:
+        self._lock = threading.Lock()
+        self._quotas = np.zeros(0, int)
+        self._closed = False
+        self._board, self._rounds = board, 0
+
+    def begin(self, quotas: np.ndarray) -> None:
+        self._quotas, self._closed = np.asarray(quotas), False
+        self._rounds += 1
+        if self._board is not None and self._rounds > 2:  # all have left that round
+            for what in ("closed", "done"):
+                self._board.remove(f"{self._rounds - 2}/{what}")
+
+    def is_open(self) -> bool:
+        if not self._closed and self._board is not None:
+            self._closed = self._board.read(f"{self._rounds}/closed") is not None
+        return not self._closed
+
+    def _close(self) -> None:
+        if not self._closed and self._board is not None:
+            self._board.post(f"{self._rounds}/closed", True)
+        self._closed = True
+
+    def finished(self, worker: int, microbatches_done: int) -> None:
+        pass
+
+
+class Closing(NamedTuple):
+    """A round on the virtual clock, with a gate."""
+
+    microbatches_done: np.ndarray  # i64[..., W]
+    compute_secs: np.ndarray  # f64[..., W]: until each worker has finished its last one
+    round_secs: np.ndarray  # f64[...]: until the last worker has
+
+
+def begin(gate: Gate, board: Board | None = None, clock: Clock = time.perf_counter) -> Live:
+    """The live gate of one process."""
+    return gate.open(board, clock)
+
+
+def close(gate: Gate, ends: np.ndarray, quotas: np.ndarray, *, drop: bool = False) -> Closing:
+    """What the workers have done when the gate has closed, on the virtual clock.
+
+    Args:
+        gate: whose `closes_at` decides.
+        ends: f64[..., W, K]: when each microbatch would end; what is beyond a quota is ignored.
+        quotas: i64[..., W].
+        drop: what is in flight when the gate closes is given up, not finished. No device can do
+            that with a program; it exists to compare with.
+    """
+    within = np.arange(ends.shape[-1]) < quotas[..., None]
+    ends = np.where(within, ends, np.inf)
+    closes = np.asarray(gate.closes_at(ends, quotas))[..., None, None]
+    if drop:
+        counted = within & (ends <= closes)
+    else:
+        begins = np.concatenate([np.full_like(ends[..., :1], -np.inf), ends[..., :-1]], axis=-1)
+        counted = within & (begins < closes)
+    done = counted.sum(axis=-1)
+    secs = np.max(np.where(counted, ends, 0.0), axis=-1, initial=0.0)
+    closed = closes[..., 0, 0]
+    if drop:  # a worker that has work left was at it until the gate closed
+        secs = np.where((done < quotas) & np.isfinite(closed[..., None]), closed[..., None], secs)
+    return Closing(done, secs, np.max(secs, axis=-1, initial=0.0))

@@ -1,0 +1,385 @@
+"""Which kinds of parts does a run take, and how is a part made from what a user gives?
+
+A user gives an object, a name, or a dict of fields: `resolve` makes the part of each. The
+registries map the names of the command line to factories; here alone somebody looks into them.
+The fields of a configuration that hold the parts' options come from the factories (`options_of`),
+and so does the table in `docs/parts.md`:
+
+    python -m hetjax.kinds > docs/parts.md
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from hetjax import gates, ordering, parts, quota, topology, values
+
+GIVEN = "given: "  # stands in a configuration before what cannot be written down
+ARGUMENTS = "arguments"  # the field for the arguments of a part that is named by import path
+
+
+class Kind(NamedTuple):
+    """A kind of part."""
+
+    title: str
+    group: str  # of fields in the configuration; the argument of `fit`
+    key: str  # the field of that group that names the part
+    record: type
+    registry: Mapping[str, Callable[..., Any]]
+    functions: Mapping[str, int]  # that the record must have, and with how many arguments
+    contract: str
+    example: str
+
+
+_PLACE = "place(state, realised_units, unit_signs) -> state"
+KINDS: dict[str, Kind] = {
+    kind.group: kind
+    for kind in (
+        Kind(
+            "quota policy",
+            "quota",
+            "policy",
+            quota.QuotaPolicy,
+            quota.POLICIES,
+            {"init": 2, "assign": 3, "observe": 2},
+            "hetjax.quota.QuotaPolicy of init(num_workers, budget) -> state, assign(state, total, "
+            "caps) -> (quotas, state) and observe(state, times) -> state",
+            "quota=hetjax.quota.adaptive(min_gain=0.05)",
+        ),
+        Kind(
+            "ordering",
+            "ordering",
+            "method",
+            ordering.Ordering,
+            ordering.ORDERINGS,
+            {"init": 2, "place": 3},
+            f"hetjax.ordering.Ordering of init(num_units, seed) -> state and {_PLACE}",
+            "ordering=hetjax.ordering.d_grab(block_pairs=4)",
+        ),
+        Kind(
+            "reducer",
+            "reducer",
+            "name",
+            topology.Reducer,
+            topology.REDUCERS,
+            {"make": 1},
+            "hetjax.topology.Reducer of make(facts) -> Reduction and keeps_replicas_equal",
+            'reducer=hetjax.topology.matcha(graph="ring", budget=0.5)',
+        ),
+        Kind(
+            "gate",
+            "gate",
+            "trigger",
+            gates.Gate,
+            gates.GATES,
+            {"open": 2, "closes_at": 2},
+            "hetjax.gates.Gate of open(board, clock) -> Live and closes_at(ends, quotas) -> secs",
+            "gate=hetjax.gates.quorum(12)",
+        ),
+    )
+}
+
+
+class Parts(NamedTuple):
+    """A part of each kind."""
+
+    quota: quota.QuotaPolicy
+    ordering: ordering.Ordering
+    reducer: topology.Reducer
+    gate: gates.Gate
+
+
+def resolve(group: str, given: Any) -> Any:
+    """Makes a part from what a user gives.
+
+    Args:
+        group: the kind, a key of `KINDS`.
+        given: a part; a registered name, or the import path `module:function` of a factory; or a
+            dict with a part or a name and the options of its factory, such as
+            `{"policy": "adaptive", "min_gain": 0.05}`.
+
+    Returns:
+        the part.
+
+    Raises:
+        ValueError: it is none of these, the name is not known, or the part has no such option. A
+            line for each mistake.
+
+    Example:
+        >>> resolve("gate", {"trigger": "quorum", "quorum": 12}) == resolve("gate", "quorum")
+        False
+    """
+    kind = KINDS[group]
+    if not isinstance(given, Mapping):
+        return _named(kind, given, {})
+    options = dict(given)
+    if kind.key not in options:
+        raise ValueError(
+            f"{group}: got {dict(given)!r}, which does not say which {kind.title}; give "
+            f"{kind.key!r} too, one of {', '.join(kind.registry)}."
+        )
+    return _named(kind, options.pop(kind.key), options)
+
+
+def _named(kind: Kind, given: Any, options: Mapping[str, Any]) -> Any:
+    if not isinstance(given, str):
+        if options and isinstance(given, kind.record):
+            raise ValueError(
+                f"{kind.group}: {', '.join(options)}: the {kind.title} is made already; give its "
+                "name and the options, or the options where it is made."
+            )
+        return _checked(kind, given)
+    factory = factory_of(kind.group, given)
+    mine = parts.options_of(factory)
+    arguments, lines = parts.checked(
+        factory, {name: options[name] for name in options if name in mine}, f"{kind.group}."
+    )
+    lines += [no_such_option(kind.group, given, name) for name in options if name not in mine]
+    if lines:
+        raise ValueError("\n".join(lines))
+    return _checked(kind, factory(**arguments))
+
+
+def no_such_option(group: str, name: str, option: str) -> str:
+    """The message about an option that a part has not: whose it is, and the nearest that it has."""
+    kind, mine = (
+        KINDS[group],
+        [f"{group}.{own}" for own in parts.options_of(factory_of(group, name))],
+    )
+    owners = [repr(n) for n, f in kind.registry.items() if option in parts.options_of(f)]
+    hint = values.nearest(f"{group}.{option}", mine)
+    whose = f"; it is one of {', '.join(owners)}" if owners else ""
+    hint = hint or f" It has: {', '.join(mine) or 'none'}."
+    return f"{group}.{option}: {group}.{kind.key}={name!r} has no such option{whose}.{hint}"
+
+
+def factory_of(group: str, name: str) -> Callable[..., Any]:
+    """The factory of a registered name, or of an import path.
+
+    Raises:
+        ValueError: there is none.
+    """
+    kind = KINDS[group]
+    dotted = f"{group}.{kind.key}"
+    if name in kind.registry:
+        return kind.registry[name]
+    if name.startswith(GIVEN):
+        raise ValueError(
+            f"{dotted}: got {name!r}, a {kind.title} that could not be written down, since it is "
+            "made by hand or by a function inside another one. Give the object again, such as "
+            f"{kind.example}; or make it by a function at the top of a module with "
+            "@hetjax.parts.factory, which can be written down."
+        )
+    if parts.is_path(name):
+        try:
+            return parts.load(name)
+        except ValueError as error:
+            raise ValueError(f"{dotted}: {error}.") from error
+    raise ValueError(
+        f"{dotted}: got {name!r}, must be one of {', '.join(kind.registry)}, or the import path "
+        f"'module:function' of a factory.{values.nearest(name, list(kind.registry))}"
+    )
+
+
+def _checked(kind: Kind, given: Any) -> Any:
+    """Refuses an object that is no part of this kind."""
+    wrong = ""
+    if parts.is_factory(given) or given in kind.registry.values():
+        wrong = ", which is a factory: call it, with its options"
+    elif not isinstance(given, kind.record):
+        missing = [name for name in kind.functions if not hasattr(given, name)]
+        wrong = f", which has no {' and no '.join(missing)}" if missing else ", which is no record"
+    else:
+        for name, count in kind.functions.items():
+            function = getattr(given, name)
+            if not callable(function):
+                wrong = f", whose {name} is {function!r} and no function"
+            elif not _takes(function, count):
+                wrong = (
+                    f", whose {name}{inspect.signature(function)} does not take {count} arguments"
+                )
+    if not wrong:
+        return given
+    shown = repr(given) if len(repr(given)) < 200 else f"{repr(given)[:200]}…"
+    raise ValueError(
+        f"{kind.group}: got {shown}{wrong}. A {kind.title} is a {kind.contract}. For example "
+        f"{kind.example}, or its name: {', '.join(kind.registry)}."
+    )
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of one that is not written in Python
+        return True
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def described(group: str, part: Any) -> dict[str, Any]:
+    """The fields of a configuration that make a part again: its name, or import path, and options.
+
+    Of a part that cannot be written down the name is `given: ` and where it is from.
+    """
+    kind, made = KINDS[group], parts.made_by(part)
+    if made is None:
+        return {kind.key: f"{GIVEN}{parts.label(part)}"}
+    for name, factory in kind.registry.items():
+        if parts.path_of(factory) == made.path:
+            return {kind.key: name, **made.arguments}
+    return {kind.key: made.path, ARGUMENTS: dict(made.arguments)}
+
+
+def name_of(group: str, part: Any) -> str:
+    """What messages call a part: its name, or where it is from."""
+    return described(group, part)[KINDS[group].key]
+
+
+def options_of(group: str) -> dict[str, parts.Option]:
+    """The options of all registered parts of a kind, by name; those of one name are one field.
+
+    Raises:
+        TypeError: an option has no default, or two factories state other rules or defaults for
+            an option of one name.
+    """
+    found: dict[str, parts.Option] = {}
+    for factory in KINDS[group].registry.values():
+        for name, option in parts.options_of(factory).items():
+            if option.is_required:
+                raise TypeError(
+                    f"{parts.path_of(factory)} has no default for {name!r}; a registered factory "
+                    "needs one, since its options are fields of the configuration"
+                )
+            before = found.setdefault(name, option)
+            same = (before.rule.allowed, before.unit, before.says, before.default)
+            if same != (option.rule.allowed, option.unit, option.says, option.default):
+                raise TypeError(
+                    f"{parts.path_of(factory)} states other rules for its option {name!r} than "
+                    f"another {KINDS[group].title} does; state the same, or take another name"
+                )
+    return found
+
+
+def of_config(config: Any, given: Mapping[str, Any]) -> Parts:
+    """The parts that a configuration names.
+
+    Args:
+        config: an `ExperimentConfig`; an option of a part that is not chosen is not looked at.
+        given: the parts that were given as objects, by group: of these the configuration has
+            notes alone.
+
+    Raises:
+        ValueError: a name or an option is wrong; a line for each.
+    """
+    made, lines = {}, []
+    for group in KINDS:
+        try:
+            made[group] = given[group] if group in given else _of_group(group, config)
+        except ValueError as error:
+            lines.append(str(error))
+    if lines:
+        raise ValueError("\n".join(lines))
+    return Parts(**made)
+
+
+def _of_group(group: str, config: Any) -> Any:
+    fields, kind = getattr(config, group), KINDS[group]
+    name, arguments = getattr(fields, kind.key), dict(getattr(fields, ARGUMENTS))
+    if name in kind.registry:
+        if arguments:
+            raise ValueError(
+                f"{group}.{ARGUMENTS}: got {arguments}, but {name!r} has fields of its own; they "
+                "are for a part that is named by its import path."
+            )
+        own = parts.options_of(kind.registry[name])
+        arguments = {option: getattr(fields, option) for option in own}
+    return resolve(group, {kind.key: name, **arguments})
+
+
+def problems(chosen: Parts, facts: parts.Facts) -> Iterator[str]:
+    """Why these parts do not work, in a run of these facts or with each other: a line for each."""
+    for group, part in zip(Parts._fields, chosen, strict=True):
+        ask = getattr(part, "problems", parts.no_problems)
+        yield from (f"{group}.{line}" for line in ask(facts))
+    yield from of_two(chosen.ordering, chosen.reducer)
+    yield from _idle_worker(chosen, facts)
+
+
+def of_two(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]:
+    """Why this ordering and this reducer do not work with each other."""
+    if order.coordinated and not reducer.keeps_replicas_equal:
+        equal = [name for name, make in topology.REDUCERS.items() if make().keeps_replicas_equal]
+        yield (
+            f"ordering.method: {name_of('ordering', order)!r} does not work with reducer.name="
+            f"{name_of('reducer', reducer)!r}: it coordinates the workers, whose replicas differ "
+            f"there. It works with reducers that keep them equal, {', '.join(equal)}; or take an "
+            "order that each worker balances alone, such as 'pair_balance'."
+        )
+
+
+def _idle_worker(chosen: Parts, facts: parts.Facts) -> Iterator[str]:
+    """A gate that waits for a worker to finish its quota: which one, where a quota is 0?"""
+    proportions = chosen.quota.proportions
+    if not chosen.gate.needs_quotas or proportions is None:
+        return
+    if len(proportions) != facts.num_workers or not sum(proportions) > 0:
+        return  # the policy has said so
+    quotas = quota.largest_remainder(proportions, facts.budget)
+    idle = [worker for worker, count in enumerate(quotas) if count == 0]
+    if idle:
+        yield (
+            f"gate.trigger: got {name_of('gate', chosen.gate)!r}, but worker {idle[0]} has a quota "
+            f"of 0 of budget={facts.budget} by quota.proportions={proportions}, and would be the "
+            "first in every round. Give it a larger part, raise budget, leave it out of "
+            "cluster.num_workers, or set gate.trigger='quorum'."
+        )
+
+
+# --- The table of all options ---
+
+
+def rows() -> Iterator[tuple[str, str, str, str, str]]:
+    """(field, parts that have it, default, what is allowed, unit and sentence) of each option."""
+    for group, kind in KINDS.items():
+        for name, option in options_of(group).items():
+            owners = [n for n, f in kind.registry.items() if name in parts.options_of(f)]
+            says = f"{option.unit} {option.says}".strip()
+            shown = repr(option.default)
+            yield f"{group}.{name}", ", ".join(owners), shown, option.rule.allowed, says
+
+
+def document() -> str:
+    """The table of all parts and their options, in Markdown."""
+    lines = [
+        "# The parts and their options",
+        "",
+        "Made from the factories by `python -m hetjax.kinds > docs/parts.md`. A part is given to",
+        "`hetjax.fit` as an object, a name or a dict of fields; on the command line",
+        "`--config.quota.min_gain=0.05` sets a field.",
+    ]
+    for group, kind in KINDS.items():
+        lines += ["", f"## `{group}.{kind.key}`", "", f"For example `{kind.example}`.", ""]
+        lines += [f"| {kind.title} | what it is |", "|---|---|"]
+        for name, factory in kind.registry.items():
+            first = (inspect.getdoc(factory) or "").partition("\n\n")[0].replace("\n", " ")
+            lines.append(f"| `{name}` | {_cell(first)} |")
+        lines += ["", "| option | of | default | allowed | what it is |", "|---|---|---|---|---|"]
+        lines += [
+            f"| `{field}` | {owners} | `{shown}` | {_cell(allowed)} | {_cell(says)} |"
+            for field, owners, shown, allowed, says in rows()
+            if field.startswith(f"{group}.")
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(document(), end="")

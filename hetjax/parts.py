@@ -1,0 +1,278 @@
+"""What is a part of a run, and how is one made?
+
+A part is a record of functions and properties that a user brings: a quota policy, an ordering, a
+reducer, a gate. A factory makes one from options. It states each option once, in its signature:
+
+    @parts.factory
+    def patient(
+        *,
+        wait_rounds: Annotated[int, parts.integer(at_least=1, unit="rounds", says="before …")] = 8,
+    ) -> QuotaPolicy: ...
+
+The default is Python's; unit, range and sentence stand in the annotation. The checks of the
+arguments, the fields of the command line, `--help` and the table in `docs/parts.md` come from
+there. What a factory needs of a run (how many workers there are, say) is no option: the record
+has a function that the run calls with it.
+
+`made_by` of a record remembers the factory and its arguments, so that a run can be written down
+and compared with another one. A record that is made by hand has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from hetjax import values
+
+_Arguments = ParamSpec("_Arguments")
+_Part = TypeVar("_Part")
+_IS_FACTORY = "__hetjax_factory__"
+
+
+class Facts(NamedTuple):
+    """What a run knows before it begins; a part's `problems` are asked with it."""
+
+    num_workers: int
+    budget: int  # microbatches of a round, over all workers
+    shortest_secs: float = 0.0  # emulated, of the first microbatch to end, in the mean; 0: unknown
+
+
+def no_problems(facts: Facts) -> Iterable[str]:
+    """What a part says that works in every run."""
+    del facts
+    return ()
+
+
+class Made(NamedTuple):
+    """How a part was made: all that is needed to make it again."""
+
+    path: str  # 'module:function' of the factory
+    arguments: Mapping[str, Any]  # of all options, JSON values
+    fields: tuple[Any, ...]  # of the record as it was made, to notice one that was changed
+
+
+class Option(NamedTuple):
+    """An option of a factory: what it may be, in which unit, and a sentence about it."""
+
+    rule: values.Rule
+    unit: str
+    says: str
+    default: Any = inspect.Parameter.empty  # that of the signature
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the factory has no default for it."""
+        return self.default is inspect.Parameter.empty
+
+
+def option(rule: values.Rule, *, unit: str = "", says: str) -> Option:
+    """An option with any rule of `hetjax.values`."""
+    return Option(rule, unit, says)
+
+
+def integer(*, at_least: int = 0, unit: str = "", says: str) -> Option:
+    """An option that is a whole number."""
+    return Option(values.integer(at_least=at_least), unit, says)
+
+
+def number(
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    unit: str = "",
+    says: str,
+) -> Option:
+    """An option that is a finite number within bounds."""
+    rule = values.number(at_least=at_least, above=above, at_most=at_most, below=below)
+    return Option(rule, unit, says)
+
+
+def numbers(*, at_least: float | None = None, unit: str = "", says: str) -> Option:
+    """An option that is a tuple of finite numbers."""
+    return Option(values.several(values.number(at_least=at_least)), unit, says)
+
+
+def flag(*, says: str) -> Option:
+    """An option that is true or false."""
+    return Option(values.flag(), "", says)
+
+
+def choice(*names: str, says: str) -> Option:
+    """An option that is one of a few names."""
+    return Option(values.choice(*names), "", says)
+
+
+@functools.cache
+def options_of(factory: Callable[..., Any]) -> dict[str, Option]:
+    """The options of a factory by name, with their defaults, as its signature states them.
+
+    Raises:
+      TypeError: a parameter has no option in its annotation.
+    """
+    hints = typing.get_type_hints(inspect.unwrap(factory), include_extras=True)
+    found = {}
+    for name, parameter in inspect.signature(factory).parameters.items():
+        stated = [o for o in getattr(hints.get(name), "__metadata__", ()) if isinstance(o, Option)]
+        if len(stated) != 1:
+            raise TypeError(
+                f"{path_of(factory)}: the parameter {name!r} states no option; annotate it, such "
+                f"as {name}: Annotated[int, parts.integer(at_least=1, says='…')] = 1"
+            )
+        found[name] = stated[0]._replace(default=parameter.default)
+    return found
+
+
+def path_of(function: Callable[..., Any]) -> str:
+    """`module:function`, from where it can be imported; also of a function inside another."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return f"{module}:{name}"
+
+
+def checked(
+    factory: Callable[..., Any], arguments: Mapping[str, Any], prefix: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Applies the rules of a factory's options.
+
+    Args:
+      factory: whose options they are.
+      arguments: by name.
+      prefix: stands before an option's name in a message.
+
+    Returns:
+      the values that were right, with the defaults of those that were not given; and a line for
+      each argument that is wrong or missing.
+    """
+    options, kept, lines = options_of(factory), {}, []
+    for name, given in arguments.items():
+        value = values.plain(given)
+        if name not in options:
+            known = ", ".join(f"{prefix}{each}" for each in options) or "none"
+            hint = values.nearest(f"{prefix}{name}", [f"{prefix}{each}" for each in options])
+            lines.append(
+                f"{prefix}{name}: {_name_of(factory)!r} has no such option."
+                f"{hint or f' It has: {known}.'}"
+            )
+            continue
+        rule, default = options[name].rule, options[name].default
+        try:
+            kept[name] = rule.parse(value)
+        except values.Refused as refused:
+            shown = None if options[name].is_required else default
+            lines.append(values.refusal(f"{prefix}{name}", value, rule, shown, str(refused)))
+    for name, one in options.items():
+        if name not in arguments and one.is_required:
+            lines.append(f"{prefix}{name}: missing, must be {one.rule.allowed}: {one.says}.")
+        elif name not in arguments:
+            kept[name] = one.default
+    return kept, lines
+
+
+def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part]:
+    """Makes a factory of a function with options: it checks them, and its parts remember them.
+
+    The function returns a record with a field `made_by`.
+
+    Raises:
+      ValueError: (when it is called) an argument is out of range, unknown or missing. A line for
+        each names the factory, the option, the value and what is allowed.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def make(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Part:
+        named = dict(zip(signature.parameters, args, strict=False))
+        if len(args) > len(signature.parameters) or named.keys() & kwargs.keys():
+            signature.bind(*args, **kwargs)  # Python's own words are the best here
+        named |= kwargs
+        arguments, lines = checked(make, named, f"{_name_of(function)}: ")
+        if lines:
+            raise ValueError("\n".join(lines))
+        made = function(**arguments)  # type: ignore[call-arg]
+        return _remembered(made, make, arguments)
+
+    setattr(make, _IS_FACTORY, True)
+    return make
+
+
+def is_factory(thing: Any) -> bool:
+    """Whether it was made by `factory`."""
+    return getattr(thing, _IS_FACTORY, False)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return function.__qualname__.split(".")[-1]
+
+
+def _remembered(made: Any, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """The record with `made_by`, if its factory can be imported and the arguments written."""
+    path = path_of(function)
+    if "<" in path:  # of a function inside another, or of a lambda
+        return made
+    try:
+        plain = json.loads(json.dumps(arguments, allow_nan=False))
+    except (TypeError, ValueError):
+        return made
+    return made._replace(made_by=Made(path, plain, _fields_of(made)))
+
+
+def _fields_of(part: Any) -> tuple[Any, ...]:
+    return tuple(value for name, value in zip(part._fields, part, strict=True) if name != "made_by")
+
+
+def made_by(part: Any) -> Made | None:
+    """How a part was made; None where it cannot be written down.
+
+    That is a part made by hand or by a function inside another one, one whose factory was given
+    what JSON cannot hold, and one that was changed after it was made.
+    """
+    made: Made | None = part.made_by
+    if made is None or any(
+        mine is not theirs for mine, theirs in zip(_fields_of(part), made.fields, strict=True)
+    ):
+        return None
+    return made
+
+
+def label(part: Any) -> str:
+    """What a part that cannot be written down is called: where its first function is from."""
+    function = next((value for value in part if callable(value)), part)
+    return path_of(function)
+
+
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def is_path(name: str) -> bool:
+    """Whether a name has the form `module:function`."""
+    return _PATH.fullmatch(name) is not None
+
+
+def load(path: str) -> Callable[..., Any]:
+    """Imports the factory at `module:function`.
+
+    Raises:
+      ValueError: there is no such module or function, or it is no factory.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"{path!r} cannot be imported ({error}); the directory of its module must be in "
+            "PYTHONPATH"
+        ) from error
+    if not is_factory(found):
+        raise ValueError(
+            f"{path!r} is no factory of parts; put @hetjax.parts.factory above the function"
+        )
+    return found
