@@ -8,6 +8,7 @@ were), and equal split. It also says who of quota 0 is given a microbatch to be 
 Assumes that a worker's seconds are its own: `guard.py` looks whether they are.
 """
 
+import functools
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -146,78 +147,94 @@ def adaptive(
         alarm=alarm,
     )
 
-    def init(num_workers: int, budget: int) -> AdaptiveState:
-        policies.check_sizes(num_workers, budget)
-        zeros = np.zeros(num_workers, np.int64)
-        unknown = np.full(num_workers, np.nan)
-        return AdaptiveState(
-            budget=budget,
-            caps=zeros,
-            fitted=model.init(num_workers, budget),
-            recent=estimate.no_samples(num_workers),
-            recent_overhead_secs=unknown,
-            recent_secs=unknown,
-            sampled=sampled.init(num_workers),
-            wanted=np.zeros((_NUM_CANDIDATES, num_workers), np.int64),
-            compares=False,
-            losses=np.zeros(_NUM_CANDIDATES),
-            squares=np.zeros((_NUM_CANDIDATES, _NUM_CANDIDATES)),
-            chosen=_FITTED,
-            idle_rounds=zeros,
-            late=np.zeros(num_workers, bool),
-            worked=zeros,
-            probes=zeros,
-        )
-
-    def assign(state: AdaptiveState, total: int, caps: np.ndarray):
-        caps = np.asarray(caps, np.int64)
-        quotas, own = model.assign(state.fitted, total, caps)
-        state = _admit(state, caps)._replace(fitted=own, compares=False)
-        if own.unknown.any():  # they are given their first microbatches
-            return quotas, state
-        wanted = state.wanted[state.chosen]
-        lowered = (state.wanted > caps).any(axis=0) & (caps > 0)  # for this round alone
-        if total != state.budget or lowered.any():
-            if state.chosen != _FITTED and wanted[caps > 0].any():
-                quotas = shares.largest_remainder(wanted, total, caps=caps)
-            return quotas, state
-        state = state._replace(wanted=_wanted(state, quotas, caps), compares=True)
-        quotas, state = _with_probe(state, caps)
-        return _with_care(state, quotas, caps), state
-
-    def observe(state: AdaptiveState, times: policies.RoundTimes) -> AdaptiveState:
-        done = np.asarray(times.microbatches_done, np.int64)
-        busy = done > 0
-        times = times._replace(
-            compute_secs=np.where(busy, np.maximum(times.compute_secs, 1e-12), 0)
-        )
-        ratios = state.fitted.ratios
-        own = model.observe(state.fitted, times)
-        levels = np.where(busy, times.compute_secs / np.maximum(done + ratios, 1e-12), np.nan)
-        usual = np.nan_to_num(own.secs_per_microbatch * own.pace, nan=1.0)
-        if state.compares:
-            state = _compared(state, np.where(busy, levels, usual), ratios)
-            start, caps = state.wanted[_FITTED], state.caps
-            sample = sampled.observe(state.sampled, levels, ratios, usual, start=start, caps=caps)
-            state = state._replace(sampled=sample)
-        quiet = own.settling - state.fitted.settling  # rounds, where a worker has changed now
-        if quiet > 0 and quiet >= min(_QUIET, settle_rounds):
-            state = _forgiven(state)
-        recent, overhead, secs = _recent(state, times)
-        given = state.wanted[state.chosen] > 0
-        return state._replace(
-            fitted=own,
-            recent=recent,
-            recent_overhead_secs=overhead,
-            recent_secs=secs,
-            idle_rounds=np.where(busy, 0, state.idle_rounds + 1),
-            late=_late(state, own, done, times.compute_secs),
-            worked=state.worked + (busy & given),
-            probes=np.where(given, 0, state.probes + (busy & (done == 1) & state.compares)),
-        )
-
-    policy = policies.QuotaPolicy(init, assign, observe)
+    policy = policies.QuotaPolicy(
+        functools.partial(_init, model),
+        functools.partial(_assign, model),
+        functools.partial(_observe, model, settle_rounds=settle_rounds),
+    )
     return guard_lib.guarded(policy) if guard else policy
+
+
+def _init(model: policies.QuotaPolicy, num_workers: int, budget: int) -> AdaptiveState:
+    """The state of workers that nothing is known of."""
+    policies.check_sizes(num_workers, budget)
+    zeros = np.zeros(num_workers, np.int64)
+    unknown = np.full(num_workers, np.nan)
+    return AdaptiveState(
+        budget=budget,
+        caps=zeros,
+        fitted=model.init(num_workers, budget),
+        recent=estimate.no_samples(num_workers),
+        recent_overhead_secs=unknown,
+        recent_secs=unknown,
+        sampled=sampled.init(num_workers),
+        wanted=np.zeros((_NUM_CANDIDATES, num_workers), np.int64),
+        compares=False,
+        losses=np.zeros(_NUM_CANDIDATES),
+        squares=np.zeros((_NUM_CANDIDATES, _NUM_CANDIDATES)),
+        chosen=_FITTED,
+        idle_rounds=zeros,
+        late=np.zeros(num_workers, bool),
+        worked=zeros,
+        probes=zeros,
+    )
+
+
+def _assign(
+    model: policies.QuotaPolicy, state: AdaptiveState, total: int, caps: np.ndarray
+) -> tuple[np.ndarray, AdaptiveState]:
+    """The quotas of the candidate that is followed, a probe and care in them."""
+    caps = np.asarray(caps, np.int64)
+    quotas, own = model.assign(state.fitted, total, caps)
+    state = _admit(state, caps)._replace(fitted=own, compares=False)
+    if own.unknown.any():  # they are given their first microbatches
+        return quotas, state
+    wanted = state.wanted[state.chosen]
+    lowered = (state.wanted > caps).any(axis=0) & (caps > 0)  # for this round alone
+    if total != state.budget or lowered.any():
+        if state.chosen != _FITTED and wanted[caps > 0].any():
+            quotas = shares.largest_remainder(wanted, total, caps=caps)
+        return quotas, state
+    state = state._replace(wanted=_wanted(state, quotas, caps), compares=True)
+    quotas, state = _with_probe(state, caps)
+    return _with_care(state, quotas, caps), state
+
+
+def _observe(
+    model: policies.QuotaPolicy,
+    state: AdaptiveState,
+    times: policies.RoundTimes,
+    *,
+    settle_rounds: int,
+) -> AdaptiveState:
+    """Takes a round in: what each candidate would have taken, and what is fitted to it."""
+    done = np.asarray(times.microbatches_done, np.int64)
+    busy = done > 0
+    times = times._replace(compute_secs=np.where(busy, np.maximum(times.compute_secs, 1e-12), 0))
+    ratios = state.fitted.ratios
+    own = model.observe(state.fitted, times)
+    levels = np.where(busy, times.compute_secs / np.maximum(done + ratios, 1e-12), np.nan)
+    usual = np.nan_to_num(own.secs_per_microbatch * own.pace, nan=1.0)
+    if state.compares:
+        state = _compared(state, np.where(busy, levels, usual), ratios)
+        start, caps = state.wanted[_FITTED], state.caps
+        sample = sampled.observe(state.sampled, levels, ratios, usual, start=start, caps=caps)
+        state = state._replace(sampled=sample)
+    quiet = own.settling - state.fitted.settling  # rounds, where a worker has changed now
+    if quiet > 0 and quiet >= min(_QUIET, settle_rounds):
+        state = _forgiven(state)
+    recent, overhead, secs = _recent(state, times)
+    given = state.wanted[state.chosen] > 0
+    return state._replace(
+        fitted=own,
+        recent=recent,
+        recent_overhead_secs=overhead,
+        recent_secs=secs,
+        idle_rounds=np.where(busy, 0, state.idle_rounds + 1),
+        late=_late(state, own, done, times.compute_secs),
+        worked=state.worked + (busy & given),
+        probes=np.where(given, 0, state.probes + (busy & (done == 1) & state.compares)),
+    )
 
 
 def _admit(state: AdaptiveState, caps: np.ndarray) -> AdaptiveState:
