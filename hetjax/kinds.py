@@ -115,6 +115,7 @@ def resolve(group: str, given: Any) -> Any:
     if not isinstance(given, Mapping):
         return _named(kind, given, {})
     options = dict(given)
+    options |= dict(options.pop(ARGUMENTS, {}))  # the form of a configuration
     if kind.key not in options:
         raise ValueError(
             f"{group}: got {dict(given)!r}, which does not say which {kind.title}; give "
@@ -204,7 +205,7 @@ def _checked(kind: Kind, given: Any) -> Any:
         return given
     shown = repr(given) if len(repr(given)) < 200 else f"{repr(given)[:200]}…"
     raise ValueError(
-        f"{kind.group}: got {shown}{wrong}. A {kind.title} is a {kind.contract}. For example "
+        f"{kind.group}: got {shown}{wrong}. {kind.title.capitalize()}: a {kind.contract}. Such as "
         f"{kind.example}, or its name: {', '.join(kind.registry)}."
     )
 

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 
 import hetjax
-from hetjax import gates
 
 CLASSES, FEATURES = 3, 5
 
@@ -77,24 +76,3 @@ def fit(examples, weights, /, *, loss_fn=softmax_loss, optimizer=None, **fields)
         examples,
         **fields,
     )
-
-
-def every_third():
-    """A gate that closes a round after three microbatches, whoever did them."""
-
-    def closes_at(ends, quotas):
-        flat = np.sort(ends.reshape(*np.shape(ends)[:-2], -1), axis=-1)
-        return flat[..., 2] if flat.shape[-1] > 2 else np.full(np.shape(quotas)[:-1], np.inf)
-
-    return gates.Gate(lambda board, clock: _EveryThird(), closes_at)
-
-
-class _EveryThird:
-    def begin(self, quotas):
-        self.done = 0
-
-    def is_open(self):
-        return self.done < 3
-
-    def finished(self, worker, microbatches_done):
-        self.done += 1

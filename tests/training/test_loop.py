@@ -14,6 +14,7 @@ import pytest
 import hetjax
 from hetjax.ordering import methods, ordering, pairs
 from hetjax.training import accumulate
+from tests.own_parts import gate
 from tests.training import problems
 
 LOCAL = ["stepped", "fused", "virtual"]
@@ -89,7 +90,7 @@ def test_what_a_gate_leaves_over_is_done_later_and_once(sharing):
         problems.initial_weights(np.float32),
         epochs=2,
         data={"sharing": sharing},
-        gate=problems.every_third(),
+        gate=gate.after(3),
     )
     left = [sum(line["quotas"]) - sum(line["microbatches_done"]) for line in result.history]
     assert sum(left) > 0
@@ -99,7 +100,7 @@ def test_what_a_gate_leaves_over_is_done_later_and_once(sharing):
 def test_a_replay_repeats_what_a_gate_did(tmp_path):
     data = problems.classification(61, np.float32)
     weights = problems.initial_weights(np.float32)
-    gated = problems.fit(data, weights, epochs=2, gate=problems.every_third(), workdir=tmp_path)
+    gated = problems.fit(data, weights, epochs=2, gate=gate.after(3), workdir=tmp_path)
     again = problems.fit(data, weights, epochs=2, replay=str(tmp_path / "metrics.jsonl"))
     np.testing.assert_array_equal(again.params, gated.params)
 

@@ -13,6 +13,7 @@ from hetjax import parts as parts_lib
 from hetjax.data import rounds, sources
 from hetjax.ordering import methods
 from hetjax.training import leaves, setup, sync
+from tests.own_parts import gate
 from tests.training import problems
 from tests.training.order_reference import (
     BUDGET,
@@ -139,7 +140,7 @@ def test_gates_absence_and_skipped_microbatches_leave_permutations():
         problems.initial_weights(np.float32),
         epochs=4,
         nonfinite="skip",
-        gate=problems.every_third(),
+        gate=gate.after(3),
         ordering={"method": order, "herding_every": 0},
         cluster={
             "num_workers": 4,
