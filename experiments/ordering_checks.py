@@ -19,7 +19,8 @@ from experiments import ordering_losses, ordering_steps
 from experiments.rows import Row
 from hetjax import ordering, types
 from hetjax.ordering import by_rows
-from hetjax.training import accumulate as accumulate_lib
+from hetjax.training import gradients, rules
+from hetjax.training import losses as losses_lib
 
 _SIZE = ordering_losses.MICROBATCH
 _ORDERS = ("pair_balance", "d_grab", "frozen")
@@ -60,18 +61,18 @@ def gradient_errors(loss_fn: Callable) -> tuple[dict[str, float], str]:
     errors, reasons = {}, set()
     for method in _ORDERS:
         options = ordering.Options(2, _SIZE, 1, _SIZE // 2)
-        signs = ordering.ORDERINGS[method](options).signs
-        assert signs is not None
-        accumulate = jax.jit(accumulate_lib.make_accumulate(loss_fn, signs=signs))
-        empty = accumulate_lib.empty_accumulated(params, signs)._replace(signed_sum=running_sum)
-        worker_state, errors[method] = types.WorkerState(params, running_sum), 0.0
+        observer = ordering.ORDERINGS[method](options).observer
+        assert observer is not None
+        steps = rules.with_observer(gradients.gradient_sums(loss_fn), observer)
+        add, shared = jax.jit(steps.add), types.Shared(params)
+        empty, errors[method] = steps.begin(shared, (), running_sum), 0.0
         for microbatch, right in zip(microbatches, rights, strict=True):
-            after, _ = accumulate(worker_state, empty, microbatch, rng)
-            error = np.linalg.norm(after.grad_sum["weights"] - right) / np.linalg.norm(right)
+            after, _ = add(shared, empty, microbatch, rng)
+            error = np.linalg.norm(after.sums.grad_sum["weights"] - right) / np.linalg.norm(right)
             errors[method] = max(errors[method], float(error))
 
-        def reason(params: Any, refusal: Callable = signs.refusal) -> None:
-            losses = accumulate_lib.masked(loss_fn, microbatches[0], rng, per_example_rng=False)
+        def reason(params: Any, refusal: Callable = observer.refusal) -> None:
+            losses = losses_lib.masked(loss_fn, microbatches[0], rng, per_example_rng=False)
             reasons.add(refusal(losses, params, _SIZE))
 
         jax.eval_shape(reason, params)
@@ -108,20 +109,20 @@ def _lowered(step: ordering_steps.Step) -> tuple[str, float]:
     """The local phase's program, and the seconds that tracing it takes."""
     parts, seconds = step.parts, []
     for _ in range(5):
-        accumulate = accumulate_lib.make_accumulate(parts.loss_fn, signs=parts.method.signs)
-        params = jax.tree.map(lambda x: x[0], parts.state.params)
-        signs = parts.method.signs
-        assert signs is not None
+        observer = parts.method.observer
+        assert observer is not None
+        steps = rules.with_observer(gradients.gradient_sums(parts.loss_fn), observer)
+        shared = types.Shared(jax.tree.map(lambda x: x[0], parts.state.params))
         ids = np.arange(parts.config.microbatch_size, dtype=np.int32)
         microbatch = types.Microbatch(ids, np.ones(len(ids), np.float32), step.examples)
         arguments = (
-            types.WorkerState(params, signs.init(params)),
-            accumulate_lib.empty_accumulated(params, signs),
+            shared,
+            steps.begin(shared, (), observer.init(shared.params)),
             microbatch,
             parts.rng,
         )
         began = time.perf_counter()
-        lowered = jax.jit(accumulate).lower(*arguments)
+        lowered = jax.jit(steps.add).lower(*arguments)
         seconds.append(time.perf_counter() - began)
     return lowered.as_text(), float(np.median(seconds))
 

@@ -10,11 +10,13 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Accumulated": "hetjax.types",
+    "Contribution": "hetjax.types",
     "FitResult": "hetjax.training.loop",
+    "LocalRule": "hetjax.training.rules",
     "Microbatch": "hetjax.types",
     "NonFiniteError": "hetjax.training.loop",
     "RoundReport": "hetjax.training.record",
+    "Shared": "hetjax.types",
     "TrainState": "hetjax.types",
     "fit": "hetjax.training.fit",
     "join_processes": "hetjax.cluster.processes",

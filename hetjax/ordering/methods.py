@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 
 from hetjax.ordering import matrix_free, orders, per_example
-from hetjax.ordering.ordering import Options, Ordering, Signs
+from hetjax.ordering.ordering import Observer, Options, Ordering
 
 _DEFAULTS = Options()
 # c of the random signs: about the largest that costs nothing on 10⁴ unit vectors, d = 16
@@ -18,10 +18,12 @@ def _unsigned(make_parts: Callable[[], orders.Parts], options: Options = _DEFAUL
     return Ordering(*make_parts())
 
 
-def _balanced(make_signs: Callable[[Options], Signs], options: Options = _DEFAULTS) -> Ordering:
-    signs = make_signs(options)
-    reducers = _COORDINATED if signs.coordinated else None
-    return Ordering(*orders.balanced(), signs=signs, reducers=reducers)
+def _balanced(
+    make_observer: Callable[[Options], Observer], options: Options = _DEFAULTS
+) -> Ordering:
+    observer = make_observer(options)
+    reducers = _COORDINATED if observer.coordinated else None
+    return Ordering(*orders.balanced(), observer=observer, reducers=reducers)
 
 
 def random_reshuffling(options: Options = _DEFAULTS) -> Ordering:
@@ -39,7 +41,7 @@ def frozen(options: Options = _DEFAULTS) -> Ordering:
     inner = d_grab(options)
     parts = orders.Parts(inner.init, inner.place)
     kept = orders.frozen(parts, freeze_after=options.freeze_after)
-    return Ordering(*kept, signs=inner.signs, reducers=inner.reducers)
+    return Ordering(*kept, observer=inner.observer, reducers=inner.reducers)
 
 
 ORDERINGS: dict[str, Callable[..., Ordering]] = {

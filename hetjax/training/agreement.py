@@ -28,13 +28,7 @@ from hetjax.training import local, record
 _PATIENCE_SECS = 600.0
 _PLANNED = ("examples", "quotas", "exchanges")  # the parts of a round's plan, a digest each
 _DONE = ("microbatches_done", "first_secs", "compute_secs", "overruns")  # of `LocalResult`
-_SUMS = (  # of `Accumulated`
-    "loss_sum",
-    "weight_sum",
-    "example_count",
-    "microbatches_done",
-    "nonfinite_microbatch",
-)
+_SUMS = ("loss_sum", "weight", *types.Tally._fields)  # of `Contribution`
 _MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
 
 
@@ -246,7 +240,7 @@ class Agreement:
         own["ask"], own["lead_secs"] = int(ask), lead_secs
         for name, column in zip(_DONE, done, strict=True):
             own["done"][name] = column
-        for name, column in _own_sums(result.accumulated).items():
+        for name, column in _own_sums(result.contributed).items():
             own["sums"][name] = column
         for row, signs in zip(own["unit_signs"], result.unit_signs or (), strict=False):
             row[: signs.size] = signs.reshape(-1)
@@ -260,7 +254,7 @@ class Agreement:
         asked = Ask(int(np.bitwise_or.reduce(gathered["ask"])))
         return _joined(gathered["done"], unit_signs, asked)._replace(
             lead_secs=gathered["lead_secs"].copy(),
-            metrics=_metrics(gathered["sums"], result.accumulated.loss_sum.dtype),
+            metrics=_metrics(gathered["sums"], result.contributed.loss_sum.dtype),
         )
 
     @property
@@ -323,9 +317,9 @@ class Agreement:
         )
 
 
-def _own_sums(accumulated: types.Accumulated) -> dict[str, np.ndarray]:
+def _own_sums(contributed: types.Contribution) -> dict[str, np.ndarray]:
     """What `SyncMetrics` is made of, of this process's workers: f64[w] each."""
-    leaves = [getattr(accumulated, name) for name in _SUMS]
+    leaves = [contributed.loss_sum, contributed.weight, *contributed.tally]
     rows = mesh_lib.worker_rows(leaves)  # on the host: an index of a jax.Array is a program
     columns = np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64).T
     return dict(zip(_SUMS, columns, strict=True))
@@ -333,7 +327,7 @@ def _own_sums(accumulated: types.Accumulated) -> dict[str, np.ndarray]:
 
 def _metrics(sums: np.ndarray, dtype: np.dtype) -> types.SyncMetrics:
     """Of the sums of all W workers, added up as the sync phase would do it."""
-    weights = sums["weight_sum"].astype(dtype)
+    weights = sums["weight"].astype(dtype)
     counts: dict[str, Any] = {
         name: sums[name].astype(np.int32)
         for name in ("example_count", "microbatches_done", "nonfinite_microbatch")

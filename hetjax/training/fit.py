@@ -15,13 +15,13 @@ from hetjax import types
 from hetjax.cluster import beacons as beacons_lib
 from hetjax.cluster import processes
 from hetjax.data import sources
-from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import agreement, arguments, evaluate, loop, record, setup, solutions
+from hetjax.training import agreement, arguments, evaluate, loop, record, rules, setup, solutions
+from hetjax.training import losses as losses_lib
 from hetjax.training import resume as resume_lib
 
 
 def fit(
-    loss_fn: accumulate_lib.LossFn,
+    loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     optimizer: optax.GradientTransformation,
     source: Any,
@@ -33,6 +33,7 @@ def fit(
     resume: bool = True,
     progress: bool = True,
     per_example_rng: bool = False,
+    rule: rules.LocalRule | None = None,
     config: config_lib.ExperimentConfig | None = None,
     **fields: Any,
 ) -> loop.FitResult:
@@ -61,6 +62,8 @@ def fit(
             of workers may have changed.
         progress: show a progress bar.
         per_example_rng: the loss gets a key for each example, `key[B]`.
+        rule: what a worker does with its microbatches, and what it hands to the synchronisation; by
+            default it adds up gradients.
         config: a checked configuration; or give `fields`.
         **fields: fields of the configuration, groups as dicts: `epochs=5, budget=32,
             cluster={"num_workers": 4}, quota={"policy": "adaptive"}`. By default there is a
@@ -119,6 +122,7 @@ def fit(
         source,
         config=config,
         per_example_rng=per_example_rng,
+        rule=rule,
         beacons=beacons,
         solved=solutions.Solutions(
             leads=jax.process_index() == 0,

@@ -127,7 +127,7 @@ class Loop:
         self._asks = self._asked = agreement.Ask.NOTHING  # of this process; of all processes
         self._best_params: types.PyTree = None
         self._summary = summary.Summary(parts, started=started)
-        self._accumulated: Any = None
+        self._carried: Any = None
         self._telemetry = telemetry.OrderTelemetry(parts)
         self._full_quotas: np.ndarray | None = None  # of the last round of the whole budget
 
@@ -182,11 +182,7 @@ class Loop:
         self._state, self._policy_state = run.train, run.policy
         self._passes = run.passes
         self._full_quotas = run.full_quotas if run.full_quotas.any() else None
-        if self._parts.new_pass is not None:
-            nobody = np.zeros(self._num_workers, bool)
-            self._state, self._accumulated = self._parts.new_pass(
-                self._state, self._accumulated, nobody
-            )
+        self._carried = self._parts.begin(self._state)
         self._summary.restore(saved.about["summary"], start.lines)
         self._summary.examples_recomputed = start.examples_recomputed
         return run.rounds_done
@@ -247,7 +243,7 @@ class Loop:
         """
         parts, nobody = self._parts, np.zeros(self._num_workers, bool)
         plan = local.warm_up_plan(self._num_workers, self._config.microbatch_size)
-        self._accumulated = parts.local.fresh()
+        self._carried = parts.begin(self._state)
         for is_second in (False, True):
             if is_second and parts.agree.on_one_machine and parts.own_device.platform == "cpu":
                 self._touch_memory()
@@ -255,9 +251,7 @@ class Loop:
             result, _ = self._local_and_sync(None, plan, limits=plan.quotas, began=began)
             jax.device_get(result.metrics)
             if parts.new_pass is not None:
-                self._state, self._accumulated = parts.new_pass(
-                    self._state, self._accumulated, nobody
-                )
+                self._state, self._carried = parts.new_pass(self._state, self._carried, nobody)
             jax.block_until_ready(self._state)
             self._tail_secs = time.perf_counter() - self._gathered
         params, _ = self._params()
@@ -275,17 +269,17 @@ class Loop:
     def _local_and_sync(
         self, index: int | None, plan: rounds_lib.RoundPlan, *, began: float, **how: Any
     ) -> tuple[agreement.RoundResult, Any]:
-        """The two phases, with the gathering between them: what all workers did, and the turns."""
+        """The two phases, with the gathering between them: what all workers did, and the flips."""
         parts = self._parts
         own = parts.local.run(
             index,
             self._state,
-            self._accumulated,
+            self._carried,
             plan,
             rngs=self._pass_keys(plan.passes),
             **how,
         )
-        parts.sums.post(own.accumulated)
+        parts.sums.post(own.contributed)
         lead_secs = 0.0
         if parts.lead_is_own:
             lead_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
@@ -300,14 +294,15 @@ class Loop:
         result = parts.agree(own, digests, self._asks, lead_secs)
         self._gathered = time.perf_counter()
         once = functools.partial(parts.agree.once, lead_secs=result.lead_secs)
-        self._state, self._accumulated, metrics, turns = parts.sync(
+        done = parts.sync(
             self._state,
-            parts.sums.total(own.accumulated, once),  # all have posted
+            parts.sums.total(own.contributed, once),  # all have posted
             parts.shares,
             active,
             result.metrics,
         )
-        return result._replace(metrics=result.metrics or metrics), turns
+        self._state, self._carried = done.state, done.carried
+        return result._replace(metrics=result.metrics or done.metrics), done.flips
 
     def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
         """The key of each own worker's pass, on its device; made anew when a pass begins."""
@@ -359,7 +354,7 @@ class Loop:
         plan = parts.stream.plan(quotas)
         parts.feed.read_ahead(parts.stream.upcoming(quotas, parts.workers))
         self._begin_passes(plan, epoch)
-        result, turns = self._local_and_sync(
+        result, flips = self._local_and_sync(
             index, plan, began=began, limits=limits, may_close=may_close, meanwhile=self._report
         )
         self._asked |= result.ask
@@ -367,7 +362,7 @@ class Loop:
             result = result._replace(
                 compute_secs=closing.compute_secs, local_secs=float(closing.round_secs)
             )
-        parts.stream.commit(plan, result.microbatches_done, _turned(result.unit_signs, turns))
+        parts.stream.commit(plan, result.microbatches_done, _flipped(result.unit_signs, flips))
         if parts.trace is None:  # of a trace the policy was never asked
             self._policy_state = parts.policy.observe(self._policy_state, _times(result))
         if self._full_quotas is None or quotas.sum() == self._config.budget:
@@ -393,13 +388,13 @@ class Loop:
     def _begin_passes(self, plan: rounds_lib.RoundPlan, epoch: int) -> None:
         """Tells the order's device part which workers begin a new pass: all where they are
         coordinated, with the epoch; else each with its own pass."""
-        signs, new_pass = self._parts.method.signs, self._parts.new_pass
-        if signs is None or new_pass is None:
+        observer, new_pass = self._parts.method.observer, self._parts.new_pass
+        if observer is None or new_pass is None:
             return
-        passes = np.full(self._num_workers, epoch) if signs.coordinated else plan.passes
+        passes = np.full(self._num_workers, epoch) if observer.coordinated else plan.passes
         begins, self._passes = passes != self._passes, passes
         if begins.any():
-            self._state, self._accumulated = new_pass(self._state, self._accumulated, begins)
+            self._state, self._carried = new_pass(self._state, self._carried, begins)
 
     def _end_epoch(self, epochs_done: int) -> None:
         """Evaluates where due; the run's clock stands still meanwhile."""
@@ -480,12 +475,12 @@ def _times(result: agreement.RoundResult) -> quota.RoundTimes:
     )
 
 
-def _turned(unit_signs: list[Any] | None, turns: Any) -> list[np.ndarray] | None:
-    """The unit signs of each worker, turned round where the coordination says so."""
+def _flipped(unit_signs: list[Any] | None, flips: Any) -> list[np.ndarray] | None:
+    """The unit signs of each worker, multiplied as the coordination says."""
     if unit_signs is None:
         return None
-    turns = np.asarray(turns)  # i8[W], or i8[W, max_microbatches * B]
+    flips = np.asarray(flips)  # i8[W], or i8[W, max_microbatches * B]
     return [
-        signs * (turn if turn.ndim == 0 else turn[: signs.size].reshape(signs.shape))
-        for signs, turn in zip(unit_signs, turns, strict=True)
+        signs * (flip if flip.ndim == 0 else flip[: signs.size].reshape(signs.shape))
+        for signs, flip in zip(unit_signs, flips, strict=True)
     ]

@@ -4,13 +4,14 @@ import jax
 import numpy as np
 
 from hetjax import ordering, types
-from hetjax.training import accumulate as accumulate_lib
+from hetjax.training import gradients, rules
+from hetjax.training import losses as losses_lib
 
 
 def make(
     name: str,
     options: ordering.Options,
-    loss_fn: accumulate_lib.LossFn,
+    loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     examples: types.PyTree,
     keys: jax.Array,
@@ -29,11 +30,11 @@ def make(
         ValueError: the method cannot work with this loss.
     """
     method = ordering.ORDERINGS[name](options)
-    if method.signs is None:
+    if method.observer is None:
         return method, ""
-    accumulate_lib.check_examples_apart(loss_fn, params, examples, keys)
+    losses_lib.check_examples_apart(loss_fn, params, examples, keys)
     try:
-        return method, _refusal(method.signs, loss_fn, params, examples, keys)
+        return method, _refusal(method.observer, loss_fn, params, examples, keys)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"ordering.method: {name!r} cannot work with this loss. 'grab' and those that end in "
@@ -43,8 +44,8 @@ def make(
 
 
 def _refusal(
-    signs: ordering.Signs,
-    loss_fn: accumulate_lib.LossFn,
+    observer: ordering.Observer,
+    loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     examples: types.PyTree,
     keys: jax.Array,
@@ -57,17 +58,13 @@ def _refusal(
     per_example_rng, reasons = keys.ndim > 0, []
 
     def refusal(params: types.PyTree, microbatch: types.Microbatch, rng: jax.Array) -> None:
-        losses = accumulate_lib.masked(loss_fn, microbatch, rng, per_example_rng=per_example_rng)
-        reasons.append(signs.refusal(losses, params, size))
+        losses = losses_lib.masked(loss_fn, microbatch, rng, per_example_rng=per_example_rng)
+        reasons.append(observer.refusal(losses, params, size))
 
-    accumulate = accumulate_lib.make_accumulate(
-        loss_fn, signs=signs, per_example_rng=per_example_rng
-    )
-    jax.jit(accumulate).lower(
-        types.WorkerState(params, signs.init(params)),
-        accumulate_lib.empty_accumulated(params, signs),
-        microbatch,
-        jax.random.key(0),
+    rule = gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
+    steps, shared = rules.with_observer(rule, observer), types.Shared(params)
+    jax.jit(steps.add).lower(
+        shared, steps.begin(shared, (), observer.init(params)), microbatch, jax.random.key(0)
     )
     jax.eval_shape(refusal, params, microbatch, jax.random.key(0))
     return reasons[0]

@@ -20,19 +20,21 @@ from hetjax.data import feed as feed_lib
 from hetjax.data import rounds as rounds_lib
 from hetjax.data import sources
 from hetjax.topology import reducers
-from hetjax.training import accumulate as accumulate_lib
 from hetjax.training import (
     agreement,
     fused,
     gate,
+    gradients,
     local,
     order,
     replay,
+    rules,
     shared_sums,
     solutions,
     state,
     sync,
 )
+from hetjax.training import losses as losses_lib
 from hetjax.training.local import Pace
 from hetjax.training.virtual import Virtual
 
@@ -54,11 +56,12 @@ class RunParts:
     trace: list[replay.TracedRound] | None
     feed: feed_lib.Feed
     local: local.LocalPhase
+    begin: Callable  # (state, given=()) -> carried
     sync: sync.SyncFn
     method: ordering.Ordering
     second_pass: str  # why the method takes one more backward pass with this loss; '' = it does not
     new_pass: Callable | None
-    loss_fn: accumulate_lib.LossFn
+    loss_fn: losses_lib.LossFn
     per_example_rng: bool
     state: types.TrainState
     shares: jax.Array  # f[W]: each shard's share of the examples, on every device
@@ -82,10 +85,9 @@ class RunParts:
     @property
     def lead_is_own(self) -> bool:
         """Whether what a process needs between two local phases, by real clocks, is its own."""
-        signs = self.method.signs
-        meets = not isinstance(self.sums, shared_sums.SharedSums)
-        meets |= signs is not None and signs.coordinated  # by collectives in the sync phase
-        return not meets and not self.virtual_clock
+        observer = self.method.observer
+        coordinates = observer is not None and observer.coordinated  # by collectives
+        return self.sums.meet_before and not coordinates and not self.virtual_clock
 
     def active(self, round_index: int) -> Any:
         """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
@@ -99,21 +101,25 @@ class RunParts:
 
 
 def build(
-    loss_fn: accumulate_lib.LossFn,
+    loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     optimizer: optax.GradientTransformation,
     source: Any,
     *,
     config: config_lib.ExperimentConfig,
     per_example_rng: bool,
+    rule: rules.LocalRule | None = None,
     beacons: beacons_lib.Beacons | None = None,
     solved: solutions.Solutions | None = None,
 ) -> RunParts:
     """Checks what only the data and the devices can tell, and makes the parts.
 
+    `rule` is what a worker does with its microbatches; None adds up gradients.
+
     Raises:
         ValueError: more workers than devices, a loss that is not one number an example, a trace
-            that does not fit, or data that cannot be read.
+            that does not fit, an order that needs gradients with a rule that computes something
+            else, or data that cannot be read.
     """
     beacons = beacons or beacons_lib.Beacons()
     num_workers = config.cluster.num_workers
@@ -125,7 +131,7 @@ def build(
     rng = jax.random.key(config.seed)
     first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
     keys = jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
-    accumulate_lib.check_loss(loss_fn, params, first, keys)
+    losses_lib.check_loss(loss_fn, params, first, keys)
 
     options = ordering.Options(
         num_workers=num_workers,
@@ -148,9 +154,8 @@ def build(
     virtual_clock = mesh is None or config.cluster.clock == "virtual"
     feed = feed_lib.FEEDS[config.data.feed](source, devices)
     nominal_examples = config.budget * config.microbatch_size
-    accumulate = accumulate_lib.make_accumulate(
-        loss_fn, signs=method.signs, per_example_rng=per_example_rng
-    )
+    rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
+    steps = rules.with_observer(rule, method.observer)
     _check_first(config)
     solved = solved or solutions.Solutions()
     reducer = _make_reducer(config, solved)
@@ -160,25 +165,25 @@ def build(
     agree = agreement.Agreement(
         mesh,
         most_signs=0
-        if method.signs is None
+        if method.observer is None
         else config.microbatch_size * _most_microbatches(config),
         microbatch_size=config.microbatch_size,
     )
     sums = shared_sums.Sums()
     sums_up = config.reducer.name == "all_reduce" and weighting == "example"
     if mesh is not None and agree.on_one_machine and sums_up:
-        sums = shared_sums.make(mesh, trees.accumulator_zeros(params))
+        sums = shared_sums.make(mesh, rules.contribution_shapes(rule, params))
     pace = _make_pace(config, cluster if emulated else None, virtual_clock=virtual_clock)
-    totals = isinstance(sums, shared_sums.SharedSums)
     synchronise = sync.make_sync(
         optimizer,
+        steps=steps,
         reducer=reducer,
         num_workers=num_workers,
         nominal_examples=nominal_examples,
         mesh=mesh,
-        signs=method.signs,
+        observer=method.observer,
         weighting=weighting,
-        totals=totals,
+        totals=sums.totals,
         stop_on_nonfinite=config.nonfinite == "stop",
     )
     return RunParts(
@@ -196,35 +201,37 @@ def build(
         feed=feed,
         local=_make_local(
             config,
-            accumulate,
+            steps,
             feed,
             mesh,
             replicas_equal=reducer.keeps_replicas_equal,
+            observer=method.observer,
             beacons=beacons,
-            params=params,
             pace=pace,
-            signs=method.signs,
         ),
-        sync=jax.jit(synchronise, donate_argnums=(1,))
-        if alone or mesh is None
-        else jax.jit(
-            synchronise,
-            donate_argnums=() if totals else (1,),  # all devices may read them in one place
-            out_shardings=(*[mesh_lib.worker_sharding(mesh)] * 2, *[mesh_lib.everywhere(mesh)] * 2),
+        begin=jax.jit(
+            sync.make_begin(steps, mesh),
+            out_shardings=None if mesh is None else mesh_lib.worker_sharding(mesh),
         ),
+        sync=_jit_sync(synchronise, mesh, may_donate=not sums.meet_before, alone=alone),
         method=method,
         loss_fn=loss_fn,
         per_example_rng=per_example_rng,
         second_pass=refusal,
         new_pass=None
-        if method.signs is None
+        if method.observer is None
         else jax.jit(
-            sync.make_new_pass(method.signs),
+            sync.make_new_pass(method.observer),
             donate_argnums=(0, 1),
             out_shardings=None if mesh is None else mesh_lib.worker_sharding(mesh),
         ),
         state=state.make_train_state(
-            params, optimizer, num_workers=num_workers, mesh=mesh, signs=method.signs
+            params,
+            optimizer,
+            num_workers=num_workers,
+            mesh=mesh,
+            observer=method.observer,
+            rule=rule,
         ),
         shares=_place_shares(stream.shares, mesh),
         reducer=reducer,
@@ -234,6 +241,20 @@ def build(
         sums=sums,
         beacons=beacons,
     )
+
+
+def _jit_sync(
+    synchronise: sync.SyncFn, mesh: Mesh | None, *, may_donate: bool, alone: bool
+) -> sync.SyncFn:
+    """Jitted; what the workers contributed is used up, unless all devices read it in one place."""
+    options: dict[str, Any] = {}
+    if mesh is not None and not alone:
+        rows, whole = mesh_lib.worker_sharding(mesh), mesh_lib.everywhere(mesh)
+        placed: Any = rows, rows, whole, whole, rows
+        options["out_shardings"] = sync.Synchronised(*placed)
+    if may_donate:
+        return trees.jit_in_place(synchronise, 1, **options)
+    return jax.jit(synchronise, **options)
 
 
 def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
@@ -322,25 +343,36 @@ def _make_stream(
 
 def _make_local(
     config: config_lib.ExperimentConfig,
-    accumulate: accumulate_lib.AccumulateFn,
+    steps: rules.LocalSteps,
     feed: feed_lib.Feed,
     mesh: Mesh | None,
     *,
     replicas_equal: bool,
+    observer: ordering.Observer | None,
     beacons: beacons_lib.Beacons,
-    **common: Any,
+    pace: Pace,
 ) -> local.LocalPhase:
+    signed = observer is not None
     if mesh is None:
-        num_workers = config.cluster.num_workers
-        return Virtual(accumulate, feed, num_workers, replicas_equal=replicas_equal, **common)
+        return Virtual(
+            steps,
+            feed,
+            config.cluster.num_workers,
+            pace=pace,
+            signed=signed,
+            same_evidence=observer is not None and observer.coordinated,
+            replicas_equal=replicas_equal,
+        )
     if config.local == "fused":
         most = _most_microbatches(config)
-        return fused.Fused(accumulate, feed, mesh, max_microbatches=most, **common)
-    asked = not config.replay and not common["pace"].virtual
+        return fused.Fused(steps, feed, mesh, pace=pace, max_microbatches=most)
+    asked = not config.replay and not pace.virtual
     alone = len(mesh_lib.own_workers(mesh)) == mesh.size
     board = None if alone else processes.Board()
     by_threads = _make_gate(config, board) if asked else gate.none(gate.Options())
-    return local.Stepped(accumulate, feed, mesh, gate=by_threads, beacons=beacons, **common)
+    return local.Stepped(
+        steps, feed, mesh, pace=pace, gate=by_threads, beacons=beacons, signed=signed
+    )
 
 
 def make_policy(config: config_lib.ExperimentConfig, rounds_per_epoch: int) -> quota.QuotaPolicy:

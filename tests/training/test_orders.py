@@ -153,8 +153,8 @@ def test_gates_absence_and_skipped_microbatches_leave_permutations(monkeypatch):
     for order in orders:
         np.testing.assert_array_equal(np.sort(order), np.arange(61))
     assert not np.array_equal(orders[0], orders[1])
-    assert np.isfinite(result.state.running_sum).all()
-    assert np.abs(result.state.running_sum).max() > 0
+    assert np.isfinite(result.state.memory).all()
+    assert np.abs(result.state.memory).max() > 0
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
 
 
@@ -311,29 +311,30 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             config=config,
             per_example_rng=False,
         )
-        return parts, parts.state, parts.local.fresh()
+        return parts, parts.state, parts.begin(parts.state)
 
-    def go_on(parts, state, accumulated, num_rounds):
+    def go_on(parts, state, carried, num_rounds):
         epoch = parts.stream.epoch
         for _ in range(num_rounds):
             if parts.stream.epoch > epoch:
                 epoch = parts.stream.epoch
-                state, accumulated = parts.new_pass(state, accumulated, np.ones(4, bool))
+                state, carried = parts.new_pass(state, carried, np.ones(4, bool))
             quotas = np.array([2, 1, 1, 0])
             quotas = quotas if parts.stream.total(4) == 4 else np.array([1, 0, 0, 0])
             plan = parts.stream.plan(quotas)
             result = parts.local.run(
-                0, state, accumulated, plan, rngs=[parts.rng] * 4, limits=plan.quotas
+                0, state, carried, plan, rngs=[parts.rng] * 4, limits=plan.quotas
             )
-            state, accumulated, _, turns = parts.sync(state, result.accumulated, parts.shares, ())
-            signs = [s * t for s, t in zip(result.unit_signs, np.asarray(turns), strict=True)]
+            done = parts.sync(state, result.contributed, parts.shares, ())
+            state, carried, flips = done.state, done.carried, np.asarray(done.flips)
+            signs = [s * f for s, f in zip(result.unit_signs, flips, strict=True)]
             parts.stream.commit(plan, result.microbatches_done, signs)
-        return state, accumulated
+        return state, carried
 
-    parts, state, accumulated = begin()
-    state, accumulated = go_on(parts, state, accumulated, 6)
-    saved = jax.device_get((state, accumulated)), parts.stream.save()
-    state, _ = go_on(parts, state, accumulated, 7)
+    parts, state, carried = begin()
+    state, carried = go_on(parts, state, carried, 6)
+    saved = jax.device_get((state, carried)), parts.stream.save()
+    state, _ = go_on(parts, state, carried, 7)
     again, _, _ = begin()
     again.stream.restore(saved[1])
     restored, _ = go_on(again, *jax.device_put(saved[0]), 7)
@@ -343,7 +344,7 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
 
 
 def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):
-    """`make_train_step` with `d_grab`: unit signs turned round, and a common running sum."""
+    """`make_train_step` with `d_grab`: unit signs flipped, and a common running sum."""
     data, weights = problems.classification(64), problems.initial_weights()
     counts = np.array([3, 0, 2, 1])
     ids = np.random.default_rng(3).permutation(64)[: 4 * 3 * 4].reshape(4, 3, 4)
@@ -353,12 +354,14 @@ def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):
         [example_gradients(data, weights, ids[w, m]) for m in range(counts[w])] for w in range(4)
     ]
     for method in ("d_grab", "d_grab_exact"):
-        signs = methods.ORDERINGS[method](options).signs
+        observer = methods.ORDERINGS[method](options).observer
         optimizer = optax.sgd(0.0)
-        state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh, signs=signs)
+        state = hetjax.make_train_state(
+            weights, optimizer, num_workers=4, mesh=mesh, observer=observer
+        )
         step = jax.jit(
             hetjax.make_train_step(
-                problems.softmax_loss, optimizer, mesh, nominal_examples=48, signs=signs
+                problems.softmax_loss, optimizer, mesh, nominal_examples=48, observer=observer
             )
         )
         microbatches = hetjax.Microbatch(
@@ -379,12 +382,14 @@ def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):
 def test_signs_made_for_other_sizes_are_refused():
     def step(microbatch_size=4, max_microbatches=3, num_workers=4):
         options = ordering.Options(num_workers, microbatch_size, max_microbatches)
-        signs = methods.ORDERINGS["d_grab_exact"](options).signs
+        observer = methods.ORDERINGS["d_grab_exact"](options).observer
         weights, optimizer = problems.initial_weights(np.float32), optax.sgd(0.1)
         mesh = hetjax.make_worker_mesh(4)
-        state = hetjax.make_train_state(weights, optimizer, num_workers=4, mesh=mesh, signs=signs)
+        state = hetjax.make_train_state(
+            weights, optimizer, num_workers=4, mesh=mesh, observer=observer
+        )
         train_step = hetjax.make_train_step(
-            problems.softmax_loss, optimizer, mesh, nominal_examples=48, signs=signs
+            problems.softmax_loss, optimizer, mesh, nominal_examples=48, observer=observer
         )
         ids = np.arange(48, dtype=np.int32).reshape(4, 3, 4)
         examples = {k: v[ids] for k, v in problems.classification(48, np.float32).items()}
@@ -393,7 +398,7 @@ def test_signs_made_for_other_sizes_are_refused():
 
     step()
     for wrong in ({"num_workers": 1}, {"microbatch_size": 8}, {"max_microbatches": 1}):
-        with pytest.raises(ValueError, match=r"signs are made for"):
+        with pytest.raises(ValueError, match=r"observer is made for"):
             step(**wrong)
 
 
