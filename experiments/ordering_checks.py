@@ -20,7 +20,8 @@ from experiments.rows import Row
 from hetjax import ordering, types
 from hetjax import parts as parts_lib
 from hetjax.ordering import by_rows
-from hetjax.training import accumulate as accumulate_lib
+from hetjax.training import gradients, rules
+from hetjax.training import losses as losses_lib
 
 _SIZE = ordering_losses.MICROBATCH
 _ORDERS = ("pair_balance", "d_grab", "frozen")
@@ -64,18 +65,18 @@ def gradient_errors(loss_fn: Callable) -> tuple[dict[str, float], str]:
         whole = (
             {"block_pairs": _SIZE // 2} if "block_pairs" in parts_lib.options_of(factory) else {}
         )
-        signs = factory(**whole).observer(ordering.Sizes(2, _SIZE, 1))
-        assert signs is not None
-        accumulate = jax.jit(accumulate_lib.make_accumulate(loss_fn, signs=signs))
-        empty = accumulate_lib.empty_accumulated(params, signs)._replace(signed_sum=running_sum)
-        worker_state, errors[method] = types.WorkerState(params, running_sum), 0.0
+        observer = factory(**whole).observer(ordering.Sizes(2, _SIZE, 1))
+        assert observer is not None
+        steps = rules.with_observer(gradients.gradient_sums(loss_fn), observer)
+        add, shared = jax.jit(steps.add), types.Shared(params)
+        empty, errors[method] = steps.begin(shared, (), running_sum), 0.0
         for microbatch, right in zip(microbatches, rights, strict=True):
-            after, _ = accumulate(worker_state, empty, microbatch, rng)
-            error = np.linalg.norm(after.grad_sum["weights"] - right) / np.linalg.norm(right)
+            after, _ = add(shared, empty, microbatch, rng)
+            error = np.linalg.norm(after.sums.grad_sum["weights"] - right) / np.linalg.norm(right)
             errors[method] = max(errors[method], float(error))
 
-        def reason(params: Any, refusal: Callable = signs.refusal) -> None:
-            losses = accumulate_lib.masked(loss_fn, microbatches[0], rng, per_example_rng=False)
+        def reason(params: Any, refusal: Callable = observer.refusal) -> None:
+            losses = losses_lib.masked(loss_fn, microbatches[0], rng, per_example_rng=False)
             reasons.add(refusal(losses, params, _SIZE))
 
         jax.eval_shape(reason, params)
@@ -112,20 +113,20 @@ def _lowered(step: ordering_steps.Step) -> tuple[str, float]:
     """The local phase's program, and the seconds that tracing it takes."""
     parts, seconds = step.parts, []
     for _ in range(5):
-        accumulate = accumulate_lib.make_accumulate(parts.loss_fn, signs=parts.signs)
-        params = jax.tree.map(lambda x: x[0], parts.state.params)
-        signs = parts.signs
-        assert signs is not None
+        observer = parts.observer
+        assert observer is not None
+        steps = rules.with_observer(gradients.gradient_sums(parts.loss_fn), observer)
+        shared = types.Shared(jax.tree.map(lambda x: x[0], parts.state.params))
         ids = np.arange(parts.config.microbatch_size, dtype=np.int32)
         microbatch = types.Microbatch(ids, np.ones(len(ids), np.float32), step.examples)
         arguments = (
-            types.WorkerState(params, signs.init(params)),
-            accumulate_lib.empty_accumulated(params, signs),
+            shared,
+            steps.begin(shared, (), observer.init(shared.params)),
             microbatch,
             parts.rng,
         )
         began = time.perf_counter()
-        lowered = jax.jit(accumulate).lower(*arguments)
+        lowered = jax.jit(steps.add).lower(*arguments)
         seconds.append(time.perf_counter() - began)
     return lowered.as_text(), float(np.median(seconds))
 

@@ -67,7 +67,7 @@ class Step:
         )
         stream = self.parts.stream
         self._plan = stream.plan(stream.init(), np.array([quota]))
-        self._state, self._accumulated = self.parts.state, self.parts.local.fresh()
+        self._state, self._carried = self.parts.state, self.parts.begin(self.parts.state)
         self._keys = [self.parts.rng]
         self()
 
@@ -77,13 +77,13 @@ class Step:
             sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
             for tree in (
                 self._state.params,
-                (self._state.running_sum, self._accumulated.signed_sum),
+                (self._state.memory, self._carried.evidence),
             )
         )
         microbatch = self.parts.feed.load(0, self._plan.rows(0)[0])
-        state = types.WorkerState(self._state.params, self._state.running_sum)
-        accumulate = getattr(self.parts.local, "_accumulate")  # noqa: B009
-        compiled = accumulate.lower(state, self._accumulated, microbatch, self._keys[0]).compile()
+        shared = types.Shared(self._state.params)
+        add = getattr(self.parts.local, "_add")  # noqa: B009
+        compiled = add.lower(shared, self._carried, microbatch, self._keys[0]).compile()
         return params, kept, compiled.memory_analysis().temp_size_in_bytes
 
     def __call__(self) -> tuple[float, float]:
@@ -92,17 +92,16 @@ class Step:
         result: local.LocalResult = self.parts.local.run(
             None,
             self._state,
-            self._accumulated,
+            self._carried,
             self._plan,
             rngs=self._keys,
             limits=self._plan.quotas,
         )
-        jax.block_until_ready(result.accumulated)
+        jax.block_until_ready(result.contributed)
         between = time.perf_counter()
-        self._state, self._accumulated, *rest = self.parts.sync(
-            self._state, result.accumulated, self.parts.shares, ()
-        )
-        jax.block_until_ready((self._state, self._accumulated, rest))
+        done = self.parts.sync(self._state, result.contributed, self.parts.shares, ())
+        self._state, self._carried = done.state, done.carried
+        jax.block_until_ready(done)
         return between - began, time.perf_counter() - between
 
 

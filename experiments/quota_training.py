@@ -104,7 +104,7 @@ def _bare_loop(parts: Any, optimizer: Any, rows: np.ndarray) -> Callable[[], Non
 
     def update(state: Any, sums: Any) -> tuple[Any, Any]:
         one, mine = jax.tree.map(lambda x: x[0], (state, sums))
-        grad_sum, weight = jax.lax.psum((mine.grad_sum, mine.weight_sum), axis)
+        grad_sum, weight = jax.lax.psum((mine.sums.grad_sum, mine.sums.weight_sum), axis)
         grads = jax.tree.map(lambda g: g / weight, grad_sum)
         updates, opt_state = optimizer.update(grads, one.opt_state, one.params)
         params = optax.apply_updates(one.params, updates)
@@ -115,19 +115,19 @@ def _bare_loop(parts: Any, optimizer: Any, rows: np.ndarray) -> Callable[[], Non
     spec = P(axis)
     body = jax.shard_map(update, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec))
     step = jax.jit(body, donate_argnums=(1,))
-    carry = {"state": parts.state, "sums": local.fresh()}
+    carry = {"state": parts.state, "sums": parts.begin(parts.state)}
     keys = [jax.device_put(parts.rng, device) for device in parts.devices]
 
     def work(worker: int, state: Any, sums: Any) -> Any:
         for example_ids in rows[worker]:
             microbatch = parts.feed.load(worker, example_ids)
-            sums, _ = local._accumulate(state, sums, microbatch, keys[worker])
-            jax.block_until_ready(sums.loss_sum)
+            sums, _ = local._add(state, sums, microbatch, keys[worker])
+            jax.block_until_ready(sums.tally)
         return sums
 
     def bare_round() -> None:
         state = carry["state"]
-        states = mesh_lib.worker_rows(hetjax.types.WorkerState(state.params, state.running_sum))
+        states = mesh_lib.worker_rows(hetjax.types.Shared(state.params))
         sums = mesh_lib.worker_rows(carry["sums"])
         tasks = [local._threads.submit(work, w, states[w], sums[w]) for w in range(num_workers)]
         joined = mesh_lib.join_rows([task.result() for task in tasks], mesh)

@@ -11,12 +11,14 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Accumulated": "hetjax.types",
+    "Contribution": "hetjax.types",
     "FitResult": "hetjax.training.driver",
+    "LocalRule": "hetjax.training.rules",
     "Microbatch": "hetjax.types",
     "NonFiniteError": "hetjax.training.reporting",
     "Run": "hetjax.training.run",
     "RoundReport": "hetjax.training.record",
+    "Shared": "hetjax.types",
     "TrainState": "hetjax.types",
     "fit": "hetjax.training.fit",
     "join_processes": "hetjax.cluster.processes",

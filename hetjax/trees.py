@@ -1,5 +1,9 @@
 """The few operations on pytrees that optax and jax lack."""
 
+import collections
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -24,13 +28,18 @@ def select(condition: jax.Array, on_true: types.PyTree, on_false: types.PyTree) 
 
 
 def all_finite(tree: types.PyTree) -> jax.Array:
-    """Whether no leaf holds a NaN or an infinity: bool[].
+    """Whether no leaf of numbers holds a NaN or an infinity: bool[].
 
     By the sum of each leaf, which either would spoil: a third of the time of asking each number
     (on CPU). So numbers whose sum overflows count as infinite.
     """
-    wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in jax.tree.leaves(tree)]
+    leaves = [x for x in map(jnp.asarray, jax.tree.leaves(tree)) if _may_be_infinite(x)]
+    wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in leaves]
     return jnp.all(jnp.stack([jnp.isfinite(jnp.sum(x)) for x in wide] or [jnp.bool_(True)]))
+
+
+def _may_be_infinite(leaf: jax.Array) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def accumulator_zeros(tree: types.PyTree) -> types.PyTree:
@@ -52,3 +61,30 @@ def perturbed(tree: types.PyTree, seed: int) -> types.PyTree:
         return (wide + scale * jax.random.normal(key, wide.shape)).astype(leaf.dtype)
 
     return jax.tree.unflatten(treedef, map(move, leaves, keys))
+
+
+def jit_in_place(function: Callable, argnum: int, **options: Any) -> Callable:
+    """`function`, jitted; what it makes may lie where its argument `argnum` lay.
+
+    The argument is donated where each of its arrays has one of the same size among the results,
+    which the first call decides; else it stays, since JAX warns of arrays that find no use.
+
+    Args:
+        function: what is jitted.
+        argnum: of the argument that is not needed any more.
+        **options: of `jax.jit`.
+    """
+    chosen: list[Callable] = []
+
+    def call(*args: Any) -> Any:
+        if not chosen:
+            made = jax.eval_shape(function, *args)
+            fits = _sizes(args[argnum]) <= _sizes(made)
+            chosen.append(jax.jit(function, donate_argnums=(argnum,) if fits else (), **options))
+        return chosen[0](*args)
+
+    return call
+
+
+def _sizes(tree: types.PyTree) -> collections.Counter:
+    return collections.Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree))

@@ -19,26 +19,39 @@ class Microbatch(NamedTuple):
     examples: PyTree  # leaves [microbatch_size, ...]; padding is any finite example
 
 
-class WorkerState(NamedTuple):
-    """What the local phase reads of a worker."""
+class Shared(NamedTuple):
+    """What a round hands out to a worker. The worker changes nothing in it."""
 
-    params: PyTree
-    running_sum: PyTree  # of the order's balancing; () where the order takes no signs
+    params: PyTree  # the worker's replica
+    given: PyTree = ()  # values of this round, the same for all workers, e.g. a vector
 
 
-class Accumulated(NamedTuple):
-    """The sums of one worker over its microbatches of a round.
+class Tally(NamedTuple):
+    """What the local phase counts of a worker's round, whatever its local rule is."""
 
-    No shape depends on the quota. Sums are in float32 or wider.
-    """
-
-    grad_sum: PyTree  # like params: sum of weight * gradient
-    loss_sum: jax.Array  # f32[]: sum of weight * loss
-    weight_sum: jax.Array  # f32[]
     example_count: jax.Array  # i32[]: examples that entered the sums
     microbatches_done: jax.Array  # i32[]
-    signed_sum: PyTree  # like running_sum
     nonfinite_microbatch: jax.Array  # i32[]: position of the first one in the round, -1 = none
+
+
+class Carried(NamedTuple):
+    """What a worker carries from microbatch to microbatch. No shape depends on the quota."""
+
+    worker: PyTree  # what the local rule keeps
+    sums: PyTree  # of the local rule; in float32 or wider
+    evidence: PyTree  # of the order's observer; () where the order needs none
+    tally: Tally
+
+
+class Contribution(NamedTuple):
+    """What a worker hands to the synchronisation at the end of its round."""
+
+    sums: PyTree  # the local rule's, over the examples of the round
+    weight: jax.Array  # f32[]: summed over the workers too; it divides the sum of `sums`
+    loss_sum: jax.Array  # f32[]: for the report, over the same weight; 0 where the rule has none
+    worker: PyTree  # what the local rule keeps for the next round; () where it keeps nothing
+    evidence: PyTree
+    tally: Tally
 
 
 class TrainState(NamedTuple):
@@ -46,7 +59,8 @@ class TrainState(NamedTuple):
 
     params: PyTree
     opt_state: PyTree
-    running_sum: PyTree
+    memory: PyTree  # of the order's observer; () where the order needs none
+    worker: PyTree  # of the local rule; () where it keeps nothing from round to round
     progress_rounds: (
         jax.Array | np.ndarray
     )  # f32[W]: examples processed over the nominal examples a round

@@ -21,7 +21,7 @@ from hetjax.ordering.methods import (
     shuffle_once,
     synchronised_reshuffling,
 )
-from hetjax.ordering.ordering import Ordering, OrderState, Signs, Sizes
+from hetjax.ordering.ordering import Observer, Ordering, OrderState, Sizes
 
 if TYPE_CHECKING:
     from hetjax.ordering.balance import balance_signs
@@ -30,9 +30,9 @@ _NEED_JAX = ("balance_signs",)
 
 __all__ = [
     "ORDERINGS",
+    "Observer",
     "OrderState",
     "Ordering",
-    "Signs",
     "Sizes",
     "balance_signs",
     "d_grab",

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 
 from hetjax import trees, types
 from hetjax.ordering import balance, halves, pairs
-from hetjax.ordering.ordering import Signs, Sizes
+from hetjax.ordering.ordering import Observer, Sizes
 
 
-def two_level(sizes: Sizes, *, block_pairs: int) -> Signs:
+def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
     """Each worker balances its own pairs in blocks, then the workers' signed sums are balanced.
 
     Within a round each worker goes on from the common running sum r by itself; its signed sum
     of the round is u_j. Then s_j = 1 where <r, u_j> ≤ 0, else -1, and r += s_j u_j, in the
-    order of ranks; s_j = -1 turns round all signs of worker j's round. So one vector a worker
+    order of ranks; s_j = -1 flips all signs of worker j's round. So one vector a worker
     and round is coordinated, whatever its quota is. With one worker there is nothing to
     coordinate.
 
@@ -36,28 +36,28 @@ def two_level(sizes: Sizes, *, block_pairs: int) -> Signs:
         second level are hetjax's own.
     """
     if sizes.num_workers == 1:
-        return alone(sizes, block_pairs=block_pairs)._replace(coordinated=True, made_for=sizes)
+        return alone(sizes, block_pairs=block_pairs)._replace(coordinated=True, sizes=sizes)
 
-    def sync(
+    def coordinate(
         running_sum: types.PyTree, private_sum: types.PyTree, axis_name: str
     ) -> tuple[types.PyTree, jax.Array]:
         signed_sum = jax.tree.map(jnp.subtract, private_sum, running_sum)
         return balance.coordinate(running_sum, signed_sum, axis_name)
 
-    def sync_array(
+    def coordinate_array(
         running_sum: types.PyTree, private_sum: types.PyTree
     ) -> tuple[types.PyTree, jax.Array]:
         signed_sum = jax.tree.map(jnp.subtract, private_sum, running_sum)
-        one, turns = balance.coordinate_array(trees.first_row(running_sum), signed_sum)
+        one, flips = balance.coordinate_array(trees.first_row(running_sum), signed_sum)
         rows = jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), one, running_sum)
-        return rows, turns
+        return rows, flips
 
     return alone(sizes, block_pairs=block_pairs)._replace(
-        sync=sync, sync_array=sync_array, coordinated=True, made_for=sizes
+        coordinate=coordinate, coordinate_array=coordinate_array, coordinated=True, sizes=sizes
     )
 
 
-def alone(sizes: Sizes, *, block_pairs: int) -> Signs:
+def alone(sizes: Sizes, *, block_pairs: int) -> Observer:
     """PairBalance in blocks by each worker alone, with a running sum of its own.
 
     With blocks of one pair the signs are those of PairBalance.
@@ -65,29 +65,39 @@ def alone(sizes: Sizes, *, block_pairs: int) -> Signs:
     del sizes
     return independent(
         trees.accumulator_zeros,
-        make_local(block_pairs),
+        make_observe(block_pairs),
         new_pass=lambda running_sum: jax.tree.map(jnp.zeros_like, running_sum),
     )._replace(refusal=functools.partial(_refusal, block_pairs=block_pairs))
 
 
-def independent(init: Callable, local: Callable, *, new_pass: Callable) -> Signs:
+def independent(init: Callable, observe: Callable, *, new_pass: Callable) -> Observer:
     """Each worker has sums of its own, and goes on with them in the next round."""
 
-    def sync(
+    def coordinate(
         before: types.PyTree, after: types.PyTree, axis_name: str
     ) -> tuple[types.PyTree, jax.Array]:
         del before, axis_name
         return after, jnp.ones((), jnp.int8)
 
-    def sync_array(before: types.PyTree, after: types.PyTree) -> tuple[types.PyTree, jax.Array]:
+    def coordinate_array(
+        before: types.PyTree, after: types.PyTree
+    ) -> tuple[types.PyTree, jax.Array]:
         del before
         return after, jnp.ones(jax.tree.leaves(after)[0].shape[0], jnp.int8)
 
-    return Signs(init, lambda sums: sums, local, sync, sync_array, new_pass, coordinated=False)
+    return Observer(
+        init,
+        lambda memory: memory,
+        observe,
+        coordinate,
+        coordinate_array,
+        new_pass,
+        coordinated=False,
+    )
 
 
-def make_local(block_pairs: int) -> Callable:
-    """`Signs.local`, its `signed_sum` the running sum that this worker goes on from.
+def make_observe(block_pairs: int) -> Callable:
+    """`Observer.observe`, its `evidence` the running sum that this worker goes on from.
 
     The block of the odd unit at a pass's end, which has no partner, adds nothing to the sum.
     The update is the gradient of the losses of the whole microbatch, as without any order.
@@ -97,16 +107,16 @@ def make_local(block_pairs: int) -> Callable:
             one, or is one block (`halves.Microbatch.blocks`).
     """
 
-    def local(
+    def observe(
         losses: halves.Losses,
-        worker_state: types.WorkerState,
+        shared: types.Shared,
         private_sum: types.PyTree,
         microbatch: types.Microbatch,
         position: jax.Array,
         rng: jax.Array,
     ) -> tuple[tuple[jax.Array, jax.Array], tuple, types.PyTree, jax.Array]:
         del position, rng
-        size, params = microbatch.example_ids.shape[0], worker_state.params
+        size, params = microbatch.example_ids.shape[0], shared.params
         batch = halves.Microbatch(losses, params, size, block_pairs)
         grad_parts, changes, signs = [], [], []
         for start, stop in batch.blocks:
@@ -128,7 +138,7 @@ def make_local(block_pairs: int) -> Callable:
         sums = jnp.sum(batch.values), jnp.sum(batch.weights)
         return sums, _sum(grad_parts), _sum(changes), jnp.concatenate(signs)
 
-    return local
+    return observe
 
 
 def _refusal(losses: halves.Losses, params: types.PyTree, size: int, *, block_pairs: int) -> str:

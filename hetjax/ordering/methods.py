@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from hetjax import parts
 from hetjax.ordering import orders
-from hetjax.ordering.ordering import Ordering, Signs, Sizes
+from hetjax.ordering.ordering import Observer, Ordering, Sizes
 
 BlockPairs = Annotated[
     int,
@@ -21,17 +21,17 @@ BlockPairs = Annotated[
 ]
 
 
-def _of_devices(module: str, function: str, **options: Any) -> Callable[[Sizes], Signs]:
+def _of_devices(module: str, function: str, **options: Any) -> Callable[[Sizes], Observer]:
     """A maker of the part on the devices, imported when it is called: it needs JAX."""
 
-    def make(sizes: Sizes) -> Signs:
+    def make(sizes: Sizes) -> Observer:
         home = importlib.import_module(f"hetjax.ordering.{module}")
         return getattr(home, function)(sizes, **options)
 
     return make
 
 
-def _balanced(make_observer: Callable[[Sizes], Signs], *, coordinated: bool = False) -> Ordering:
+def _balanced(make_observer: Callable[[Sizes], Observer], *, coordinated: bool = False) -> Ordering:
     return Ordering(*orders.balanced(), make_observer=make_observer, coordinated=coordinated)
 
 

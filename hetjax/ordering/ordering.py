@@ -1,8 +1,8 @@
 """What an ordering is: the permutation of the examples, and how signs change it.
 
 An ordering knows neither quotas nor data. Shared data has one state for the whole set,
-private data one state a shard. `place` runs on the host at the end of a round; `Signs` runs on
-the devices, inside the local and the sync phase.
+private data one state a shard. `place` runs on the host at the end of a round; an `Observer` runs
+on the devices, inside the local and the sync phase.
 """
 
 from collections.abc import Callable
@@ -32,46 +32,49 @@ class Sizes(NamedTuple):
     """The most that one worker does in a round: bounds what the exact forms store."""
 
 
-class Signs(NamedTuple):
-    """The part of a balancing order that runs on the devices; all pure, traceable functions."""
+class Observer(NamedTuple):
+    """What gathers evidence for an order on the devices, beside the local rule.
+
+    All are pure, traceable functions. The observer computes the gradient of a microbatch on its
+    way, so the local rule takes it from there.
+    """
 
     init: Callable[[PyTree], PyTree]
-    """`params -> running_sum` of zeros, one worker's."""
+    """`params -> memory`: what one worker keeps from round to round, before the first."""
 
     begin_round: Callable[[PyTree], PyTree]
-    """`running_sum -> signed_sum`: what a worker adds to in a round, before its first
-    microbatch."""
+    """`memory -> evidence`: what a worker adds to in a round, before its first microbatch."""
 
-    local: Callable[..., tuple[Any, PyTree, PyTree, Any]]
-    """`(losses, worker_state, signed_sum, microbatch, position, rng) -> ((loss_sum, weight_sum),
+    observe: Callable[..., tuple[Any, tuple, PyTree, Any]]
+    """`(losses, shared, evidence, microbatch, position, rng) -> ((loss_sum, weight_sum),
     grad_parts, change, unit_signs i8[B])`, for one microbatch, the `position`-th of the
     worker's round. `losses(params, units) -> (weight * loss f32[k], weights f32[k])` evaluates
     the examples at positions `units i32[k]` of the microbatch (None: all), masked already.
-    `grad_parts` is a tuple of trees whose sum is the gradient's; `signed_sum` is what this worker
+    `grad_parts` is a tuple of trees whose sum is the gradient's; `evidence` is what this worker
     has added up so far, and `change`, 0 for padding, will be added to it. A unit's
     sign is 1, -1, or 0 for one whose place is in the middle (the one left without a partner);
     signs of padding are ignored."""
 
-    sync: Callable[[PyTree, PyTree, str], tuple[PyTree, Any]]
-    """`(running_sum, signed_sum, axis_name) -> (running_sum, turns)`: the coordination of the
-    workers, by collectives over `axis_name`. The unit signs of a worker's round are multiplied
-    by its `turns`, i8[] or i8[max_microbatches * B]."""
+    coordinate: Callable[[PyTree, PyTree, str], tuple[PyTree, Any]]
+    """`(memory, evidence, axis_name) -> (memory, flips)` at the end of a round, by collectives
+    over `axis_name`. The unit signs of a worker's round are multiplied by its `flips`, i8[] or
+    i8[max_microbatches * B]."""
 
-    sync_array: Callable[[PyTree, PyTree], tuple[PyTree, Any]]
+    coordinate_array: Callable[[PyTree, PyTree], tuple[PyTree, Any]]
     """The same on one device, on leaves `[num_workers, ...]`."""
 
     new_pass: Callable[[PyTree], PyTree]
-    """`running_sum -> running_sum` of a worker that begins a new pass over its examples."""
+    """`memory -> memory` of a worker that begins a new pass over its examples."""
 
     coordinated: bool = False
-    """All workers share one running sum: they begin a new pass together, with the epoch. The
+    """All workers share one memory: they begin a new pass together, with the epoch. The
     ordering says so, and `Ordering.observer` sets it."""
 
     refusal: Callable[..., str] = lambda losses, params, microbatch_size: ""
     """`(losses, params, microbatch_size) -> why the method has to take the dearer of its forms
-    with this loss`, '' where it has not; to be traced, as `local`."""
+    with this loss`, '' where it has not; to be traced, as `observe`."""
 
-    made_for: Sizes | None = None
+    sizes: Sizes | None = None
     """What it may be used for alone; None: anything."""
 
 
@@ -88,7 +91,7 @@ class Ordering(NamedTuple):
     completes a pass returns a state whose `order` is the next pass's. The state that `place` is
     given is spent: it may write into its arrays, and shapes do not change."""
 
-    make_observer: Callable[[Sizes], Signs] | None = None
+    make_observer: Callable[[Sizes], Observer] | None = None
     """`sizes -> the part on the devices`; None for an order that needs no gradients."""
 
     coordinated: bool = False
@@ -97,7 +100,7 @@ class Ordering(NamedTuple):
 
     made_by: parts.Made | None = None
 
-    def observer(self, sizes: Sizes) -> Signs | None:
+    def observer(self, sizes: Sizes) -> Observer | None:
         """The part on the devices, for a run of these sizes; None where there is none."""
         if self.make_observer is None:
             return None

@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Parts(NamedTuple):
-    """The host side of an ordering: `Ordering(*parts, signs=...)`."""
+    """The host side of an ordering: `Ordering(*parts, make_observer=…)`."""
 
     init: Callable[[int, tuple[int, ...]], Any]
     """`(num_units, seed) -> state`"""

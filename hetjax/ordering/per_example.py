@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from hetjax import types
 from hetjax.ordering import balance, pairs
 from hetjax.ordering.matrix_free import independent
-from hetjax.ordering.ordering import Signs, Sizes
+from hetjax.ordering.ordering import Observer, Sizes
 
 _SIGN_STREAM = 0x51674
 
@@ -50,7 +50,7 @@ def _differences(gradients: jax.Array, mask: pairs.Array) -> jax.Array:
     return jnp.where(pairs.whole(mask)[:, None], first - second, 0)
 
 
-def d_grab(sizes: Sizes) -> Signs:
+def d_grab(sizes: Sizes) -> Observer:
     """D-GraB: one running sum for all pairs of all workers, in the order (timestep, rank).
 
     The differences of a round are kept until its end; then each worker gets its d/W
@@ -71,59 +71,59 @@ def d_grab(sizes: Sizes) -> Signs:
     def begin_round(running_sum: jax.Array) -> jax.Array:
         return jnp.zeros((max_pairs, num_workers * running_sum.shape[0]), running_sum.dtype)
 
-    def local(
+    def observe(
         losses: Callable,
-        worker_state: types.WorkerState,
+        shared: types.Shared,
         kept: jax.Array,
         microbatch: types.Microbatch,
         position: jax.Array,
         rng: jax.Array,
     ) -> tuple:
         del rng
-        sums, grad_sum, gradients = _gradients(losses, worker_state.params, 2 * num_pairs)
+        sums, grad_sum, gradients = _gradients(losses, shared.params, 2 * num_pairs)
         differences = _differences(gradients, microbatch.example_mask)
         start = position * num_pairs
         change = jax.lax.dynamic_update_slice(
             jnp.zeros_like(kept), differences, (start, jnp.zeros_like(start))
         )
-        undecided = jnp.ones(num_pairs, jnp.int8)  # until `sync` turns them
+        undecided = jnp.ones(num_pairs, jnp.int8)  # until `coordinate` flips them
         signs = pairs.unit_signs(undecided, microbatch.example_mask)
         return sums, (grad_sum,), change, signs
 
-    def sync(
+    def coordinate(
         running_sum: jax.Array, kept: jax.Array, axis_name: str
     ) -> tuple[jax.Array, jax.Array]:
         signs, running_sum = balance.balance_sharded(kept, running_sum, axis_name)
         return running_sum, jnp.repeat(signs, 2)
 
-    def sync_array(running_sum: jax.Array, kept: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def coordinate_array(running_sum: jax.Array, kept: jax.Array) -> tuple[jax.Array, jax.Array]:
         in_sequence = jnp.swapaxes(kept, 0, 1).reshape(-1, kept.shape[-1])
         signs, whole = balance.balance_signs(in_sequence, running_sum.reshape(-1))
-        turns = jnp.repeat(signs.reshape(max_pairs, num_workers).T, 2, axis=1)
-        return whole.reshape(running_sum.shape), turns
+        flips = jnp.repeat(signs.reshape(max_pairs, num_workers).T, 2, axis=1)
+        return whole.reshape(running_sum.shape), flips
 
-    return Signs(
+    return Observer(
         init,
         begin_round,
-        local,
-        sync,
-        sync_array,
+        observe,
+        coordinate,
+        coordinate_array,
         new_pass=jnp.zeros_like,
         coordinated=True,
-        made_for=sizes,
+        sizes=sizes,
     )
 
 
-def pair_balance(sizes: Sizes) -> Signs:
+def pair_balance(sizes: Sizes) -> Observer:
     """PairBalance by each worker alone: the signs of its pairs one after the other."""
     del sizes
 
     def init(params: types.PyTree) -> jax.Array:
         return jnp.zeros(_num_params(params), _dtype(params))
 
-    def local(
+    def observe(
         losses: Callable,
-        worker_state: types.WorkerState,
+        shared: types.Shared,
         running_sum: jax.Array,
         microbatch: types.Microbatch,
         position: jax.Array,
@@ -131,13 +131,13 @@ def pair_balance(sizes: Sizes) -> Signs:
     ) -> tuple:
         del position, rng
         size = microbatch.example_ids.shape[0]
-        sums, grad_sum, gradients = _gradients(losses, worker_state.params, size)
+        sums, grad_sum, gradients = _gradients(losses, shared.params, size)
         differences = _differences(gradients, microbatch.example_mask)
         signs, after = balance.balance_signs(differences, running_sum)
         signs = pairs.unit_signs(signs, microbatch.example_mask)
         return sums, (grad_sum,), after - running_sum, signs
 
-    return independent(init, local, new_pass=jnp.zeros_like)
+    return independent(init, observe, new_pass=jnp.zeros_like)
 
 
 class GrabSums(NamedTuple):
@@ -150,7 +150,7 @@ class GrabSums(NamedTuple):
     max_norm: jax.Array  # f[]: of a centred gradient so far
 
 
-def grab(sizes: Sizes, *, random_scale: float | None = None) -> Signs:
+def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
     """GraB by each worker alone: gradients less the mean of the pass before, one by one.
 
     Args:
@@ -169,9 +169,9 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Signs:
         zeros = jnp.zeros(_num_params(params), _dtype(params))
         return GrabSums(zeros, zeros, zeros, zeros[0], zeros[0])
 
-    def local(
+    def observe(
         losses: Callable,
-        worker_state: types.WorkerState,
+        shared: types.Shared,
         sums: GrabSums,
         microbatch: types.Microbatch,
         position: jax.Array,
@@ -179,7 +179,7 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Signs:
     ) -> tuple:
         del position
         size = microbatch.example_ids.shape[0]
-        totals, grad_sum, gradients = _gradients(losses, worker_state.params, size)
+        totals, grad_sum, gradients = _gradients(losses, shared.params, size)
         key = jax.random.fold_in(rng, _SIGN_STREAM)  # not the loss's own key
         key = jax.random.fold_in(key, microbatch.example_ids[0])
         uniform = jax.random.uniform(key, (size,))
@@ -218,4 +218,4 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Signs:
         zeros = jnp.zeros_like(mean)
         return GrabSums(zeros, mean, zeros, jnp.zeros_like(sums.num_summed), sums.max_norm)
 
-    return independent(init, local, new_pass=new_pass)
+    return independent(init, observe, new_pass=new_pass)

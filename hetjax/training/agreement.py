@@ -28,13 +28,7 @@ from hetjax.training import local, record
 _PATIENCE_SECS = 600.0
 _PLANNED = ("examples", "quotas", "exchanges")  # the parts of a round's plan, a digest each
 _DONE = ("microbatches_done", "first_secs", "compute_secs", "overruns")  # of `LocalResult`
-_SUMS = (  # of `Accumulated`
-    "loss_sum",
-    "weight_sum",
-    "example_count",
-    "microbatches_done",
-    "nonfinite_microbatch",
-)
+_SUMS = ("loss_sum", "weight", *types.Tally._fields)  # of `Contribution`
 _MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
 
 
@@ -58,16 +52,16 @@ class Done(NamedTuple):
 
     microbatches_done: np.ndarray  # i64[W]
     unit_signs: list[np.ndarray] | None  # for each worker i8[done, B]; None: no order takes them
-    turns: Any = ()  # i8[W], or i8[W, max_microbatches * B]: by the order's coordination
+    flips: Any = ()  # i8[W], or i8[W, max_microbatches * B]: by the order's coordination
 
-    def turned_signs(self) -> list[np.ndarray] | None:
-        """The unit signs of each worker, turned round where the coordination says so."""
+    def flipped_signs(self) -> list[np.ndarray] | None:
+        """The unit signs of each worker, multiplied as the coordination says."""
         if self.unit_signs is None:
             return None
-        turns = np.asarray(self.turns)
+        flips = np.asarray(self.flips)
         return [
-            signs * (turn if turn.ndim == 0 else turn[: signs.size].reshape(signs.shape))
-            for signs, turn in zip(self.unit_signs, turns, strict=True)
+            signs * (flip if flip.ndim == 0 else flip[: signs.size].reshape(signs.shape))
+            for signs, flip in zip(self.unit_signs, flips, strict=True)
         ]
 
 
@@ -269,7 +263,7 @@ class Agreement:
         own["ask"], own["lead_secs"] = int(ask), lead_secs
         for name, column in zip(_DONE, done, strict=True):
             own["done"][name] = column
-        for name, column in _own_sums(result.accumulated).items():
+        for name, column in _own_sums(result.contributed).items():
             own["sums"][name] = column
         for row, signs in zip(own["unit_signs"], result.unit_signs or (), strict=False):
             row[: signs.size] = signs.reshape(-1)
@@ -284,7 +278,7 @@ class Agreement:
         told = _joined(gathered["done"], unit_signs, asked)
         return told._replace(
             clocks=told.clocks._replace(lead_secs=gathered["lead_secs"].copy()),
-            metrics=_metrics(gathered["sums"], result.accumulated.loss_sum.dtype),
+            metrics=_metrics(gathered["sums"], result.contributed.loss_sum.dtype),
         )
 
     @property
@@ -347,9 +341,9 @@ class Agreement:
         )
 
 
-def _own_sums(accumulated: types.Accumulated) -> dict[str, np.ndarray]:
+def _own_sums(contributed: types.Contribution) -> dict[str, np.ndarray]:
     """What `SyncMetrics` is made of, of this process's workers: f64[w] each."""
-    leaves = [getattr(accumulated, name) for name in _SUMS]
+    leaves = [contributed.loss_sum, contributed.weight, *contributed.tally]
     rows = mesh_lib.worker_rows(leaves)  # on the host: an index of a jax.Array is a program
     columns = np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64).T
     return dict(zip(_SUMS, columns, strict=True))
@@ -357,7 +351,7 @@ def _own_sums(accumulated: types.Accumulated) -> dict[str, np.ndarray]:
 
 def _metrics(sums: np.ndarray, dtype: np.dtype) -> types.SyncMetrics:
     """Of the sums of all W workers, added up as the sync phase would do it."""
-    weights = sums["weight_sum"].astype(dtype)
+    weights = sums["weight"].astype(dtype)
     counts: dict[str, Any] = {
         name: sums[name].astype(np.int32)
         for name in ("example_count", "microbatches_done", "nonfinite_microbatch")

@@ -10,7 +10,7 @@ import numpy as np
 from hetjax import types
 from hetjax.data import feed as feed_lib
 from hetjax.data import rounds
-from hetjax.training import accumulate as accumulate_lib
+from hetjax.training import losses as losses_lib
 
 MetricsFn = Callable[[types.PyTree, types.PyTree], dict[str, Any]]
 """`(params, examples) -> {name: f32[B]}`; a value may be `(f32[B], weights f32[B])`."""
@@ -18,7 +18,7 @@ MetricsFn = Callable[[types.PyTree, types.PyTree], dict[str, Any]]
 _BATCH_SIZE = 256
 
 
-def metrics_of_loss(loss_fn: accumulate_lib.LossFn) -> MetricsFn:
+def metrics_of_loss(loss_fn: losses_lib.LossFn) -> MetricsFn:
     """The training loss as the only metric, with a fixed random key."""
 
     def metrics(params: types.PyTree, examples: types.PyTree) -> dict[str, Any]:

@@ -13,14 +13,14 @@ import optax
 from hetjax import config as config_lib
 from hetjax import types
 from hetjax.data import sources
-from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import arguments, driver, evaluate, record, summary
+from hetjax.training import arguments, driver, evaluate, record, rules, summary
+from hetjax.training import losses as losses_lib
 from hetjax.training import resume as resume_lib
 from hetjax.training import run as run_lib
 
 
 def fit(
-    loss_fn: accumulate_lib.LossFn,
+    loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     optimizer: optax.GradientTransformation,
     source: Any,
@@ -33,6 +33,7 @@ def fit(
     progress: bool = True,
     workers: int | None = None,
     per_example_rng: bool = False,
+    rule: rules.LocalRule | None = None,
     config: config_lib.ExperimentConfig | None = None,
     **fields: Any,
 ) -> driver.FitResult:
@@ -62,6 +63,8 @@ def fit(
         progress: show a progress bar.
         workers: their number; by default one for each device.
         per_example_rng: the loss gets a key for each example, `key[B]`.
+        rule: what a worker does with its microbatches, and what it hands to the synchronisation; by
+            default it adds up gradients.
         config: a checked configuration; or give `fields`.
         **fields: fields of the configuration, groups as dicts: `epochs=5, budget=32,
             cluster={"num_workers": 4}, quota={"policy": "adaptive"}`. `quota`, `ordering`,
@@ -111,6 +114,7 @@ def fit(
                 source,
                 workers=workers,
                 per_example_rng=per_example_rng,
+                rule=rule,
                 config=config,
                 solved=kept,
                 **fields,

@@ -23,64 +23,65 @@ from hetjax import mesh as mesh_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import rounds
 from hetjax.ordering import ordering as ordering_lib
-from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import local, sync
+from hetjax.training import gradients, local, rules, sync
+from hetjax.training import losses as losses_lib
 
-StepFn = Callable[..., tuple[types.TrainState, types.SyncMetrics, Any]]
+StepFn = Callable[..., tuple]
 
 
 def _run_microbatches(
-    accumulate: accumulate_lib.AccumulateFn,
-    worker_state: types.WorkerState,
-    accumulated: types.Accumulated,
+    steps: rules.LocalSteps,
+    shared: types.Shared,
+    carried: types.Carried,
     microbatches: types.Microbatch,
     count: jax.Array,
     rng: jax.Array,
-) -> tuple[types.Accumulated, Any]:
+) -> tuple[types.Contribution, Any]:
     """One worker's loop over the first `count` of `[M, B, ...]`, leaves without worker axis."""
     max_count = microbatches.example_ids.shape[0]
     _, sign_shapes = jax.eval_shape(
-        accumulate, worker_state, accumulated, jax.tree.map(lambda x: x[0], microbatches), rng
+        steps.add, shared, carried, jax.tree.map(lambda x: x[0], microbatches), rng
     )
     all_signs = jax.tree.map(lambda s: jnp.zeros((max_count, *s.shape), s.dtype), sign_shapes)
 
     def body(carry: tuple) -> tuple:
-        position, accumulated, all_signs = carry
+        position, carried, all_signs = carry
         microbatch = jax.tree.map(
             lambda x: jax.lax.dynamic_index_in_dim(x, position, keepdims=False), microbatches
         )
-        accumulated, signs = accumulate(worker_state, accumulated, microbatch, rng)
+        carried, signs = steps.add(shared, carried, microbatch, rng)
         all_signs = jax.tree.map(
             lambda a, s: jax.lax.dynamic_update_index_in_dim(a, s, position, 0),
             all_signs,
             signs,
         )
-        return position + 1, accumulated, all_signs
+        return position + 1, carried, all_signs
 
     zero = jnp.zeros_like(count)
-    carry = (zero, accumulated, jax.tree.map(lambda s: s + zero.astype(s.dtype), all_signs))
-    _, accumulated, all_signs = jax.lax.while_loop(lambda c: c[0] < count, body, carry)
-    return accumulated, all_signs
+    carry = (zero, carried, jax.tree.map(lambda s: s + zero.astype(s.dtype), all_signs))
+    _, carried, all_signs = jax.lax.while_loop(lambda c: c[0] < count, body, carry)
+    return steps.finish(shared, carried), all_signs
 
 
-def make_fused_local(accumulate: accumulate_lib.AccumulateFn, mesh: Mesh) -> Callable:
+def make_fused_local(steps: rules.LocalSteps, mesh: Mesh) -> Callable:
     """The local phase of all workers as one function without any collective.
 
     Returns:
-        `(worker_state, accumulated, microbatches, counts, rngs) -> (accumulated, unit_signs)`;
-        all leaves `[W, ...]`, those of `microbatches` `[W, M, B, ...]`, `counts` i32[W] ≤ M,
-        `rngs` key[W].
+        `(given, params, carried, microbatches, counts, rngs) -> (contributed, unit_signs)`;
+        all leaves but those of `given` `[W, ...]`, those of `microbatches` `[W, M, B, ...]`,
+        `counts` i32[W] ≤ M, `rngs` key[W].
     """
 
-    def body(*arguments: types.PyTree) -> tuple[types.Accumulated, Any]:
-        local_arguments = trees.first_row(arguments)
-        return trees.add_row_axis(_run_microbatches(accumulate, *local_arguments))
+    def body(given: types.PyTree, *arguments: types.PyTree) -> tuple[types.Contribution, Any]:
+        params, *others = trees.first_row(arguments)
+        shared = types.Shared(params, given)
+        return trees.add_row_axis(_run_microbatches(steps, shared, *others))
 
     rows = P(mesh_lib.WORKER_AXIS)
     # Unchecked: users' scans mix constants with what varies by worker, and nothing here is
     # replicated that `grad` could sum over the workers.
     return jax.shard_map(
-        body, mesh=mesh, in_specs=(rows,) * 5, out_specs=(rows, rows), check_vma=False
+        body, mesh=mesh, in_specs=(P(), *(rows,) * 5), out_specs=(rows, rows), check_vma=False
     )
 
 
@@ -89,7 +90,7 @@ class TrainStep:
     """A round as one pure function, and what a loop needs beside it."""
 
     function: StepFn
-    observer: ordering_lib.Signs | None
+    observer: ordering_lib.Observer | None
     """The order's part on the devices; None where it needs none."""
     active: Callable[[int], Any]
     """`round -> bool[M]`: the exchanges of that round, () of a reducer that does not gossip."""
@@ -100,11 +101,12 @@ class TrainStep:
 
 
 def make_train_step(
-    loss_fn: accumulate_lib.LossFn,
-    optimizer: optax.GradientTransformation,
+    loss_fn: losses_lib.LossFn,
+    optimizer: optax.GradientTransformation | None,
     mesh: Mesh,
     *,
     nominal_examples: int,
+    rule: rules.LocalRule | None = None,
     reducer: Any = "all_reduce",
     weighting: str = "example",
     stop_on_nonfinite: bool = True,
@@ -117,9 +119,11 @@ def make_train_step(
 
     Args:
         loss_fn: `(params, examples, rng) -> losses f32[B]`, or `(losses, weights)`.
-        optimizer: any optax optimiser.
+        optimizer: any optax optimiser; None for a round without update.
         mesh: from `make_worker_mesh`.
         nominal_examples: examples of a full round, the unit of `scale_by_progress`.
+        rule: what a worker does with its microbatches; default
+            `gradients.gradient_sums(loss_fn)`.
         reducer: a `hetjax.topology.Reducer`, a name, or a dict of fields.
         weighting: what is minimised, one of `hetjax.training.weighting.WEIGHTINGS`; all but
             `example` go by `shares`.
@@ -132,16 +136,20 @@ def make_train_step(
         per_example_rng: a key for each example in place of one a microbatch.
 
     Returns:
-        `step(state, microbatches, counts, rng, shares=None, active=()) -> (state, metrics,
-        unit_signs)`, to be jitted by you: leaves of `microbatches` are `[W, M, B, ...]`, worker w
-        does the first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one key, `shares`
-        f32[W] of each worker's shard (equal ones by default), `active` is `step.active(round)`,
-        who exchanges with whom, needed with a reducer that gossips; `unit_signs` are
-        i8[W, M, B], as an order's `place` takes them, or ().
+        `step(state, microbatches, counts, rng, shares=None, active=(), given=()) -> (state,
+        metrics, unit_signs)`, to be jitted by you: leaves of `microbatches` are `[W, M, B, ...]`,
+        worker w does the first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one key,
+        `shares` f32[W] of each worker's shard (equal ones by default), `active` is
+        `step.active(round)`, who exchanges with whom, needed with a reducer that gossips, `given`
+        the values of the round that the rule finds in `shared.given`; `unit_signs` are
+        i8[W, M, B], as an order's `place` takes them, or (). A round without update returns
+        `(state, metrics, unit_signs, mean)`: `mean`, leaves `[W, ...]`, is the sum of the
+        contributions over that of their weights, and the parameters stay.
         M bounds the quotas and memory; a change of `counts` never compiles.
 
     Raises:
-        ValueError: the reducer or the ordering is none, or they contradict each other; (when
+        ValueError: the reducer or the ordering is none, or they contradict each other or the rule;
+            or (when
             traced) the loss is not one number an example.
 
     References:
@@ -152,28 +160,21 @@ def make_train_step(
     order = kinds.resolve("ordering", ordering)
     if lines := list(kinds.of_two(order, reducer_part)):
         raise ValueError("\n".join(lines))
-    signs = None
-    if order.make_observer is not None:
-        if not (microbatch_size and max_microbatches):
-            raise ValueError(
-                f"make_train_step: the ordering {kinds.name_of('ordering', order)!r} has a part on "
-                "the devices; give microbatch_size and max_microbatches too, B and M of the "
-                "microbatches [W, M, B]"
-            )
-        signs = order.observer(ordering_lib.Sizes(mesh.size, microbatch_size, max_microbatches))
+    observer = _observer_of(order, mesh.size, microbatch_size, max_microbatches)
     reduction = reducer_part.for_run(topology.Facts(mesh.size))
     gossips = reducer_part.gossips
-    accumulate = accumulate_lib.make_accumulate(
-        loss_fn, signs=signs, per_example_rng=per_example_rng
-    )
-    run_local = make_fused_local(accumulate, mesh)
+    rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
+    steps = rules.with_observer(rule, observer)
+    run_local = make_fused_local(steps, mesh)
+    begin = sync.make_begin(steps, mesh)
     synchronise = sync.make_sync(
         optimizer,
+        steps=steps,
         reducer=reduction,
         num_workers=mesh.size,
         nominal_examples=nominal_examples,
         mesh=mesh,
-        signs=signs,
+        observer=observer,
         weighting=weighting,
         stop_on_nonfinite=stop_on_nonfinite,
     )
@@ -185,44 +186,72 @@ def make_train_step(
         rng: jax.Array,
         shares: jax.Array | None = None,
         active: Any = (),
-    ) -> tuple[types.TrainState, types.SyncMetrics, Any]:
+        given: types.PyTree = (),
+    ) -> tuple:
         if gossips and isinstance(active, tuple):
             raise ValueError(
                 "this step's reducer gossips: give active=step.active(round), which says who "
                 "exchanges with whom in this round"
             )
-        params = jax.tree.map(lambda x: x[0], state.params)
-        one = jax.tree.map(lambda x: x[0, 0], microbatches.examples)
+        _check_step(loss_fn, state, microbatches, rng, observer, per_example_rng=per_example_rng)
         batch_size = microbatches.example_ids.shape[-1]
-        keys = jax.random.split(rng, batch_size) if per_example_rng else rng
-        accumulate_lib.check_loss(loss_fn, params, one, keys)
-        made_for = None if signs is None else signs.made_for
-        sizes = microbatches.example_ids.shape[:0:-1]
-        if made_for is not None and sizes != (made_for.microbatch_size, made_for.max_microbatches):
-            raise ValueError(
-                f"the ordering's signs are made for {made_for}, and microbatches here are "
-                f"[W, M, B] = {list(microbatches.example_ids.shape)}: give make_train_step "
-                "max_microbatches=M and microbatch_size=B"
-            )
-        empty = accumulate_lib.empty_accumulated(params, signs)
-        zeros = jax.tree.map(lambda x: jnp.broadcast_to(x, (mesh.size, *x.shape)), empty)
-        if signs is not None:
-            zeros = zeros._replace(signed_sum=jax.vmap(signs.begin_round)(state.running_sum))
-        worker_state = types.WorkerState(state.params, state.running_sum)
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
-        accumulated, unit_signs = run_local(worker_state, zeros, microbatches, counts, rngs)
-        state, _, metrics, turns = synchronise(state, accumulated, shares, active)
-        if signs is not None:
-            turns = turns.reshape(mesh.size, *((-1, batch_size) if turns.ndim == 2 else (1, 1)))
-            unit_signs = unit_signs * turns[:, : unit_signs.shape[1]]
-        return state, metrics, unit_signs
+        contributed, unit_signs = run_local(
+            given, state.params, begin(state, given), microbatches, counts, rngs
+        )
+        done = synchronise(state, contributed, shares, active, (), given)
+        if observer is not None:
+            flips = done.flips
+            flips = flips.reshape(mesh.size, *((-1, batch_size) if flips.ndim == 2 else (1, 1)))
+            unit_signs = unit_signs * flips[:, : unit_signs.shape[1]]
+        found = done.state, done.metrics, unit_signs
+        return (*found, done.mean) if optimizer is None else found
 
     def active(round_index: int) -> Any:
         mixing = reduction.mixing
         return () if mixing is None else mixing.gossip.active(round_index)
 
-    return TrainStep(step, signs, active)
+    return TrainStep(step, observer, active)
+
+
+def _observer_of(
+    order: ordering_lib.Ordering, num_workers: int, microbatch_size: int, max_microbatches: int
+) -> ordering_lib.Observer | None:
+    if order.make_observer is None:
+        return None
+    if not (microbatch_size and max_microbatches):
+        raise ValueError(
+            f"make_train_step: the ordering {kinds.name_of('ordering', order)!r} has a part on "
+            "the devices; give microbatch_size and max_microbatches too, B and M of the "
+            "microbatches [W, M, B]"
+        )
+    return order.observer(ordering_lib.Sizes(num_workers, microbatch_size, max_microbatches))
+
+
+def _check_step(
+    loss_fn: losses_lib.LossFn,
+    state: types.TrainState,
+    microbatches: types.Microbatch,
+    rng: jax.Array,
+    observer: ordering_lib.Observer | None,
+    *,
+    per_example_rng: bool,
+) -> None:
+    """Refuses a loss that is not one number an example, and sizes of another observer."""
+    params = jax.tree.map(lambda x: x[0], state.params)
+    one = jax.tree.map(lambda x: x[0, 0], microbatches.examples)
+    batch_size = microbatches.example_ids.shape[-1]
+    keys = jax.random.split(rng, batch_size) if per_example_rng else rng
+    losses_lib.check_loss(loss_fn, params, one, keys)
+    made_for = None if observer is None else observer.sizes
+    sizes = microbatches.example_ids.shape[:0:-1]
+    if made_for is not None and sizes != (made_for.microbatch_size, made_for.max_microbatches):
+        raise ValueError(
+            f"the ordering's observer is made for {made_for}, and microbatches here are "
+            f"[W, M, B] = {list(microbatches.example_ids.shape)}: give make_train_step "
+            "max_microbatches=M and microbatch_size=B"
+        )
 
 
 class Fused:
@@ -237,24 +266,18 @@ class Fused:
 
     def __init__(
         self,
-        accumulate: accumulate_lib.AccumulateFn,
+        steps: rules.LocalSteps,
         feed: feed_lib.Feed,
         mesh: Mesh,
         *,
-        params: types.PyTree,
         pace: local.Pace,
         max_microbatches: int,
-        signs: ordering_lib.Signs | None = None,
     ) -> None:
         self._feed, self._mesh, self._pace = feed, mesh, pace
         self._workers = mesh_lib.own_workers(mesh)
         self._max_microbatches = max_microbatches
-        self._empty = accumulate_lib.empty_accumulated(params, signs)
-        self._run = jax.jit(make_fused_local(accumulate, mesh), donate_argnums=(1,))
+        self._run = trees.jit_in_place(make_fused_local(steps, mesh), 2)
         self._threads = local.worker_threads(len(self._workers))
-
-    def fresh(self) -> types.Accumulated:
-        return mesh_lib.place(mesh_lib.add_worker_axis(self._empty, self._mesh.size), self._mesh)
 
     def _load(self, plan: rounds.RoundPlan) -> types.Microbatch:
         """The plan's microbatches, padded to M for each worker, `[W, M, B, ...]` on the mesh."""
@@ -271,28 +294,29 @@ class Fused:
         self,
         round_index: int | None,
         state: types.TrainState,
-        accumulated: types.Accumulated,
+        carried: types.Carried,
         plan: rounds.RoundPlan,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
+        given: types.PyTree = (),
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> local.LocalResult:
         del may_close  # there is no gate
-        worker_state = types.WorkerState(state.params, state.running_sum)
         microbatches = jax.block_until_ready(self._load(plan))
         jax.block_until_ready(state)
         start = time.perf_counter()
-        accumulated, signs = self._run(
-            worker_state,
-            accumulated,
+        contributed, signs = self._run(
+            given,
+            state.params,
+            carried,
             microbatches,
             mesh_lib.place(np.asarray(limits, np.int32), self._mesh),
             mesh_lib.join_rows([jnp.expand_dims(rng, 0) for rng in rngs], self._mesh),
         )
         meanwhile()
-        parts = mesh_lib.worker_rows(accumulated.loss_sum)
+        parts = mesh_lib.worker_rows(contributed.loss_sum)
         counts = np.asarray(limits)[self._workers]
         wait = functools.partial(self._wait, round_index, start)
         times = list(self._threads.map(wait, self._workers, parts, counts))
@@ -302,7 +326,7 @@ class Fused:
             of_workers = mesh_lib.worker_rows(signs)
             unit_signs = [np.asarray(s)[0, :n] for s, n in zip(of_workers, counts, strict=True)]
         return local.LocalResult(
-            accumulated=accumulated,
+            contributed=contributed,
             microbatches_done=counts,
             first_secs=np.full(len(counts), np.nan),
             compute_secs=np.asarray(compute_secs),

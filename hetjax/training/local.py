@@ -1,6 +1,6 @@
-"""The local phase on one process: who calls `accumulate`, where, and how it is timed.
+"""The local phase on one process: who runs the local rule, where, and how it is timed.
 
-`Stepped` calls it from a host thread for each worker, on the worker's own device, as often as
+`Stepped` runs it from a host thread for each worker, on the worker's own device, as often as
 the quota says: a quota never compiles anything, and each worker's compute is timed alone.
 `virtual.py` and `fused.py` hold the two other ways.
 """
@@ -22,13 +22,13 @@ from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
 from hetjax.data import rounds
 from hetjax.gates import gate as gate_lib
-from hetjax.training import accumulate as accumulate_lib
+from hetjax.training import rules
 
 
 class LocalResult(NamedTuple):
     """What this process's w workers did in a round; times by each worker's own clock."""
 
-    accumulated: Any  # what this form's sync phase takes
+    contributed: types.Contribution  # leaves `[W, ...]`
     microbatches_done: np.ndarray  # i64[w]
     first_secs: np.ndarray  # f64[w], round start to end of the first microbatch; NaN = unknown
     compute_secs: np.ndarray  # f64[w]
@@ -37,28 +37,27 @@ class LocalResult(NamedTuple):
 
 
 class LocalPhase(Protocol):
-    """One of the three ways to run `accumulate`; the rest of the loop does not know which."""
-
-    def fresh(self) -> Any:
-        """Sums of zero, as `run` takes them."""
+    """One of the three ways to run a local rule; the rest of the loop does not know which."""
 
     def run(
         self,
         round_index: int | None,
         state: types.TrainState,
-        accumulated: Any,
+        carried: types.Carried,
         plan: rounds.RoundPlan,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
+        given: types.PyTree = (),
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> LocalResult:
-        """Runs at most `limits[w]` microbatches of each worker's plan; uses up `accumulated`.
+        """Runs at most `limits[w]` microbatches of each worker's plan; uses up `carried`.
 
-        `rngs` holds the key of each own worker's pass, on its device; `meanwhile` is called while
-        the workers compute; no gate closes the round unless it `may_close`. Round None warms
-        up: no emulation.
+        `given` are the values of the round that are the same for all workers; `carried` was
+        begun with them. `rngs` holds the key of each own worker's pass, on its device;
+        `meanwhile` is called while the workers compute; no gate closes the round unless it
+        `may_close`. Round None warms up: no emulation.
         """
 
     def close(self) -> None:
@@ -119,58 +118,51 @@ class Stepped:
     its clock, or sleeps up to the emulated end.
 
     Args:
-        accumulate: the pure function; jitted here, so it compiles once for each device.
+        steps: the local rule; jitted here, so it compiles once for each device.
         feed: brings the examples.
         mesh: one device a worker.
-        params: a pytree of the parameters' shapes, for the sums.
         pace: emulated or real clocks.
         gate: polled between microbatches.
         beacons: told what each worker does.
-        signs: the ordering's device part.
+        signed: whether the order takes signs.
     """
 
     def __init__(
         self,
-        accumulate: accumulate_lib.AccumulateFn,
+        steps: rules.LocalSteps,
         feed: feed_lib.Feed,
         mesh: Mesh,
         *,
-        params: types.PyTree,
         pace: Pace,
         gate: gate_lib.Live,
         beacons: beacons_lib.Beacons,
-        signs: Any = None,
+        signed: bool = False,
     ) -> None:
         self._feed, self._mesh, self._pace, self._gate = feed, mesh, pace, gate
         self._beacons = beacons
         self._workers = mesh_lib.own_workers(mesh)
-        self._accumulate = jit_rows(accumulate, donate=True)
-        self._empty = accumulate_lib.empty_accumulated(params, signs)
-        self._signed = signs is not None
+        self._add, self._finish = jit_add(steps), jit_finish(steps)
+        self._signed = signed
         self._threads = worker_threads(len(self._workers))
         check_threads(self._threads)
         self._stopping = threading.Event()
         self._started = threading.Semaphore(0)
 
-    def fresh(self) -> types.Accumulated:
-        zeros = mesh_lib.add_worker_axis(self._empty, self._mesh.size)
-        return mesh_lib.place(zeros, self._mesh)
-
     def run(
         self,
         round_index: int | None,
         state: types.TrainState,
-        accumulated: types.Accumulated,
+        carried: types.Carried,
         plan: rounds.RoundPlan,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
+        given: types.PyTree = (),
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> LocalResult:
-        worker_state = types.WorkerState(state.params, state.running_sum)
-        states = mesh_lib.worker_rows(worker_state)
-        sums = mesh_lib.worker_rows(accumulated)
+        replicas, carries = mesh_lib.worker_rows(state.params), mesh_lib.worker_rows(carried)
+        devices = [self._mesh.devices[worker] for worker in self._workers]
         gate = self._gate if may_close else gate_lib.AlwaysOpen()
         gate.begin(plan.quotas)
         tasks = [
@@ -178,8 +170,8 @@ class Stepped:
                 self._work,
                 round_index,
                 worker,
-                states[index],
-                sums[index],
+                types.Shared(replicas[index], jax.device_put(given, devices[index])),
+                carries[index],
                 plan.rows(worker, int(limits[worker])),
                 rngs[index],
                 gate,
@@ -197,9 +189,9 @@ class Stepped:
             concurrent.futures.wait(tasks)
             self._stopping.clear()
             raise
-        sums, counts, first_secs, compute_secs, overruns, signs = zip(*done, strict=True)
+        contributed, counts, first_secs, compute_secs, overruns, signs = zip(*done, strict=True)
         return LocalResult(
-            accumulated=mesh_lib.join_rows(sums, self._mesh),
+            contributed=mesh_lib.join_rows(contributed, self._mesh),
             microbatches_done=np.asarray(counts),
             first_secs=np.asarray(first_secs),
             compute_secs=np.asarray(compute_secs),
@@ -211,19 +203,19 @@ class Stepped:
         self,
         round_index: int | None,
         worker: int,
-        state: types.WorkerState,
-        sums: types.Accumulated,
+        shared: types.Shared,
+        carried: types.Carried,
         rows: np.ndarray,
         rng: jax.Array,
         gate: gate_lib.Live,
-    ) -> tuple[types.Accumulated, int, float, float, int, list]:
+    ) -> tuple[types.Contribution, int, float, float, int, list]:
         ends = self._pace.ends(round_index, worker, len(rows))
         deadlines = None if self._pace.virtual else ends
         signs: list[Any] = []
         stamps: list[float] = []
         overruns = 0
         try:
-            jax.block_until_ready(state)  # the synchronisation is not this worker's compute
+            jax.block_until_ready(shared)  # the synchronisation is not this worker's compute
         finally:
             self._started.release()
         self._beacons.at("loading", round_index, worker)
@@ -236,8 +228,8 @@ class Stepped:
             self._beacons.at("loading", round_index, worker)
             microbatch = self._feed.load(worker, example_ids)
             self._beacons.at("computing", round_index, worker)
-            sums, unit_signs = self._accumulate(state, sums, microbatch, rng)
-            jax.block_until_ready(sums.loss_sum)
+            carried, unit_signs = self._add(shared, carried, microbatch, rng)
+            jax.block_until_ready(carried.tally)
             signs.append(unit_signs)
             if deadlines is not None:
                 wait = start + deadlines[position] - time.perf_counter()
@@ -251,7 +243,8 @@ class Stepped:
         if ends is not None and self._pace.virtual:
             stamps = ends[: len(stamps)].tolist()
         first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
-        return sums, len(stamps), first, last, overruns, signs
+        contributed = self._finish(shared, carried)
+        return contributed, len(stamps), first, last, overruns, signs
 
     def close(self) -> None:
         self._stopping.set()
@@ -283,18 +276,29 @@ def check_threads(threads: concurrent.futures.ThreadPoolExecutor) -> None:
             )
 
 
-def jit_rows(accumulate: accumulate_lib.AccumulateFn, *, donate: bool) -> Any:
-    """`accumulate`, jitted, on a worker's rows `[1, ...]` of the state and the sums."""
+def jit_add(steps: rules.LocalSteps) -> Any:
+    """`steps.add`, jitted, on a worker's rows `[1, ...]` of the parameters and of what it carries,
+    which is used up."""
 
-    def on_rows(
-        state: types.WorkerState,
-        sums: types.Accumulated,
-        microbatch: types.Microbatch,
-        rng: jax.Array,
-    ) -> tuple[types.Accumulated, Any]:
-        return accumulate(trees.first_row(state), sums, microbatch, rng)
+    def add(
+        shared: types.Shared, carried: types.Carried, microbatch: types.Microbatch, rng: jax.Array
+    ) -> tuple[types.Carried, Any]:
+        return steps.add(_without_row_axis(shared), carried, microbatch, rng)
 
-    return jax.jit(on_rows, donate_argnums=(1,) if donate else ())
+    return jax.jit(add, donate_argnums=(1,))
+
+
+def jit_finish(steps: rules.LocalSteps) -> Any:
+    """`steps.finish`, jitted, likewise."""
+
+    def finish(shared: types.Shared, carried: types.Carried) -> types.Contribution:
+        return steps.finish(_without_row_axis(shared), carried)
+
+    return trees.jit_in_place(finish, 1)
+
+
+def _without_row_axis(shared: types.Shared) -> types.Shared:
+    return shared._replace(params=trees.first_row(shared.params))
 
 
 def stack_signs(signs: Sequence[Sequence[Any]], size: int) -> list[np.ndarray]:

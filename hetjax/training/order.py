@@ -4,22 +4,25 @@ import jax
 import numpy as np
 
 from hetjax import kinds, ordering, types
-from hetjax.training import accumulate as accumulate_lib
+from hetjax.training import losses as losses_lib
+from hetjax.training import rules
 
 
 def make(
     method: ordering.Ordering,
     sizes: ordering.Sizes,
-    loss_fn: accumulate_lib.LossFn,
+    rule: rules.LocalRule,
+    loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     examples: types.PyTree,
     keys: jax.Array,
-) -> tuple[ordering.Signs | None, str]:
+) -> tuple[ordering.Observer | None, str]:
     """The order's part on the devices, and why it takes its dearer form with this loss.
 
     Args:
         method: the ordering.
         sizes: of the run.
+        rule: what the workers do.
         loss_fn: the user's.
         params: the parameters.
         examples: a microbatch of them.
@@ -31,12 +34,13 @@ def make(
     Raises:
         ValueError: the method cannot work with this loss.
     """
-    signs = method.observer(sizes)
-    if signs is None:
+    observer = method.observer(sizes)
+    if observer is None:
         return None, ""
-    accumulate_lib.check_examples_apart(loss_fn, params, examples, keys)
+    rules.with_observer(rule, observer)  # or the rule computes something else
+    losses_lib.check_examples_apart(loss_fn, params, examples, keys)
     try:
-        return signs, _refusal(signs, loss_fn, params, examples, keys)
+        return observer, _refusal(observer, rule, loss_fn, params, examples, keys)
     except (TypeError, ValueError) as error:
         name = kinds.name_of("ordering", method)
         raise ValueError(
@@ -47,8 +51,9 @@ def make(
 
 
 def _refusal(
-    signs: ordering.Signs,
-    loss_fn: accumulate_lib.LossFn,
+    observer: ordering.Observer,
+    rule: rules.LocalRule,
+    loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     examples: types.PyTree,
     keys: jax.Array,
@@ -61,18 +66,12 @@ def _refusal(
     per_example_rng, reasons = keys.ndim > 0, []
 
     def refusal(params: types.PyTree, microbatch: types.Microbatch, rng: jax.Array) -> None:
-        losses = accumulate_lib.masked(loss_fn, microbatch, rng, per_example_rng=per_example_rng)
-        reasons.append(signs.refusal(losses, params, size))
+        losses = losses_lib.masked(loss_fn, microbatch, rng, per_example_rng=per_example_rng)
+        reasons.append(observer.refusal(losses, params, size))
 
-    accumulate = accumulate_lib.make_accumulate(
-        loss_fn, signs=signs, per_example_rng=per_example_rng
-    )
-    jax.jit(accumulate).lower(
-        types.WorkerState(params, signs.init(params)),
-        accumulate_lib.empty_accumulated(params, signs),
-        microbatch,
-        jax.random.key(0),
-    )
+    steps, shared = rules.with_observer(rule, observer), types.Shared(params)
+    carried = steps.begin(shared, rule.init(params), observer.init(params))
+    jax.jit(steps.add).lower(shared, carried, microbatch, jax.random.key(0))
     jax.eval_shape(refusal, params, microbatch, jax.random.key(0))
     return reasons[0]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from hetjax import quota
-from hetjax.training import agreement, local, setup
-from hetjax.training.run_records import Plan, RunState, Sums
+from hetjax import quota, types
+from hetjax.training import agreement, local, setup, sync
+from hetjax.training.run_records import Plan, RunState
 
 GRADIENT = "gradient"  # the kind of round that a run has by itself
 
 
-def plan(parts: setup.RunParts, state: RunState) -> Plan:
+def plan(parts: setup.RunParts, state: RunState, given: types.PyTree = ()) -> Plan:
     """The next round: quotas by the policy or the trace, and the microbatches that come next.
 
     Raises:
@@ -31,9 +31,9 @@ def plan(parts: setup.RunParts, state: RunState) -> Plan:
     closing = parts.pace.close(index, quotas) if may_close else None
     rows = parts.stream.plan(state.stream, quotas)
     epoch = parts.stream.epoch(state.stream)
-    passes, signs = state.passes, parts.signs
-    if signs is not None:  # all begin a pass with the epoch, or each begins its own
-        passes = np.full(num_workers, epoch) if signs.coordinated else rows.passes
+    passes, observer = state.passes, parts.observer
+    if observer is not None:  # all begin a pass with the epoch, or each begins its own
+        passes = np.full(num_workers, epoch) if observer.coordinated else rows.passes
     return Plan(
         state=state,
         round_index=index,
@@ -49,10 +49,11 @@ def plan(parts: setup.RunParts, state: RunState) -> Plan:
         policy=policy,
         passes=passes,
         active=parts.active(index),
+        given=given,
     )
 
 
-def warm_up_plan(parts: setup.RunParts, state: RunState) -> Plan:
+def warm_up_plan(parts: setup.RunParts, state: RunState, given: types.PyTree) -> Plan:
     """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
     num_workers = len(parts.devices)
     rows = local.warm_up_plan(num_workers, parts.config.microbatch_size)
@@ -71,6 +72,7 @@ def warm_up_plan(parts: setup.RunParts, state: RunState) -> Plan:
         policy=None,
         passes=state.passes,
         active=parts.active(0),
+        given=given,
     )
 
 
@@ -80,7 +82,7 @@ def commit(
     plan: Plan,
     done: agreement.Done,
     clocks: agreement.Clocks,
-    sums: Sums,
+    sums: sync.Synchronised,
 ) -> RunState:
     """The state after a round; waits for the signs of its units, where there are any.
 
@@ -96,12 +98,12 @@ def commit(
     if parts.trace is None:  # of a trace the policy was never asked
         policy = parts.policy.observe(policy, _times(done, clocks))
     stream = parts.stream.commit(
-        state.stream, plan.rows, done.microbatches_done, done.turned_signs()
+        state.stream, plan.rows, done.microbatches_done, done.flipped_signs()
     )
     keeps_quotas = plan.is_full or not state.full_quotas.any()
     return RunState(
-        train=sums.train,
-        sums=sums.fresh,
+        train=sums.state,
+        carried=sums.carried,
         policies={**state.policies, GRADIENT: policy},
         stream=stream,
         passes=plan.passes,

@@ -68,9 +68,9 @@ class Report:
         return self._executed.asked
 
     @property
-    def contribution(self) -> types.PyTree:
-        """The mean of what the workers handed over, on the devices; () where it was an update."""
-        return self._executed.sums.contribution
+    def mean(self) -> types.PyTree:
+        """Of a round without update: the mean contribution, leaves `[W, ...]` on the devices."""
+        return self._executed.sums.mean
 
     def end(self, now: float) -> None:
         """Says when the round was over, unless that is known already."""

@@ -21,6 +21,7 @@ from hetjax.training import checkpoint, leaves, record, run_records, setup, solu
 from hetjax.training import state as state_lib
 
 DIRECTORY = "checkpoints"  # in the workdir
+_OF_EACH_WORKER = ("memory", "worker")  # of `TrainState`: what workers may have each for itself
 
 
 @dataclasses.dataclass
@@ -174,18 +175,18 @@ def to_arrays(
     state: run_records.RunState, best_params: types.PyTree, parts: setup.RunParts
 ) -> dict[str, np.ndarray]:
     """All of the run as host arrays by name; every process calls it, process 0 has the result."""
-    train, signs = state.train, parts.signs
-    common = train._replace(running_sum=())
+    train = state.train
+    common = train._replace(memory=(), worker=())
     arrays: dict[str, np.ndarray] = {}
     if parts.reducer.keeps_replicas_equal:
         arrays |= leaves.flatten(state_lib.own_row(common), "train")
     else:
         arrays |= leaves.flatten(state_lib.all_rows(common), "train")
-    if signs is not None:
-        rows = state_lib.all_rows(train.running_sum)  # in some orders each worker holds a part
+    for name in _OF_EACH_WORKER:
+        rows = state_lib.all_rows(getattr(train, name))
         if _are_equal(rows):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
-        arrays |= leaves.flatten(rows, "running_sum")
+        arrays |= leaves.flatten(rows, name)
     arrays |= leaves.flatten(_on_host(state), "run")
     if best_params is not None:
         arrays |= leaves.flatten(best_params, "best_params")
@@ -225,28 +226,27 @@ def from_arrays(
 
     Args:
         saved: from `to_arrays`.
-        fresh: the state at the beginning, whose structures and sums it takes.
+        fresh: the state at the beginning, whose structures it takes.
         parts: of the run.
     """
     arrays, num_workers = saved.arrays, len(parts.devices)
     same_workers = saved.about["num_workers"] == num_workers
-    signs = parts.signs
     one = jax.device_get(state_lib.own_row(fresh.train))
-    common = one._replace(running_sum=())
+    common = one._replace(memory=(), worker=())
     if parts.reducer.keeps_replicas_equal:
         rows = _repeated(leaves.unflatten(common, arrays, "train"), num_workers)
     else:
         like = _repeated(common, saved.about["num_workers"])
         rows = _fitted(leaves.unflatten(like, arrays, "train"), num_workers)
-    running_sum: Any = ()
-    if signs is not None:
-        like = _repeated(one.running_sum, num_workers)
-        found = leaves.unflatten(like, arrays, "running_sum", check_shapes=False)
+    kept = {}
+    for name in _OF_EACH_WORKER:
+        like = _repeated(getattr(one, name), num_workers)
+        found = leaves.unflatten(like, arrays, name, check_shapes=False)
         if _num_rows(found) == 1:
             found = _repeated(jax.tree.map(lambda leaf: leaf[0], found), num_workers)
         same_shapes = jax.tree.map(np.shape, found) == jax.tree.map(np.shape, like)
-        running_sum = found if same_shapes else like
-    train = rows._replace(running_sum=running_sum)
+        kept[name] = found if same_shapes else like
+    train = rows._replace(**kept)
     train = jax.device_put(train) if parts.mesh is None else mesh_lib.place(train, parts.mesh)
 
     like = _on_host(fresh)
@@ -260,17 +260,17 @@ def from_arrays(
     best = None
     if saved.about["has_best"]:
         best = leaves.unflatten(one.params, arrays, "best_params")
-    state = state._replace(train=train, sums=fresh.sums, lineage=fresh.lineage, generation=0)
+    state = state._replace(train=train, carried=fresh.carried, lineage=fresh.lineage, generation=0)
     return state, best
 
 
 def _on_host(state: run_records.RunState) -> run_records.RunState:
     """What of a state lies on the host: a pytree of arrays and numbers."""
-    return state._replace(train=(), sums=(), lineage=None, generation=0)  # type: ignore[arg-type]
+    return state._replace(train=(), carried=(), lineage=None, generation=0)  # type: ignore[arg-type]
 
 
 def _num_rows(rows: types.PyTree) -> int:
-    return len(jax.tree.leaves(rows)[0])
+    return next((len(leaf) for leaf in jax.tree.leaves(rows)), 0)
 
 
 def _are_equal(rows: types.PyTree) -> bool:

@@ -22,18 +22,20 @@ from hetjax.cluster import beacons as beacons_lib
 from hetjax.cluster import processes
 from hetjax.data import sources
 from hetjax.training import (
-    accumulate,
     agreement,
     arguments,
     checkpoint,
     planning,
     reporting,
     resume,
+    rules,
     setup,
     solutions,
+    sync,
 )
+from hetjax.training import losses as losses_lib
 from hetjax.training import state as state_lib
-from hetjax.training.run_records import Executed, Lineage, Plan, RunState, Sums
+from hetjax.training.run_records import Executed, Lineage, Plan, RunState
 
 
 class Run:
@@ -42,10 +44,12 @@ class Run:
     Args:
         loss_fn: as for `fit`.
         params: as for `fit`.
-        optimizer: as for `fit`.
+        optimizer: as for `fit`; None: rounds without an update, whose mean contribution is in
+            the report.
         source: the examples.
         workers: their number; by default one for each device.
         per_example_rng: the loss gets a key for each example, `key[B]`.
+        rule: what a worker does with its microbatches; by default it adds up gradients.
         config: a checked configuration; or give `fields`.
         solved: numbers that the run solved before it was interrupted, by problem (`restore`).
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
@@ -71,13 +75,14 @@ class Run:
 
     def __init__(
         self,
-        loss_fn: accumulate.LossFn,
+        loss_fn: losses_lib.LossFn,
         params: types.PyTree,
-        optimizer: optax.GradientTransformation,
+        optimizer: optax.GradientTransformation | None,
         source: Any,
         *,
         workers: int | None = None,
         per_example_rng: bool = False,
+        rule: rules.LocalRule | None = None,
         config: config_lib.ExperimentConfig | None = None,
         solved: Callable[[], dict[str, solutions.Numbers]] = dict,
         **fields: Any,
@@ -101,6 +106,7 @@ class Run:
             config=self.config,
             chosen=chosen,
             per_example_rng=per_example_rng,
+            rule=rule,
             beacons=self.beacons,
             solved=solutions.Solutions(
                 leads=jax.process_index() == 0,
@@ -134,12 +140,16 @@ class Run:
         self.parts.close()
         self.beacons.close()
 
-    def init(self) -> RunState:
-        """The state before the first round; the first call compiles and warms up."""
+    def init(self, given: types.PyTree = ()) -> RunState:
+        """The state before the first round; the first call compiles and warms up.
+
+        Args:
+            given: of the shapes that `round` will be given, where the rule asks for values.
+        """
         parts = self.parts
         state = RunState(
             train=parts.state,
-            sums=parts.local.fresh(),
+            carried=parts.begin(parts.state, given),
             policies={planning.GRADIENT: parts.policy.init(self.num_workers, self.config.budget)},
             stream=parts.stream.init(),
             passes=np.zeros(self.num_workers, int),
@@ -148,7 +158,7 @@ class Run:
             lineage=Lineage(self),
             generation=0,
         )
-        return state if self._is_warm else self._warm_up(state)
+        return state if self._is_warm else self._warm_up(state, given)
 
     def restore(self, directory: str | pathlib.Path) -> RunState:
         """The state of the newest whole checkpoint in a directory, or in a run's workdir.
@@ -161,7 +171,7 @@ class Run:
     def go_on(self, saved: checkpoint.Saved) -> tuple[RunState, types.PyTree]:
         """The state of a checkpoint, and the best parameters in it, if there are any."""
         state, best_params = resume.from_arrays(saved, self.init(), self.parts)
-        return self._with_fresh_sums(state), best_params
+        return state._replace(carried=self.parts.begin(state.train)), best_params
 
     def done(self, state: RunState) -> bool:
         """Whether all epochs are, or the trace that is replayed has no more rounds."""
@@ -194,6 +204,7 @@ class Run:
         self,
         state: RunState,
         *,
+        given: types.PyTree = (),
         ask: agreement.Ask = agreement.Ask.NOTHING,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[RunState, reporting.Report]:
@@ -201,6 +212,7 @@ class Run:
 
         Args:
             state: from `init`, `restore` or the round before; it is spent.
+            given: values of the round, the same for all workers: `shared.given` of the rule.
             ask: what this process asks of all of them.
             meanwhile: called while the workers compute.
 
@@ -215,7 +227,7 @@ class Run:
         self._check(state)
         index = state.rounds_done
         self.beacons.at("computing" if self.config.local == "fused" else "waiting", index)
-        plan = self.plan(state)
+        plan = self.plan(state, given)
         examples_before = state.stream.examples_processed
         if last is not None:
             last.end(began)
@@ -258,14 +270,14 @@ class Run:
 
     # --- The steps of a round ---
 
-    def plan(self, state: RunState) -> Plan:
+    def plan(self, state: RunState, given: types.PyTree = ()) -> Plan:
         """What the next round is to do; has no effect, but that the feed hears what comes.
 
         Raises:
             ValueError: the state is spent, or another run's; or the trace does not fit.
         """
         self._check(state)
-        plan = planning.plan(self.parts, state)
+        plan = planning.plan(self.parts, state, given)
         upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
         self.parts.feed.read_ahead(upcoming)
         return plan
@@ -291,21 +303,24 @@ class Run:
         began = time.perf_counter() if began is None else began
         parts, state = self.parts, plan.state
         state.lineage.newest = state.generation + 1
-        train, sums = state.train, state.sums
+        train, carried = state.train, state.carried
         begins = plan.passes != state.passes
         if parts.new_pass is not None and begins.any():
-            train, sums = parts.new_pass(train, sums, begins)
+            train, carried = parts.new_pass(train, carried, begins)
+        if jax.tree.leaves(plan.given):  # else the round before has begun this one
+            carried = parts.begin(train, plan.given)
         own = parts.local.run(
             plan.round_index,
             train,
-            sums,
+            carried,
             plan.rows,
             rngs=self._pass_keys(plan.rows.passes),
             limits=plan.limits,
+            given=plan.given,
             may_close=plan.may_close,
             meanwhile=meanwhile,
         )
-        parts.sums.post(own.accumulated)
+        parts.sums.post(own.contributed)
         lead_secs = 0.0
         if parts.lead_is_own:
             lead_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
@@ -319,12 +334,13 @@ class Run:
         told = parts.agree(own, digests, ask, lead_secs)
         self._gathered = time.perf_counter()
         once = functools.partial(parts.agree.once, lead_secs=told.clocks.lead_secs)
-        train, fresh, metrics, turns = parts.sync(
+        sums = parts.sync(
             train,
-            parts.sums.total(own.accumulated, once),  # all have posted
+            parts.sums.total(own.contributed, once),  # all have posted
             parts.shares,
             plan.active,
             told.metrics,
+            plan.given,
         )
         clocks = told.clocks
         if plan.closing is not None:
@@ -332,8 +348,8 @@ class Run:
                 compute_secs=plan.closing.compute_secs,
                 local_secs=float(plan.closing.round_secs),
             )
-        done = told.done._replace(turns=turns)
-        return Executed(done, clocks, Sums(train, fresh, told.metrics or metrics), told.asked)
+        sums = sums._replace(metrics=told.metrics or sums.metrics)
+        return Executed(told.done._replace(flips=sums.flips), clocks, sums, told.asked)
 
     def commit(
         self,
@@ -341,7 +357,7 @@ class Run:
         plan: Plan,
         done: agreement.Done,
         clocks: agreement.Clocks,
-        sums: Sums,
+        sums: sync.Synchronised,
     ) -> RunState:
         """The state after a round, of what `execute` returned: see `planning.commit`."""
         return planning.commit(self.parts, state, plan, done, clocks, sums)
@@ -376,7 +392,7 @@ class Run:
             self._keys = (passes, keys)
         return keys
 
-    def _warm_up(self, state: RunState) -> RunState:
+    def _warm_up(self, state: RunState, given: types.PyTree) -> RunState:
         """Compiles and runs both phases for every worker, without effect, and untimed.
 
         Twice: what a round needs of memory lies elsewhere in the next, and is slow when new.
@@ -386,22 +402,17 @@ class Run:
             if is_second and parts.agree.on_one_machine and parts.own_device.platform == "cpu":
                 copy = sum(leaf.nbytes for leaf in jax.tree.leaves(parts.state.params))
                 mesh_lib.touch_memory(copy // self.num_workers * len(parts.workers))
-            plan = planning.warm_up_plan(parts, state)
+            plan = planning.warm_up_plan(parts, state, given)
             sums = self.execute(plan).sums
             jax.device_get(sums.metrics)
-            state = state._replace(train=sums.train, sums=sums.fresh, lineage=Lineage(self))
-            state = self._with_fresh_sums(state)
+            train, carried = sums.state, sums.carried
+            if parts.new_pass is not None:
+                nobody = np.zeros(self.num_workers, bool)
+                train, carried = parts.new_pass(train, carried, nobody)
+            state = state._replace(train=train, carried=carried, lineage=Lineage(self))
             jax.block_until_ready(state.train)
             self._tail_secs = time.perf_counter() - self._gathered
         params, _ = self.params(state)
         jax.block_until_ready(params)
         self._is_warm = True
         return state
-
-    def _with_fresh_sums(self, state: RunState) -> RunState:
-        """The state with the sums that its order's device part begins a round with."""
-        if self.parts.new_pass is None:
-            return state
-        nobody = np.zeros(self.num_workers, bool)
-        train, sums = self.parts.new_pass(state.train, state.sums, nobody)
-        return state._replace(train=train, sums=sums)

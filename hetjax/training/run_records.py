@@ -6,7 +6,7 @@ import numpy as np
 
 from hetjax import gates, types
 from hetjax.data import rounds as rounds_lib
-from hetjax.training import agreement
+from hetjax.training import agreement, sync
 
 
 class Lineage:
@@ -24,7 +24,7 @@ class RunState(NamedTuple):
     """A run between two rounds. `Run.round` spends it: its buffers become the next state's."""
 
     train: types.TrainState
-    sums: Any  # before the first microbatch of the next round; not in a checkpoint
+    carried: types.Carried  # before the first microbatch of the next round; in no checkpoint
     policies: dict[str, Any]  # of each kind of round, what its quota policy knows
     stream: rounds_lib.StreamState
     passes: np.ndarray  # i64[W]: that each worker's order is in, as its device part knows
@@ -51,15 +51,7 @@ class Plan(NamedTuple):
     policy: Any  # after it has assigned the quotas
     passes: np.ndarray  # i64[W]
     active: Any  # exchanges of a reducer that gossips: bool[M], or ()
-
-
-class Sums(NamedTuple):
-    """What the devices have after a round."""
-
-    train: types.TrainState
-    fresh: Any  # sums before the first microbatch of the next round
-    metrics: types.SyncMetrics
-    contribution: types.PyTree = ()
+    given: types.PyTree = ()  # values of the round, the same for all workers
 
 
 class Executed(NamedTuple):
@@ -67,5 +59,5 @@ class Executed(NamedTuple):
 
     done: agreement.Done
     clocks: agreement.Clocks
-    sums: Sums
+    sums: sync.Synchronised
     asked: agreement.Ask

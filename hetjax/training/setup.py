@@ -4,7 +4,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,18 +20,20 @@ from hetjax.data import feed as feed_lib
 from hetjax.data import rounds as rounds_lib
 from hetjax.data import sources
 from hetjax.topology import reducers
-from hetjax.training import accumulate as accumulate_lib
 from hetjax.training import (
     agreement,
     fused,
+    gradients,
     local,
     order,
     replay,
+    rules,
     shared_sums,
     solutions,
     state,
     sync,
 )
+from hetjax.training import losses as losses_lib
 from hetjax.training.local import Pace
 from hetjax.training.virtual import Virtual
 
@@ -53,13 +55,15 @@ class RunParts:
     trace: list[replay.TracedRound] | None
     feed: feed_lib.Feed
     local: local.LocalPhase
+    begin: Callable  # (state, given=()) -> carried
     sync: sync.SyncFn
     method: ordering.Ordering
-    signs: ordering.Signs | None  # the method's part on the devices
+    observer: ordering.Observer | None  # the order's part on the devices
+    rule: rules.LocalRule
     gate: gates.Gate
     second_pass: str  # why the method takes one more backward pass with this loss; '' = it does not
     new_pass: Callable | None
-    loss_fn: accumulate_lib.LossFn
+    loss_fn: losses_lib.LossFn
     per_example_rng: bool
     state: types.TrainState
     shares: jax.Array  # f[W]: each shard's share of the examples, on every device
@@ -83,9 +87,8 @@ class RunParts:
     @property
     def lead_is_own(self) -> bool:
         """Whether what a process needs between two local phases, by real clocks, is its own."""
-        meets = not isinstance(self.sums, shared_sums.SharedSums)
-        meets |= self.method.coordinated  # by collectives in the sync phase
-        return not meets and not self.virtual_clock
+        coordinates = self.method.coordinated  # by collectives in the sync phase
+        return self.sums.meet_before and not coordinates and not self.virtual_clock
 
     def active(self, round_index: int) -> Any:
         """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
@@ -106,135 +109,99 @@ class RunParts:
         self.feed.close()
 
 
+class _Workers(NamedTuple):
+    """Where the workers are."""
+
+    mesh: Mesh | None  # None: all on one device
+    devices: list[jax.Device]  # of each worker
+    own: list[int]  # those of this process
+
+
 def build(
-    loss_fn: accumulate_lib.LossFn,
+    loss_fn: losses_lib.LossFn,
     params: types.PyTree,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation | None,
     source: Any,
     *,
     config: config_lib.ExperimentConfig,
     chosen: kinds.Parts | None = None,
     per_example_rng: bool,
+    rule: rules.LocalRule | None = None,
     beacons: beacons_lib.Beacons | None = None,
     solved: solutions.Solutions | None = None,
 ) -> RunParts:
     """Checks what only the data and the devices can tell, and makes what the parts need of them.
 
-    `chosen` are the parts; None: those that the configuration names.
+    `chosen` are the parts; None: those that the configuration names. `rule` is what a worker does
+    with its microbatches; None adds up gradients. Without an optimiser rounds have no update.
 
     Raises:
         ValueError: more workers than devices, a loss that is not one number an example, a trace
-            that does not fit, or data that cannot be read.
+            that does not fit, an order that needs gradients with a rule that computes something
+            else, or data that cannot be read.
     """
-    beacons = beacons or beacons_lib.Beacons()
+    beacons, solved = beacons or beacons_lib.Beacons(), solved or solutions.Solutions()
+    chosen = kinds.of_config(config, {}) if chosen is None else chosen
     num_workers = config.cluster.num_workers
-    mesh = None if config.local == "virtual" else mesh_lib.make_worker_mesh(num_workers)
-    devices = [jax.devices()[0]] * num_workers if mesh is None else list(mesh.devices)
-    workers = list(range(num_workers)) if mesh is None else mesh_lib.own_workers(mesh)
-    alone = len(workers) == num_workers
+    where = _place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     rng = jax.random.key(config.seed)
     first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
     keys = jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
-    accumulate_lib.check_loss(loss_fn, params, first, keys)
-
-    chosen = kinds.of_config(config, {}) if chosen is None else chosen
-    method = chosen.ordering
+    losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = ordering.Sizes(num_workers, config.microbatch_size, _most_microbatches(config))
-    signs, refusal = order.make(method, sizes, loss_fn, params, first, keys)
-    if refusal and workers[0] == 0:
+    rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
+    observer, refusal = order.make(chosen.ordering, sizes, rule, loss_fn, params, first, keys)
+    if refusal and where.own[0] == 0:
         print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
-    stream = _make_stream(config, len(source), chosen)
-    cluster = make_cluster(config)
-    emulated = bool(config.cluster.secs_per_microbatch)
-    virtual_clock = mesh is None or config.cluster.clock == "virtual"
-    feed = feed_lib.FEEDS[config.data.feed](source, devices)
-    nominal_examples = config.budget * config.microbatch_size
-    accumulate = accumulate_lib.make_accumulate(
-        loss_fn, signs=signs, per_example_rng=per_example_rng
-    )
-    solved = solved or solutions.Solutions()
+    steps = rules.with_observer(rule, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
-    gossips = reducer.mixing is not None
-    has_parts = gossips or config.data.sharing == "private"  # else all examples are in one sum
-    weighting = config.data.weighting if has_parts else "example"
+    stream = _make_stream(config, len(source), chosen)
+    cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
+    feed = feed_lib.FEEDS[config.data.feed](source, where.devices)
     agree = agreement.Agreement(
-        mesh,
-        most_signs=0 if signs is None else config.microbatch_size * sizes.max_microbatches,
+        where.mesh,
+        most_signs=0 if observer is None else config.microbatch_size * sizes.max_microbatches,
         microbatch_size=config.microbatch_size,
     )
-    sums = shared_sums.Sums()
-    sums_up = chosen.reducer.is_plain_sum and weighting == "example"
-    if mesh is not None and agree.on_one_machine and sums_up:
-        sums = shared_sums.make(mesh, trees.accumulator_zeros(params))
-    pace = Pace(
-        cluster if emulated else None,
-        virtual=virtual_clock,
-        num_workers=num_workers,
-        gate=chosen.gate if virtual_clock and chosen.gate.closes else None,
-        drop=config.gate.in_flight == "drop",
-    )
-    totals = isinstance(sums, shared_sums.SharedSums)
-    synchronise = sync.make_sync(
-        optimizer,
-        reducer=reducer,
-        num_workers=num_workers,
-        nominal_examples=nominal_examples,
-        mesh=mesh,
-        signs=signs,
-        weighting=weighting,
-        totals=totals,
-        stop_on_nonfinite=config.nonfinite == "stop",
-    )
+    pace = _make_pace(config, chosen.gate, cluster if emulated else None)
+    sums = _make_sums(config, chosen.reducer, where.mesh, agree, rule, params)
+    of_rows = None if where.mesh is None else mesh_lib.worker_sharding(where.mesh)
     return RunParts(
         config=config,
-        mesh=mesh,
-        devices=devices,
-        workers=workers,
+        mesh=where.mesh,
+        devices=where.devices,
+        workers=where.own,
         rng=rng,
         stream=stream,
-        policy=_for_epochs(chosen.quota, math.ceil(len(source) / nominal_examples)),
+        policy=_for_epochs(chosen.quota, math.ceil(len(source) / _nominal_examples(config))),
         cluster=cluster,
         emulated=emulated,
-        virtual_clock=virtual_clock,
+        virtual_clock=pace.virtual,
         trace=trace,
         feed=feed,
-        local=_make_local(
-            config,
-            accumulate,
-            feed,
-            mesh,
-            replicas_equal=reducer.keeps_replicas_equal,
-            beacons=beacons,
-            gate=chosen.gate,
-            params=params,
-            pace=pace,
-            signs=signs,
-        ),
-        sync=jax.jit(synchronise, donate_argnums=(1,))
-        if alone or mesh is None
-        else jax.jit(
-            synchronise,
-            donate_argnums=() if totals else (1,),  # all devices may read them in one place
-            out_shardings=(*[mesh_lib.worker_sharding(mesh)] * 2, *[mesh_lib.everywhere(mesh)] * 2),
-        ),
-        method=method,
-        signs=signs,
+        local=_make_local(config, chosen, steps, feed, where.mesh, observer, beacons, pace),
+        begin=jax.jit(sync.make_begin(steps, where.mesh), out_shardings=of_rows),
+        sync=_make_sync(config, optimizer, steps, reducer, where, observer, sums),
+        method=chosen.ordering,
+        observer=observer,
+        rule=rule,
         gate=chosen.gate,
         loss_fn=loss_fn,
         per_example_rng=per_example_rng,
         second_pass=refusal,
         new_pass=None
-        if signs is None
-        else jax.jit(
-            sync.make_new_pass(signs),
-            donate_argnums=(0, 1),
-            out_shardings=None if mesh is None else mesh_lib.worker_sharding(mesh),
-        ),
+        if observer is None
+        else jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows),
         state=state.make_train_state(
-            params, optimizer, num_workers=num_workers, mesh=mesh, signs=signs
+            params,
+            optimizer,
+            num_workers=num_workers,
+            mesh=where.mesh,
+            observer=observer,
+            rule=rule,
         ),
-        shares=_place_shares(stream.shares, mesh),
+        shares=_place_shares(stream.shares, where.mesh),
         reducer=reducer,
         pace=pace,
         agree=agree,
@@ -242,6 +209,85 @@ def build(
         sums=sums,
         beacons=beacons,
     )
+
+
+def _place_workers(config: config_lib.ExperimentConfig) -> _Workers:
+    num_workers = config.cluster.num_workers
+    if config.local == "virtual":
+        return _Workers(None, [jax.devices()[0]] * num_workers, list(range(num_workers)))
+    mesh = mesh_lib.make_worker_mesh(num_workers)
+    return _Workers(mesh, list(mesh.devices), mesh_lib.own_workers(mesh))
+
+
+def _nominal_examples(config: config_lib.ExperimentConfig) -> int:
+    """Of a full round."""
+    return config.budget * config.microbatch_size
+
+
+def _weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
+    """What is minimised; without shards and gossip all examples are in one sum."""
+    has_parts = gossips or config.data.sharing == "private"
+    return config.data.weighting if has_parts else "example"
+
+
+def _make_pace(
+    config: config_lib.ExperimentConfig, gate: gates.Gate, cluster: emulate.EmulatedCluster | None
+) -> Pace:
+    virtual = config.local == "virtual" or config.cluster.clock == "virtual"
+    return Pace(
+        cluster,
+        virtual=virtual,
+        num_workers=config.cluster.num_workers,
+        gate=gate if virtual and gate.closes else None,
+        drop=config.gate.in_flight == "drop",
+    )
+
+
+def _make_sums(
+    config: config_lib.ExperimentConfig,
+    reducer: topology.Reducer,
+    mesh: Mesh | None,
+    agree: agreement.Agreement,
+    rule: rules.LocalRule,
+    params: types.PyTree,
+) -> shared_sums.Sums:
+    """How the sums meet: in the memory of one machine where that gives the same."""
+    is_one_sum = reducer.is_plain_sum and _weighting(config, gossips=False) == "example"
+    if mesh is not None and agree.on_one_machine and is_one_sum:
+        return shared_sums.make(mesh, rules.contribution_shapes(rule, params))
+    return shared_sums.Sums()
+
+
+def _make_sync(
+    config: config_lib.ExperimentConfig,
+    optimizer: optax.GradientTransformation | None,
+    steps: rules.LocalSteps,
+    reducer: reducers.Reduction,
+    where: _Workers,
+    observer: ordering.Observer | None,
+    sums: shared_sums.Sums,
+) -> sync.SyncFn:
+    """Jitted; what the workers contributed is used up, unless all devices read it in one place."""
+    synchronise = sync.make_sync(
+        optimizer,
+        steps=steps,
+        reducer=reducer,
+        num_workers=config.cluster.num_workers,
+        nominal_examples=_nominal_examples(config),
+        mesh=where.mesh,
+        observer=observer,
+        weighting=_weighting(config, gossips=reducer.mixing is not None),
+        totals=sums.totals,
+        stop_on_nonfinite=config.nonfinite == "stop",
+    )
+    options: dict[str, Any] = {}
+    if where.mesh is not None and len(where.own) < where.mesh.size:
+        rows, whole = mesh_lib.worker_sharding(where.mesh), mesh_lib.everywhere(where.mesh)
+        placed: Any = rows, rows, whole, whole, rows
+        options["out_shardings"] = sync.Synchronised(*placed)
+    if sums.meet_before:
+        return jax.jit(synchronise, **options)
+    return trees.jit_in_place(synchronise, 1, **options)
 
 
 def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
@@ -275,26 +321,35 @@ def _make_stream(
 
 def _make_local(
     config: config_lib.ExperimentConfig,
-    accumulate: accumulate_lib.AccumulateFn,
+    chosen: kinds.Parts,
+    steps: rules.LocalSteps,
     feed: feed_lib.Feed,
     mesh: Mesh | None,
-    *,
-    replicas_equal: bool,
+    observer: ordering.Observer | None,
     beacons: beacons_lib.Beacons,
-    gate: gates.Gate,
-    **common: Any,
+    pace: Pace,
 ) -> local.LocalPhase:
+    signed = observer is not None
     if mesh is None:
-        num_workers = config.cluster.num_workers
-        return Virtual(accumulate, feed, num_workers, replicas_equal=replicas_equal, **common)
+        return Virtual(
+            steps,
+            feed,
+            config.cluster.num_workers,
+            pace=pace,
+            signed=signed,
+            same_evidence=chosen.ordering.coordinated,
+            replicas_equal=chosen.reducer.keeps_replicas_equal,
+        )
     if config.local == "fused":
         most = _most_microbatches(config)
-        return fused.Fused(accumulate, feed, mesh, max_microbatches=most, **common)
-    asked = not config.replay and not common["pace"].virtual
+        return fused.Fused(steps, feed, mesh, pace=pace, max_microbatches=most)
+    asked = not config.replay and not pace.virtual
     alone = len(mesh_lib.own_workers(mesh)) == mesh.size
     board = None if alone else processes.Board()
-    by_threads = gates.begin(gate, board) if asked else gates.AlwaysOpen()
-    return local.Stepped(accumulate, feed, mesh, gate=by_threads, beacons=beacons, **common)
+    by_threads = gates.begin(chosen.gate, board) if asked else gates.AlwaysOpen()
+    return local.Stepped(
+        steps, feed, mesh, pace=pace, gate=by_threads, beacons=beacons, signed=signed
+    )
 
 
 def _for_epochs(policy: quota.QuotaPolicy, rounds_per_epoch: int) -> quota.QuotaPolicy:

@@ -1,4 +1,4 @@
-"""Adds the workers' gradients up in memory that the processes of one machine share.
+"""Adds up what the workers contribute in memory that the processes of one machine share.
 
 Sums that go through sockets, as in a cluster, cost every process much of its processor's time, and
 the round waits for the one with the least. So every process copies its own into a file that all
@@ -32,18 +32,25 @@ Once = Callable[[Callable[[], None]], None]
 class Sums:
     """Leaves the sums to the collectives of the sync phase."""
 
-    def post(self, accumulated: types.Accumulated) -> None:
-        """Puts up what this process's workers have summed, leaves `[W, ...]`, own rows."""
+    meet_before = False
+    """Whether the sums have met when the sync phase begins, so that it waits for nobody."""
 
-    def total(self, accumulated: types.Accumulated, once: Once) -> types.Accumulated:
+    totals: Callable | None = None
+    """`(contributed, metrics) -> (sums, weight)`, traceable, in the sync phase: of what `total`
+    gave. None: it sums by itself."""
+
+    def post(self, contributed: types.Contribution) -> None:
+        """Puts up what this process's workers contributed, leaves `[W, ...]`, own rows."""
+
+    def total(self, contributed: types.Contribution, once: Once) -> types.Contribution:
         """What the sync phase takes of it; call it when all have posted.
 
         Args:
-            accumulated: as it was posted.
+            contributed: as it was posted.
             once: lets one process act for all.
         """
         del once
-        return accumulated
+        return contributed
 
 
 class SharedSums(Sums):
@@ -52,14 +59,16 @@ class SharedSums(Sums):
     Args:
         path: of the file, which must not be there for process 0 and must be for others.
         mesh: the worker mesh.
-        like: a pytree of the shapes of a worker's `grad_sum`, and its one type.
+        like: a pytree of the shapes of what a worker contributes, and its one type.
 
     Raises:
         OSError: the file cannot be made, or there is no room for it.
     """
 
+    meet_before = True
+
     def __init__(self, path: pathlib.Path, mesh: Mesh, like: types.PyTree) -> None:
-        self._mesh = mesh
+        self._mesh, self._like = mesh, like
         self._workers = mesh_lib.own_workers(mesh)
         (dtype,) = {leaf.dtype for leaf in jax.tree.leaves(like)}
         size = sum(leaf.size for leaf in jax.tree.leaves(like))
@@ -77,9 +86,9 @@ class SharedSums(Sums):
         places = np.frombuffer(mapped, dtype).reshape(2, mesh.size + 1, -1)[:, :, :size]
         self._rounds = [(place[:-1], place[-1]) for place in places]
 
-    def post(self, accumulated: types.Accumulated) -> None:
+    def post(self, contributed: types.Contribution) -> None:
         self._rounds.reverse()
-        leaves = [_own(leaf) for leaf in jax.tree.leaves(accumulated.grad_sum)]
+        leaves = [_own(leaf) for leaf in jax.tree.leaves(contributed.sums)]
         for worker, *shards in zip(self._workers, *leaves, strict=True):
             start = 0
             for shard in shards:
@@ -87,8 +96,8 @@ class SharedSums(Sums):
                 np.copyto(part, np.asarray(shard).reshape(-1))
                 start += shard.size
 
-    def total(self, accumulated: types.Accumulated, once: Once) -> types.Accumulated:
-        """With `grad_sum` `[W, P]`, on each worker that of all, its leaves one after the other.
+    def total(self, contributed: types.Contribution, once: Once) -> types.Contribution:
+        """With `sums` `[W, P]`, on each worker that of all, its leaves one after the other.
 
         It lies in the file still, where JAX reads it.
         """
@@ -96,7 +105,16 @@ class SharedSums(Sums):
         once(lambda: add_up(rows, total))
         devices = [self._mesh.devices[worker] for worker in self._workers]
         parts = [jax.device_put(total[None], device) for device in devices]
-        return accumulated._replace(grad_sum=mesh_lib.join_rows(parts, self._mesh))
+        return contributed._replace(sums=mesh_lib.join_rows(parts, self._mesh))
+
+    def totals(
+        self, contributed: types.Contribution, metrics: types.SyncMetrics
+    ) -> tuple[types.PyTree, jax.Array]:
+        leaves, start = [], 0
+        for leaf in jax.tree.leaves(self._like):
+            leaves.append(contributed.sums[start : start + leaf.size].reshape(leaf.shape))
+            start += leaf.size
+        return jax.tree.unflatten(jax.tree.structure(self._like), leaves), metrics.weight_sum
 
 
 def add_up(rows: np.ndarray, total: np.ndarray) -> None:
@@ -126,7 +144,7 @@ def make(mesh: Mesh, like: types.PyTree) -> Sums:
 
     Args:
         mesh: the worker mesh, of several processes of one machine.
-        like: a pytree of the shapes and types of a worker's `grad_sum`.
+        like: a pytree of the shapes and types of what a worker contributes.
     """
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
     if (

@@ -12,29 +12,33 @@ from jax.sharding import Mesh
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.ordering import ordering
+from hetjax.training import rules
 
 
 def make_train_state(
     params: types.PyTree,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation | None,
     *,
     num_workers: int,
     mesh: Mesh | None = None,
-    signs: ordering.Signs | None = None,
+    observer: ordering.Observer | None = None,
+    rule: rules.LocalRule | None = None,
 ) -> types.TrainState:
     """The state before the first round: the same parameters on every worker.
 
     Args:
         params: a pytree of arrays without worker axis.
-        optimizer: any optax optimiser.
+        optimizer: any optax optimiser; None where no round updates.
         num_workers: W, the length of the leading axis of every leaf.
         mesh: where to put the rows; None puts all of them on the default device.
-        signs: the ordering's device part, if it takes signs.
+        observer: the ordering's device part, if it needs evidence.
+        rule: the local rule, if it keeps something from round to round.
     """
     row = types.TrainState(
         params=params,
-        opt_state=optimizer.init(params),
-        running_sum=() if signs is None else signs.init(params),
+        opt_state=() if optimizer is None else optimizer.init(params),
+        memory=() if observer is None else observer.init(params),
+        worker=rule.init(params) if rule is not None and rule.keeps_worker else (),
         progress_rounds=np.zeros((), np.float32),
     )
     state = mesh_lib.add_worker_axis(row, num_workers)

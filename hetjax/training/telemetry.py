@@ -17,8 +17,8 @@ from hetjax import types
 from hetjax.data import rounds as rounds_lib
 from hetjax.ordering import herding
 from hetjax.ordering import ordering as ordering_lib
-from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import run_records, setup
+from hetjax.training import gradients, rules, run_records, setup
+from hetjax.training import losses as losses_lib
 
 _COST_REPEATS = 5
 
@@ -32,12 +32,12 @@ class OrderTelemetry:
     def cost(self, params: types.PyTree, stream: rounds_lib.StreamState) -> dict[str, float]:
         """What the order's signs cost; empty where it takes none, or nothing is to be measured."""
         parts = self._parts
-        if parts.signs is None or parts.config.ordering.herding_every == 0:
+        if parts.observer is None or parts.config.ordering.herding_every == 0:
             return {}
         ids = parts.stream.plan(stream, np.ones(len(parts.devices), int)).example_ids[0]
         return cost(
             parts.loss_fn,
-            parts.signs,
+            parts.observer,
             params,
             parts.feed.load(0, ids),
             parts.rng,
@@ -51,7 +51,7 @@ class OrderTelemetry:
         parts, every = self._parts, self._parts.config.ordering.herding_every
         if every < 0:
             at_an_end = epochs_done == 1 or epochs_done >= parts.config.epochs
-            due = parts.signs is not None and at_an_end
+            due = parts.observer is not None and at_an_end
         else:
             due = every > 0 and epochs_done % every == 0
         if not due:
@@ -70,10 +70,9 @@ class Herding:
 
     def __init__(self, parts: setup.RunParts) -> None:
         self._parts, self._size = parts, parts.config.microbatch_size
-        self._accumulate = jax.jit(
-            accumulate_lib.make_accumulate(parts.loss_fn, per_example_rng=parts.per_example_rng),
-            donate_argnums=(1,),
-        )
+        rule = gradients.gradient_sums(parts.loss_fn, per_example_rng=parts.per_example_rng)
+        self._steps = rules.with_observer(rule)
+        self._add = jax.jit(self._steps.add, donate_argnums=(1,))
 
     def __call__(
         self, params: types.PyTree, rounds: Sequence[np.ndarray], epoch: int
@@ -116,24 +115,25 @@ class Herding:
         self, params: types.PyTree, rounds: Iterable[np.ndarray]
     ) -> Iterable[tuple[np.ndarray, int]]:
         """(f64[d], number of examples in it) of each round."""
-        state, zeros = types.WorkerState(params, ()), accumulate_lib.empty_accumulated(params)
+        shared = types.Shared(params)
+        zeros = self._steps.begin(shared, (), ())
         for ids in rounds:
-            sums = jax.tree.map(jnp.copy, zeros)
+            carried = jax.tree.map(jnp.copy, zeros)
             for start in range(0, len(ids), self._size):
                 row = np.full(self._size, rounds_lib.PADDING, np.int32)
                 part = ids[start : start + self._size]
                 row[: len(part)] = part
                 self._parts.beacons.at("evaluating")
                 microbatch = self._parts.feed.load(0, row)
-                sums, _ = self._accumulate(state, sums, microbatch, self._parts.rng)
-            leaves = jax.tree.leaves(jax.device_get(sums.grad_sum))
+                carried, _ = self._add(shared, carried, microbatch, self._parts.rng)
+            leaves = jax.tree.leaves(jax.device_get(carried.sums.grad_sum))
             flat = np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in leaves])
-            yield flat, int(sums.example_count)
+            yield flat, int(carried.tally.example_count)
 
 
 def cost(
-    loss_fn: accumulate_lib.LossFn,
-    signs: ordering_lib.Signs,
+    loss_fn: losses_lib.LossFn,
+    observer: ordering_lib.Observer,
     params: types.PyTree,
     microbatch: types.Microbatch,
     rng: jax.Array,
@@ -142,28 +142,25 @@ def cost(
 ) -> dict[str, float]:
     """Seconds of a microbatch with and without the order's signs, one device alone, and memory.
 
-    Medians of a few calls, in turn. Bytes are those of one worker, `running_sum` and
-    `signed_sum` together.
+    Medians of a few calls, in turn. Bytes are those of one worker, `memory` and
+    `evidence` together.
     """
     calls = []
-    for own in (signs, None):
-        running_sum = () if own is None else own.init(params)
-        state = types.WorkerState(params, running_sum)
-        accumulate = jax.jit(
-            accumulate_lib.make_accumulate(loss_fn, signs=own, per_example_rng=per_example_rng),
-            donate_argnums=(1,),
-        )
-        sums = jax.tree.map(jnp.copy, accumulate_lib.empty_accumulated(params, own))
-        calls.append((accumulate, state, sums))
+    rule = gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
+    shared = types.Shared(params)
+    for own in (observer, None):
+        steps = rules.with_observer(rule, own)
+        carried = steps.begin(shared, (), () if own is None else own.init(params))
+        calls.append((jax.jit(steps.add, donate_argnums=(1,)), jax.tree.map(jnp.copy, carried)))
     secs = np.zeros((_COST_REPEATS + 1, 2))
     for repeat in range(len(secs)):
-        for index, (accumulate, state, sums) in enumerate(calls):
+        for index, (add, carried) in enumerate(calls):
             began = time.perf_counter()
-            sums, _ = jax.block_until_ready(accumulate(state, sums, microbatch, rng))
+            carried, _ = jax.block_until_ready(add(shared, carried, microbatch, rng))
             secs[repeat, index] = time.perf_counter() - began
-            calls[index] = accumulate, state, sums
+            calls[index] = add, carried
     balanced, plain = np.median(secs[1:], axis=0)  # the first compiles
-    kept = jax.eval_shape(lambda p: (r := signs.init(p), signs.begin_round(r)), params)
+    kept = jax.eval_shape(lambda p: (m := observer.init(p), observer.begin_round(m)), params)
     return {
         "param_bytes": _num_bytes(params),
         "running_sum_bytes": _num_bytes(kept),

@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.data import feed as feed_lib
 from hetjax.data import rounds
-from hetjax.training import accumulate as accumulate_lib
-from hetjax.training import local
+from hetjax.training import local, rules
 
 
 class Virtual:
@@ -21,76 +19,73 @@ class Virtual:
     It is also the oracle of the collective form. Times are the emulated cluster's.
 
     Args:
-        accumulate: the pure function; jitted here, over an array axis of workers.
+        steps: the local rule; jitted here, over an array axis of workers.
         feed: brings the examples.
         num_workers: W.
-        params: a pytree of the parameters' shapes, for the sums.
         pace: the emulated clocks.
-        signs: the ordering's device part.
-        replicas_equal: all workers have the same parameters, which then are not multiplied.
+        signed: whether the order takes signs.
+        same_evidence: all workers begin a round with the same evidence, which then is not
+            multiplied.
+        replicas_equal: all workers have the same parameters, likewise.
     """
 
     def __init__(
         self,
-        accumulate: accumulate_lib.AccumulateFn,
+        steps: rules.LocalSteps,
         feed: feed_lib.Feed,
         num_workers: int,
         *,
-        params: types.PyTree,
         pace: local.Pace,
-        signs: Any = None,
+        signed: bool = False,
+        same_evidence: bool = False,
         replicas_equal: bool,
     ) -> None:
         self._feed, self._num_workers = feed, num_workers
-        self._pace = pace
-        self._empty = accumulate_lib.empty_accumulated(params, signs)
-        self._signed = signs is not None
+        self._pace, self._signed = pace, signed
         self._keys: tuple[Any, jax.Array] | None = None
+        shared_axes = types.Shared(None if replicas_equal else 0, None)
 
-        def step(
-            state: types.WorkerState,
-            sums: types.Accumulated,
+        def common(shared: types.Shared) -> types.Shared:
+            params = shared.params
+            return shared._replace(params=trees.first_row(params) if replicas_equal else params)
+
+        def add(
+            shared: types.Shared,
+            carried: types.Carried,
             microbatches: types.Microbatch,
             active: jax.Array,
             rngs: jax.Array,
             *,
             is_first: bool,
-        ) -> tuple[types.Accumulated, Any]:
-            state_axes, sum_axes = types.WorkerState(0, 0), jax.tree.map(lambda _: 0, sums)
-            if replicas_equal:
-                state = state._replace(params=trees.first_row(state.params))
-                state_axes = state_axes._replace(params=None)
-            given = sums
-            if is_first and signs is not None and signs.coordinated:  # the same for all as yet
-                given = sums._replace(signed_sum=trees.first_row(sums.signed_sum))
-                sum_axes = sum_axes._replace(signed_sum=None)
-            after, unit_signs = jax.vmap(accumulate, in_axes=(state_axes, sum_axes, 0, 0))(
-                state, given, microbatches, rngs
-            )
-            # Others were given padding, which adds nothing, finite or not.
-            done = sums.microbatches_done + active
-            bad = jnp.where(active, after.nonfinite_microbatch, sums.nonfinite_microbatch)
-            return after._replace(microbatches_done=done, nonfinite_microbatch=bad), unit_signs
+        ) -> tuple[types.Carried, Any]:
+            axes = jax.tree.map(lambda _: 0, carried)
+            if is_first and same_evidence:
+                carried = carried._replace(evidence=trees.first_row(carried.evidence))
+                axes = axes._replace(evidence=None)
+            add_all = jax.vmap(steps.add, in_axes=(shared_axes, axes, 0, 0, 0))
+            return add_all(common(shared), carried, microbatches, rngs, active)
 
-        self._step = jax.jit(step, donate_argnums=(1,), static_argnames="is_first")
+        def finish(shared: types.Shared, carried: types.Carried) -> types.Contribution:
+            return jax.vmap(steps.finish, in_axes=(shared_axes, 0))(common(shared), carried)
 
-    def fresh(self) -> types.Accumulated:
-        return jax.device_put(mesh_lib.add_worker_axis(self._empty, self._num_workers))
+        self._add = jax.jit(add, donate_argnums=(1,), static_argnames="is_first")
+        self._finish = trees.jit_in_place(finish, 1)
 
     def run(
         self,
         round_index: int | None,
         state: types.TrainState,
-        accumulated: types.Accumulated,
+        carried: types.Carried,
         plan: rounds.RoundPlan,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
+        given: types.PyTree = (),
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> local.LocalResult:
         del may_close  # `limits` are what the gate leaves done
-        worker_state = types.WorkerState(state.params, state.running_sum)
+        shared = types.Shared(state.params, given)
         if self._keys is None or self._keys[0] is not rngs:
             self._keys = rngs, jnp.stack(rngs)
         signs: list[Any] = []
@@ -101,9 +96,9 @@ class Virtual:
             shape = (self._num_workers, plan.example_ids.shape[1])
             ids = np.full(shape, rounds.PADDING, np.int32)
             ids[active] = plan.example_ids[plan.starts[:-1][active] + position]
-            accumulated, unit_signs = self._step(
-                worker_state,
-                accumulated,
+            carried, unit_signs = self._add(
+                shared,
+                carried,
                 self._feed.load(0, ids),
                 active,
                 self._keys[1],
@@ -122,7 +117,7 @@ class Virtual:
             of_worker = [[s[w] for s in on_host[:count]] for w, count in enumerate(limits)]
             unit_signs = local.stack_signs(of_worker, plan.example_ids.shape[1])
         return local.LocalResult(
-            accumulated=accumulated,
+            contributed=self._finish(shared, carried),
             microbatches_done=np.asarray(limits),
             first_secs=first_secs,
             compute_secs=compute_secs,

@@ -34,64 +34,59 @@ def check(weighting: str) -> None:
 
 
 def summands(
-    weighting: str, accumulated: types.Accumulated, share: jax.Array
+    weighting: str, contributed: types.Contribution, share: jax.Array
 ) -> tuple[types.PyTree, jax.Array]:
-    """`(grad_sum, weight)` of each worker, to be summed over the workers and divided once.
+    """`(sums, weight)` of a worker, to be summed over the workers and divided once.
 
     Args:
         weighting: one of `WEIGHTINGS`.
-        accumulated: leaves `[...]` of a worker, or `[W, ...]`.
-        share: f[] or f[W], each shard's share of the examples.
+        contributed: of the worker.
+        share: f[], its shard's share of the examples.
     """
-    grad_sum, weight = accumulated.grad_sum, accumulated.weight_sum
+    sums, weight = contributed.sums, contributed.weight
     if weighting == "example":
-        return grad_sum, weight
+        return sums, weight
     amount = weight
     if weighting == "shard":
-        amount = accumulated.example_count.astype(weight.dtype)
+        amount = contributed.tally.example_count.astype(weight.dtype)
     share, amount = jnp.where(amount > 0, share, 0), jnp.where(amount > 0, amount, 1)
     scale = (share / amount).astype(weight.dtype)
-
-    def scaled(leaf: jax.Array) -> jax.Array:
-        return leaf * scale.reshape(scale.shape + (1,) * (leaf.ndim - scale.ndim)).astype(
-            leaf.dtype
-        )
-
     in_unit = weight / amount  # 1 to the bit where the examples have no weights
-    return jax.tree.map(scaled, grad_sum), (share * in_unit).astype(weight.dtype)
+    sums = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), sums)
+    return sums, (share * in_unit).astype(weight.dtype)
 
 
 def own_divisor(
     weighting: str,
-    accumulated: types.Accumulated,
+    contributed: types.Contribution,
     share: jax.Array,
     *,
     mean_weight: jax.Array,
     num_workers: int,
     nominal_examples: int,
 ) -> jax.Array:
-    """What a worker that updates alone divides its `grad_sum` by; 0 where it did nothing.
+    """What a worker that updates alone divides its `sums` by; 0 where it did nothing.
 
     The mean of the replicas then descends what `weighting` says: with `shard` worker j takes
-    `n share_j grad_sum_j / count_j`, with `example` `n grad_sum_j / nominal_examples`, both over
+    `n share_j sums_j / count_j`, with `example` `n sums_j / nominal_examples`, both over
     the mean weight of an example of the round, and with `shard_mean`
-    `n share_j grad_sum_j / weight_sum_j`. To divide by the weight of the worker's own examples
+    `n share_j sums_j / weight_j`. To divide by the weight of the worker's own examples
     would be a mean of means.
 
     Args:
         weighting: one of `WEIGHTINGS`.
-        accumulated: leaves `[...]` of a worker, or `[W, ...]`.
-        share: f[] or f[W], each shard's share of the examples.
+        contributed: of the worker.
+        share: f[], its shard's share of the examples.
         mean_weight: f[], from `mean_weight`.
         num_workers: n.
         nominal_examples: of a full round.
     """
-    weight, count = accumulated.weight_sum, accumulated.example_count
+    weight, count = contributed.weight, contributed.tally.example_count
     if weighting != "shard_mean":
         weight = count.astype(weight.dtype) * mean_weight
     nominal = nominal_examples / num_workers
     factor = count / nominal if weighting == "example" else share * num_workers
-    return jnp.where(weight > 0, weight / factor, 0).astype(accumulated.weight_sum.dtype)
+    return jnp.where(weight > 0, weight / factor, 0).astype(contributed.weight.dtype)
 
 
 def mean_weight(weighting: str, metrics: types.SyncMetrics, shares: jax.Array) -> jax.Array:

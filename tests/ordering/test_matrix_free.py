@@ -14,7 +14,9 @@ from experiments import ordering_losses
 from experiments import problems as classifiers
 from hetjax import models, ordering, parts, types
 from hetjax.ordering import halves, matrix_free
-from hetjax.training import accumulate as accumulate_lib
+from hetjax.training import gradients as gradients_lib
+from hetjax.training import losses as losses_lib
+from hetjax.training import rules
 from tests.training import problems
 
 LOSSES = {**ordering_losses.HARD, **ordering_losses.EASY}
@@ -41,7 +43,7 @@ def refusal(loss_fn, params, examples, *, block_pairs=16, per_example_rng=False)
     reasons = []
 
     def trace(params):
-        losses = accumulate_lib.masked(
+        losses = losses_lib.masked(
             loss_fn, microbatch, jax.random.key(0), per_example_rng=per_example_rng
         )
         reasons.append(halves.Microbatch(losses, params, size, block_pairs).refusal)
@@ -113,8 +115,9 @@ def check_exact(loss_fn, method, block_pairs, *, num_workers=1):
     """Update and running sum of the local phase, on both microbatches, to 1e-6."""
     factory = ordering.ORDERINGS[method]
     options = {"block_pairs": block_pairs} if "block_pairs" in parts.options_of(factory) else {}
-    signs = factory(**options).observer(ordering.Sizes(num_workers, SIZE, 1))
-    accumulate = jax.jit(accumulate_lib.make_accumulate(loss_fn, signs=signs))
+    observer = factory(**options).observer(ordering.Sizes(num_workers, SIZE, 1))
+    steps = rules.with_observer(gradients_lib.gradient_sums(loss_fn), observer)
+    add = jax.jit(steps.add)
     gradients = jax.jit(functools.partial(exact_gradients, loss_fn))
     params, rng = ordering_losses.initial_params(), jax.random.key(0)
     running_sum = jax.tree.map(
@@ -122,19 +125,18 @@ def check_exact(loss_fn, method, block_pairs, *, num_workers=1):
     )
     for number, examples in enumerate(flagged()):
         ids = SIZE * number + np.arange(SIZE, dtype=np.int32)
-        before = accumulate_lib.empty_accumulated(params, signs)
-        before = before._replace(signed_sum=running_sum)
-        after, unit_signs = accumulate(
-            types.WorkerState(params, running_sum),
-            before,
+        shared = types.Shared(params)
+        after, unit_signs = add(
+            shared,
+            steps.begin(shared, (), running_sum),
             types.Microbatch(ids, np.ones(SIZE, np.float32), examples),
             rng,
         )
         key = jax.random.fold_in(rng, ids[0])
         rows = np.asarray(gradients(params, examples, key), np.float64)
         signed = np.tensordot(np.asarray(unit_signs, np.float64), rows, axes=1)
-        change = after.signed_sum["weights"] - running_sum["weights"]
-        for found, right in ((after.grad_sum["weights"], rows.sum(axis=0)), (change, signed)):
+        change = after.evidence["weights"] - running_sum["weights"]
+        for found, right in ((after.sums.grad_sum["weights"], rows.sum(axis=0)), (change, signed)):
             assert np.linalg.norm(found - right) <= 1e-6 * np.linalg.norm(right)
 
 

@@ -1,0 +1,1 @@
+"""Parts of one's own, one file each, as a user would write them."""

@@ -13,7 +13,7 @@ import pytest
 
 import hetjax
 from hetjax.ordering import methods, ordering, pairs
-from hetjax.training import accumulate
+from hetjax.training import gradients
 from tests.own_parts import gate
 from tests.training import problems
 
@@ -105,34 +105,34 @@ def test_a_replay_repeats_what_a_gate_did(tmp_path):
     np.testing.assert_array_equal(again.params, gated.params)
 
 
-def _parity_signs():
+def _parity():
     """A sign for each pair: + where its first example's id is even. Carries no mathematics."""
 
-    def local(losses, worker_state, signed_sum, microbatch, position, rng):
+    def observe(losses, shared, evidence, microbatch, position, rng):
         def objective(params):
             values, weights = losses(params)
             return values.sum(), weights.sum()
 
-        (loss, weight), grads = jax.value_and_grad(objective, has_aux=True)(worker_state.params)
+        (loss, weight), grads = jax.value_and_grad(objective, has_aux=True)(shared.params)
         signs = jnp.where(microbatch.example_ids[::2] % 2 == 0, 1, -1).astype(jnp.int8)
         change = jnp.sum(signs * microbatch.example_mask[::2])
         return (loss, weight), (grads,), change, pairs.join(signs, -signs)
 
-    def sync(running_sum, signed_sum, axis):
+    def coordinate(memory, evidence, axis):
         rank = jax.lax.axis_index(axis)
-        turn = jnp.where(rank % 2 == 0, 1, -1).astype(jnp.int8)
-        return running_sum + jax.lax.psum(signed_sum, axis), turn
+        flip = jnp.where(rank % 2 == 0, 1, -1).astype(jnp.int8)
+        return memory + jax.lax.psum(evidence, axis), flip
 
-    def sync_array(running_sum, signed_sum):
-        turns = 1 - 2 * (jnp.arange(len(running_sum)) % 2)
-        return running_sum + signed_sum.sum(), turns.astype(jnp.int8)
+    def coordinate_array(memory, evidence):
+        flips = 1 - 2 * (jnp.arange(len(memory)) % 2)
+        return memory + evidence.sum(), flips.astype(jnp.int8)
 
-    return ordering.Signs(
+    return ordering.Observer(
         init=lambda params: jnp.zeros((), jnp.float32),
         begin_round=jnp.zeros_like,
-        local=local,
-        sync=sync,
-        sync_array=sync_array,
+        observe=observe,
+        coordinate=coordinate,
+        coordinate_array=coordinate_array,
         new_pass=jnp.zeros_like,
     )
 
@@ -147,7 +147,7 @@ def test_an_ordering_gets_the_signs_of_realised_pairs(local):
         return shuffled.place(state, units, signs)
 
     parity = ordering.Ordering(
-        shuffled.init, place, make_observer=lambda sizes: _parity_signs(), coordinated=True
+        shuffled.init, place, make_observer=lambda sizes: _parity(), coordinated=True
     )
     result = problems.fit(
         problems.classification(61, np.float32),
@@ -166,7 +166,7 @@ def test_an_ordering_gets_the_signs_of_realised_pairs(local):
         expected[1::2] *= -1
         np.testing.assert_array_equal(signs, expected)
         total += parity.sum()
-    np.testing.assert_array_equal(result.state.running_sum, [total] * 4)
+    np.testing.assert_array_equal(result.state.memory, [total] * 4)
 
 
 def _with_a_nan(num_examples=64):
@@ -397,7 +397,7 @@ def test_an_evaluation_stops_the_run_clock():
     )
 
 
-def test_accumulate_takes_the_dtype_of_the_sums(float64):
-    empty = accumulate.empty_accumulated({"a": jnp.zeros(3, jnp.bfloat16), "b": jnp.zeros(2)})
+def test_gradients_are_summed_in_float32_or_wider(float64):
+    empty = gradients.zeros({"a": jnp.zeros(3, jnp.bfloat16), "b": jnp.zeros(2)})
     assert empty.grad_sum["a"].dtype == jnp.float32
     assert empty.grad_sum["b"].dtype == jnp.float64

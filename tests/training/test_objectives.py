@@ -10,7 +10,8 @@ from experiments import round_objectives
 from hetjax import topology, types
 from hetjax.data import rounds
 from hetjax.ordering import orders
-from hetjax.training import sync
+from hetjax.training import gradients as gradients_lib
+from hetjax.training import rules, sync
 from tests.training import problems
 
 WORKERS, NOMINAL = 5, 40
@@ -56,14 +57,14 @@ def random_sums(rng):
     weights = counts * rng.choice([0.0, 0.01, 1.0, 90.0], WORKERS, p=[0.2, 0.2, 0.4, 0.2])
     weights[np.argmax(counts)] += 1.0
     gradients = rng.normal(size=(WORKERS, 3)) * weights[:, None]
-    return types.Accumulated(
-        grad_sum=gradients,
+    counts = counts.astype(np.int32)
+    return types.Contribution(
+        sums=gradients,
         loss_sum=rng.normal(size=WORKERS) * weights,
-        weight_sum=weights,
-        example_count=counts.astype(np.int32),
-        microbatches_done=counts.astype(np.int32),
-        signed_sum=(),
-        nonfinite_microbatch=np.full(WORKERS, -1, np.int32),
+        weight=weights,
+        worker=(),
+        evidence=(),
+        tally=types.Tally(counts, counts, np.full(WORKERS, -1, np.int32)),
     )
 
 
@@ -72,7 +73,7 @@ def expected_gradients(weighting, sums, shares, *, gossips):
     found = range(WORKERS)
     parts = []  # what a worker's sums count for, and what they are divided by
     for j in found:
-        gradient, weight, count = sums.grad_sum[j], sums.weight_sum[j], sums.example_count[j]
+        gradient, weight, count = sums.sums[j], sums.weight[j], sums.tally.example_count[j]
         if weighting == "shard" and count:
             parts.append((shares[j] / count * gradient, shares[j] / count * weight, shares[j]))
         elif weighting == "shard_mean" and weight:
@@ -100,6 +101,7 @@ def test_updates_are_those_of_plain_numpy(name, weighting, float64):
     gossips = reducer.mixing is not None
     mesh = hetjax.make_worker_mesh(WORKERS)
     common = {
+        "steps": rules.with_observer(gradients_lib.gradient_sums(problems.softmax_loss)),
         "reducer": reducer,
         "num_workers": WORKERS,
         "nominal_examples": NOMINAL,
@@ -119,13 +121,14 @@ def test_updates_are_those_of_plain_numpy(name, weighting, float64):
             expected = reducer.mixing.gossip.matrix(active) @ expected
         first = None
         for form, state in zip(forms, states, strict=True):
-            new, _, metrics, _ = form(state, sums, shares, active)
+            done = form(state, sums, shares, active)
+            new, metrics = done.state, done.metrics
             np.testing.assert_allclose(new.params, expected, rtol=1e-11, atol=1e-12)
-            np.testing.assert_allclose(metrics.worker_weights, sums.weight_sum, rtol=1e-15)
+            np.testing.assert_allclose(metrics.worker_weights, sums.weight, rtol=1e-15)
             first = metrics if first is None else first
         told = jax.tree.map(np.asarray, first)  # as several processes give them
-        again = forms[1](states[1], sums, shares, active, told)
-        np.testing.assert_allclose(again[0].params, expected, rtol=1e-11, atol=1e-12)
+        again = forms[1](states[1], sums, shares, active, told).state
+        np.testing.assert_allclose(again.params, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("weighting", ["shard", "example"])

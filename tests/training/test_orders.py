@@ -12,7 +12,7 @@ from hetjax import ordering, topology
 from hetjax import parts as parts_lib
 from hetjax.data import rounds, sources
 from hetjax.ordering import methods
-from hetjax.training import leaves, setup, sync
+from hetjax.training import gradients, leaves, rules, setup, sync
 from tests.own_parts import gate
 from tests.training import problems
 from tests.training.order_reference import (
@@ -155,8 +155,8 @@ def test_gates_absence_and_skipped_microbatches_leave_permutations():
     for order in orders:
         np.testing.assert_array_equal(np.sort(order), np.arange(61))
     assert not np.array_equal(orders[0], orders[1])
-    assert np.isfinite(result.state.running_sum).all()
-    assert np.abs(result.state.running_sum).max() > 0
+    assert np.isfinite(result.state.memory).all()
+    assert np.abs(result.state.memory).max() > 0
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
 
 
@@ -305,30 +305,31 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             config=config,
             per_example_rng=False,
         )
-        return parts, parts.state, parts.local.fresh(), parts.stream.init()
+        return parts, parts.state, parts.begin(parts.state), parts.stream.init()
 
-    def go_on(parts, state, accumulated, at, num_rounds):
+    def go_on(parts, state, carried, at, num_rounds):
         stream = parts.stream
         epoch = stream.epoch(at)
         for _ in range(num_rounds):
             if stream.epoch(at) > epoch:
                 epoch = stream.epoch(at)
-                state, accumulated = parts.new_pass(state, accumulated, np.ones(4, bool))
+                state, carried = parts.new_pass(state, carried, np.ones(4, bool))
             quotas = np.array([2, 1, 1, 0])
             quotas = quotas if stream.total(at, 4) == 4 else np.array([1, 0, 0, 0])
             plan = stream.plan(at, quotas)
             result = parts.local.run(
-                0, state, accumulated, plan, rngs=[parts.rng] * 4, limits=plan.quotas
+                0, state, carried, plan, rngs=[parts.rng] * 4, limits=plan.quotas
             )
-            state, accumulated, _, turns = parts.sync(state, result.accumulated, parts.shares, ())
-            signs = [s * t for s, t in zip(result.unit_signs, np.asarray(turns), strict=True)]
+            done = parts.sync(state, result.contributed, parts.shares, ())
+            state, carried, flips = done.state, done.carried, np.asarray(done.flips)
+            signs = [s * f for s, f in zip(result.unit_signs, flips, strict=True)]
             at = stream.commit(at, plan, result.microbatches_done, signs)
-        return state, accumulated, at
+        return state, carried, at
 
     parts, *begun = begin()
-    state, accumulated, at = go_on(parts, *begun, 6)
-    saved = jax.device_get((state, accumulated)), leaves.flatten(at)  # both are copies
-    state, _, at = go_on(parts, state, accumulated, at, 7)
+    state, carried, at = go_on(parts, *begun, 6)
+    saved = jax.device_get((state, carried)), leaves.flatten(at)  # both are copies
+    state, _, at = go_on(parts, state, carried, at, 7)
     again, _, _, fresh = begin()
     middle = leaves.unflatten(fresh, saved[1])
     restored, _, at_again = go_on(again, *jax.device_put(saved[0]), middle, 7)
@@ -338,7 +339,7 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
 
 
 def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):
-    """`make_train_step` with `d_grab`: unit signs turned round, and a common running sum."""
+    """`make_train_step` with `d_grab`: unit signs flipped, and a common running sum."""
     data, weights = problems.classification(64), problems.initial_weights()
     counts = np.array([3, 0, 2, 1])
     ids = np.random.default_rng(3).permutation(64)[: 4 * 3 * 4].reshape(4, 3, 4)
@@ -358,7 +359,7 @@ def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):
             max_microbatches=3,
         )
         state = hetjax.make_train_state(
-            weights, optimizer, num_workers=4, mesh=mesh, signs=train_step.observer
+            weights, optimizer, num_workers=4, mesh=mesh, observer=train_step.observer
         )
         step = jax.jit(train_step)
         microbatches = hetjax.Microbatch(
@@ -391,7 +392,7 @@ def test_signs_made_for_other_sizes_are_refused():
             max_microbatches=max_microbatches,
         )
         state = hetjax.make_train_state(
-            weights, optimizer, num_workers=4, mesh=mesh, signs=train_step.observer
+            weights, optimizer, num_workers=4, mesh=mesh, observer=train_step.observer
         )
         ids = np.arange(48, dtype=np.int32).reshape(4, 3, 4)
         examples = {k: v[ids] for k, v in problems.classification(48, np.float32).items()}
@@ -400,14 +401,21 @@ def test_signs_made_for_other_sizes_are_refused():
 
     step()
     for wrong in ({"microbatch_size": 8}, {"max_microbatches": 1}):
-        with pytest.raises(ValueError, match=r"signs are made for"):
+        with pytest.raises(ValueError, match=r"observer is made for"):
             step(**wrong)
     with pytest.raises(ValueError, match=r"give microbatch_size and max_microbatches too"):
         step(max_microbatches=0)
-    signs = ordering.d_grab_exact().observer(ordering.Sizes(num_workers=1))
-    reducer = topology.all_reduce().for_run(topology.Facts(4))
-    with pytest.raises(ValueError, match=r"signs are made for 1 worker"):
-        sync.make_sync(optimizer, reducer=reducer, num_workers=4, nominal_examples=8, signs=signs)
+    observer = ordering.d_grab_exact().observer(ordering.Sizes(num_workers=1))
+    rule = gradients.gradient_sums(problems.softmax_loss)
+    with pytest.raises(ValueError, match=r"observer is made for 1 worker"):
+        sync.make_sync(
+            optimizer,
+            steps=rules.with_observer(rule, observer),
+            reducer=topology.all_reduce().for_run(topology.Facts(4)),
+            num_workers=4,
+            nominal_examples=8,
+            observer=observer,
+        )
 
 
 def test_weights_that_mix_examples_are_refused():

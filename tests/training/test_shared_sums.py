@@ -9,22 +9,24 @@ import numpy as np
 import pytest
 
 from hetjax import mesh as mesh_lib
+from hetjax import types
 from hetjax.cluster import processes
-from hetjax.training import accumulate, shared_sums
+from hetjax.training import shared_sums
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="needs Linux")
 LIKE = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(())}
 
 
-def accumulated(mesh, seed):
+def contributed(mesh, seed):
     """Sums of random numbers, leaves `[W, ...]`, and the same on the host."""
     rng = np.random.default_rng(seed)
     rows = {
         name: rng.standard_normal((mesh.size, *leaf.shape)).astype(np.float32)
         for name, leaf in LIKE.items()
     }
-    empty = mesh_lib.add_worker_axis(accumulate.empty_accumulated(LIKE), mesh.size)
-    return mesh_lib.place(empty._replace(grad_sum=rows), mesh), rows
+    one, none = np.ones(mesh.size, np.float32), np.zeros(mesh.size, np.int32)
+    made = types.Contribution(rows, one, one, (), (), types.Tally(none, none, none - 1))
+    return mesh_lib.place(made, mesh), rows
 
 
 def alone(action):
@@ -59,14 +61,14 @@ def test_each_round_has_the_total_of_its_own_sums(tmp_path):
     sums = shared_sums.SharedSums(tmp_path / "sums", mesh, LIKE)
     totals = []
     for seed in range(3):
-        given, rows = accumulated(mesh, seed)
+        given, rows = contributed(mesh, seed)
         sums.post(given)
         found = sums.total(given, alone)
-        totals.append((found.grad_sum, in_one(jax.tree.map(in_order, rows))))
+        totals.append((found.sums, in_one(jax.tree.map(in_order, rows))))
         for values, expected in totals[-2:]:  # that of the round before is still read by its update
             np.testing.assert_array_equal(values, np.broadcast_to(expected, values.shape))
-        assert found.grad_sum.sharding == given.grad_sum["w"].sharding
-        np.testing.assert_array_equal(found.weight_sum, given.weight_sum)
+        assert found.sums.sharding == given.sums["w"].sharding
+        np.testing.assert_array_equal(found.weight, given.weight)
 
 
 def test_who_is_ahead_overwrites_nothing(tmp_path):
@@ -75,13 +77,13 @@ def test_who_is_ahead_overwrites_nothing(tmp_path):
     ahead = shared_sums.SharedSums(tmp_path / "sums", mesh, LIKE)
     behind = object.__new__(shared_sums.SharedSums)
     behind.__dict__.update(ahead.__dict__, _rounds=list(ahead._rounds))
-    first, rows = accumulated(mesh, 0)
+    first, rows = contributed(mesh, 0)
     ahead.post(first)
     behind.post(first)
     ahead.total(first, alone)
-    second, _ = accumulated(mesh, 1)
+    second, _ = contributed(mesh, 1)
     ahead.post(second)
-    found = behind.total(first, alone).grad_sum
+    found = behind.total(first, alone).sums
     np.testing.assert_array_equal(found[0], in_one(jax.tree.map(in_order, rows)))
 
 

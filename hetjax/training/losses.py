@@ -1,8 +1,4 @@
-"""The local phase's one function: a worker adds one microbatch to its sums.
-
-`stepped`, `fused` and `virtual` all run this function; what differs is who calls it and where.
-It knows no quota and no other worker, and holds no collective.
-"""
+"""What a loss function is: what it may return, its weights, its keys, and what is refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import trees, types
-from hetjax.ordering import halves, ordering
+from hetjax.ordering import halves
 
 LossFn = Callable[[types.PyTree, types.PyTree, jax.Array], Any]
 """`(params, examples, rng) -> losses f32[B]`, or `(losses f32[B], weights f32[B])`."""
-
-AccumulateFn = Callable[
-    [types.WorkerState, types.Accumulated, types.Microbatch, jax.Array],
-    tuple[types.Accumulated, Any],
-]
 
 
 def _split_losses(returned: Any) -> tuple[Any, Any]:
@@ -88,12 +79,23 @@ def weighted(loss_fn: LossFn) -> Callable[[types.PyTree, types.PyTree, jax.Array
 
 
 def masked(
-    loss_fn: LossFn, microbatch: types.Microbatch, rng: jax.Array, *, per_example_rng: bool
+    loss_fn: LossFn,
+    microbatch: types.Microbatch,
+    rng: jax.Array,
+    *,
+    per_example_rng: bool = False,
 ) -> halves.Losses:
     """`(params, units=None) -> (weight * loss f32[k], weights f32[k])` of a microbatch.
 
-    Of the examples at positions `units i32[k]`, all of them where None; 0 for padding. The
-    arguments are those of `make_accumulate` and of what it builds.
+    Of the examples at positions `units i32[k]`, all of them where None; 0 for padding.
+
+    Args:
+        loss_fn: the user's loss, one number an example.
+        microbatch: the examples, with padding.
+        rng: the key of the run and the pass. The loss's own keys are folded from it and example
+            ids, so they depend on neither worker nor quota.
+        per_example_rng: give the loss a key for each example, `key[B]`, instead of one for the
+            microbatch.
     """
 
     def losses_and_weights(
@@ -156,100 +158,3 @@ def check_examples_apart(
             "of one example means nothing, and orders that balance gradients cannot be made. "
             "Take GroupNorm or LayerNorm, or ordering.method='random_reshuffling'"
         )
-
-
-def empty_accumulated(
-    params: types.PyTree, signs: ordering.Signs | None = None
-) -> types.Accumulated:
-    """A round's sums before the first microbatch, of the dtypes that `accumulate` keeps."""
-    scalar = jnp.promote_types(jnp.result_type(*jax.tree.leaves(params), jnp.float32), jnp.float32)
-    return types.Accumulated(
-        grad_sum=trees.accumulator_zeros(params),
-        loss_sum=jnp.zeros((), scalar),
-        weight_sum=jnp.zeros((), scalar),
-        example_count=jnp.zeros((), jnp.int32),
-        microbatches_done=jnp.zeros((), jnp.int32),
-        signed_sum=() if signs is None else signs.begin_round(signs.init(params)),
-        nonfinite_microbatch=jnp.full((), -1, jnp.int32),
-    )
-
-
-def make_accumulate(
-    loss_fn: LossFn, *, signs: ordering.Signs | None = None, per_example_rng: bool = False
-) -> AccumulateFn:
-    """Builds `accumulate(worker_state, accumulated, microbatch, rng)`.
-
-    It adds `sum_i w_i * loss_i`, its gradient and `sum_i w_i` over the examples i that are no
-    padding. Where the loss or a gradient is not finite, nothing is added, and the first such
-    microbatch's position in the round is kept.
-
-    Args:
-        loss_fn: the user's loss, one number an example.
-        signs: the ordering's device part; None where the order takes no signs.
-        per_example_rng: give the loss a key for each example, `key[B]`, instead of one for the
-            microbatch. Either is folded from `rng` and example ids, so it depends on neither
-            worker nor quota.
-
-    Returns:
-        A pure function to `(accumulated, unit_signs)`; `unit_signs` is i8[B], or () where
-        the order takes no signs. `rng` is the key of the run and the epoch. The leaves of
-        `accumulated` may all have a leading axis of 1.
-    """
-
-    def accumulate(
-        worker_state: types.WorkerState,
-        accumulated: types.Accumulated,
-        microbatch: types.Microbatch,
-        rng: jax.Array,
-    ) -> tuple[types.Accumulated, Any]:
-        weighted_losses = masked(loss_fn, microbatch, rng, per_example_rng=per_example_rng)
-
-        def objective(params: types.PyTree) -> tuple[jax.Array, jax.Array]:
-            losses, weights = weighted_losses(params)
-            return jnp.sum(losses), jnp.sum(weights)
-
-        unit_signs: Any = ()
-        with jax.named_scope("accumulate"):
-            if signs is None:
-                value_and_grad = jax.value_and_grad(objective, has_aux=True)
-                (loss, weight), grads = value_and_grad(worker_state.params)
-                grad_parts: tuple = (grads,)
-                change = accumulated.signed_sum
-            else:
-                has_row_axis = accumulated.loss_sum.ndim == 1
-                so_far = trees.first_row(accumulated) if has_row_axis else accumulated
-                (loss, weight), grad_parts, change, unit_signs = signs.local(
-                    weighted_losses,
-                    worker_state,
-                    so_far.signed_sum,
-                    microbatch,
-                    so_far.microbatches_done,
-                    rng,
-                )
-            finite = jnp.isfinite(loss) & jnp.isfinite(weight) & trees.all_finite(grad_parts)
-            if signs is not None:  # a microbatch that is left out has the signs of no evidence
-                first = jnp.arange(unit_signs.shape[0]) % 2 == 0
-                unit_signs = jnp.where(finite, unit_signs, jnp.where(first, 1, -1))
-                unit_signs = unit_signs.astype(jnp.int8)
-
-        # Terms take the shape of their sums, never the other way round: a reshaped sum would not
-        # be updated in place (21 MB of gradients: two passes over memory more).
-        def add(total: jax.Array, *parts: jax.Array) -> jax.Array:
-            term = sum(part.astype(total.dtype) for part in parts)
-            return jnp.where(finite, total + jnp.reshape(term, total.shape), total)
-
-        first_nonfinite = ~finite & (accumulated.nonfinite_microbatch < 0)
-        accumulated = types.Accumulated(
-            grad_sum=jax.tree.map(add, accumulated.grad_sum, *grad_parts),
-            loss_sum=add(accumulated.loss_sum, loss),
-            weight_sum=add(accumulated.weight_sum, weight),
-            example_count=add(accumulated.example_count, jnp.sum(microbatch.example_mask > 0)),
-            microbatches_done=accumulated.microbatches_done + 1,
-            signed_sum=jax.tree.map(add, accumulated.signed_sum, change),
-            nonfinite_microbatch=jnp.where(
-                first_nonfinite, accumulated.microbatches_done, accumulated.nonfinite_microbatch
-            ),
-        )
-        return accumulated, unit_signs
-
-    return accumulate
