@@ -20,12 +20,13 @@ _OF_THE_CALLER_DATA = ("name", "dir", "num_train")
 
 
 def check(params: Any, optimizer: Any, callbacks: Any = ()) -> None:
-    """Refuses what `fit` cannot use.
+    """Refuses what a run cannot use; without an optimiser its rounds have no update.
 
     Raises:
         ValueError: it is not what its name says.
     """
-    if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
+    updates = callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")
+    if optimizer is not None and not updates:
         raise ValueError(
             f"fit: optimizer is {optimizer!r}; it must be an optax optimiser such as "
             "optax.sgd(0.1), with an init and an update"

@@ -100,6 +100,8 @@ def fit(
     """
     started = time.perf_counter()
     arguments.check(params, optimizer, callbacks)
+    if optimizer is None:
+        raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
     eval_source = None if eval_source is None else sources.as_source(eval_source)
     if workdir is not None:
         workdir = pathlib.Path(workdir).absolute()  # a callback may change the directory

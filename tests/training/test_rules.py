@@ -152,9 +152,9 @@ def local_sgd_slowly(data, weights, rounds, order):
     start = 0
     for quotas in rounds:
         ends, amounts = [], []
-        for worker, quota in enumerate(quotas):
+        for worker, count in enumerate(quotas):
             own, amount = params, 0.0
-            for _ in range(quota):
+            for _ in range(count):
                 batch = {k: v[order[start : start + 4]] for k, v in data.items()}
                 start += 4
                 velocity[worker] = 0.9 * velocity[worker] + gradient(own, batch)
