@@ -44,6 +44,8 @@ def define(
         sys_argv=None if argv is None else list(argv),
     )
     flag_values[_NAME].parser = _FileParser(argv)
+    program = sys.argv[0]  # whose flags --help shows
+    flag_values.register_key_flag_for_module(program, flag_values[_NAME])
     return holder
 
 

@@ -94,6 +94,7 @@ def random_run(seed: int) -> tuple[int, int, int]:
         secs = rng.exponential(size=shape)
         ends = np.cumsum(np.ceil(secs) if rng.random() < 0.3 else secs, axis=1)  # whole: ties
         deaths = np.where(rng.random(num_workers) < 0.05, rng.exponential(4, num_workers), np.inf)
-        done = play(closes, ends, plan.quotas, deaths=deaths, **options)
+        of_gate = options if closes == trigger else {}
+        done = play(closes, ends, plan.quotas, deaths=deaths, **of_gate)
         state = stream.commit(state, plan, done)
     return count, ledger.missing(state.ledger), ledger.duplicated(state.ledger)

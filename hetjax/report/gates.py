@@ -132,7 +132,9 @@ def _row(
 def caption(part: Record) -> str:
     """Which gate, what share came back, and what became of what was in flight."""
     trigger = part.get("trigger")
-    when = part.get("closes", "before every quota is done") if isinstance(trigger, str) else ""
+    words_of_gate = part.get("closes")
+    when = words_of_gate if isinstance(words_of_gate, str) else "before every quota is done"
+    when = when if isinstance(trigger, str) else ""
     text = f"The gate '{trigger}' closes a round {when}. " if when else ""
     if part.get("in_flight") == "drop":
         text += (

@@ -41,7 +41,12 @@ HERDING = {
     "secs": 1.2,
 }
 
-GATE = {"trigger": "first", "returned_fraction": 0.314, "in_flight": "finish"}
+GATE = {
+    "trigger": "first",
+    "closes": "when the first worker has finished its quota",
+    "returned_fraction": 0.314,
+    "in_flight": "finish",
+}
 GOSSIP = {
     "spectral_gap": 0.25,
     "num_exchanges": 3,
