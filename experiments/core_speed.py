@@ -97,7 +97,7 @@ def _with_jax() -> tuple[Callable[[str, Sizes], Call], dict[str, Call]]:
 
     return product, {
         "banded products": lenet(layers.conv_relu_pool),
-        "XLA's convolution": lenet(layers._conv_relu_pool),
+        "XLA's convolution": lenet(layers.conv_relu_pool_by_xla),
     }
 
 

@@ -19,7 +19,7 @@ from experiments.rows import Row
 from hetjax import config as config_lib
 from hetjax import types
 from hetjax.data import sources
-from hetjax.training import local, setup
+from hetjax.training import local, rules, setup
 
 _MICROBATCH, _SHAPE = 32, (32, 32, 3)
 _MODELS: dict[str, dict[str, Any]] = {
@@ -82,7 +82,7 @@ class Step:
         )
         microbatch = self.parts.feed.load(0, self._plan.rows(0)[0])
         shared = types.Shared(self._state.params)
-        add = getattr(self.parts.local, "_add")  # noqa: B009
+        add = local.jit_add(rules.with_observer(self.parts.rule, self.parts.observer))
         compiled = add.lower(shared, self._carried, microbatch, self._keys[0]).compile()
         return params, kept, compiled.memory_analysis().temp_size_in_bytes
 

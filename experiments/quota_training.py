@@ -24,7 +24,7 @@ from experiments import problems
 from experiments.rows import Row
 from hetjax import mesh as mesh_lib
 from hetjax.data import datasets, sources
-from hetjax.training import record
+from hetjax.training import local, record, rules
 
 _MICROBATCH = 32
 
@@ -99,8 +99,10 @@ class Rounds:
 
 def _bare_loop(parts: Any, optimizer: Any, rows: np.ndarray) -> Callable[[], None]:
     """The same compiled microbatch calls in the same threads, one jitted psum and update."""
-    local, mesh = parts.local, mesh_lib.make_worker_mesh(len(parts.devices))
     axis, num_workers = mesh_lib.WORKER_AXIS, len(parts.devices)
+    mesh = mesh_lib.make_worker_mesh(num_workers)
+    add = local.jit_add(rules.with_observer(parts.rule))
+    threads = local.worker_threads(num_workers)
 
     def update(state: Any, sums: Any) -> tuple[Any, Any]:
         one, mine = jax.tree.map(lambda x: x[0], (state, sums))
@@ -121,7 +123,7 @@ def _bare_loop(parts: Any, optimizer: Any, rows: np.ndarray) -> Callable[[], Non
     def work(worker: int, state: Any, sums: Any) -> Any:
         for example_ids in rows[worker]:
             microbatch = parts.feed.load(worker, example_ids)
-            sums, _ = local._add(state, sums, microbatch, keys[worker])
+            sums, _ = add(state, sums, microbatch, keys[worker])
             jax.block_until_ready(sums.tally)
         return sums
 
@@ -129,7 +131,7 @@ def _bare_loop(parts: Any, optimizer: Any, rows: np.ndarray) -> Callable[[], Non
         state = carry["state"]
         states = mesh_lib.worker_rows(hetjax.types.Shared(state.params))
         sums = mesh_lib.worker_rows(carry["sums"])
-        tasks = [local._threads.submit(work, w, states[w], sums[w]) for w in range(num_workers)]
+        tasks = [threads.submit(work, w, states[w], sums[w]) for w in range(num_workers)]
         joined = mesh_lib.join_rows([task.result() for task in tasks], mesh)
         carry["state"], carry["sums"] = step(state, joined)
         jax.block_until_ready(carry["state"])

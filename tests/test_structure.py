@@ -32,11 +32,7 @@ NOT_OURS = {
     "hetjax/data/builders/prepared.py": {"_active"},  # of tensorflow_datasets
 }
 
-PRIVATE_NOW = {
-    "experiments/core_speed.py": {"_conv_relu_pool"},
-    "experiments/ordering_steps.py": {"_accumulate"},
-    "experiments/quota_training.py": {"_accumulate", "_threads"},
-}
+PRIVATE_NOW: dict[str, set[str]] = {}
 LONG_FUNCTIONS_NOW = {
     "experiments/quota_traces.py:changing",
     "experiments/quota_training.py:pooled_rows",

@@ -58,11 +58,14 @@ def conv_relu_pool(images: jax.Array, filters: Sequence[tuple[jax.Array, jax.Arr
       1.8 ms against 4.7 ms (lower quartiles of interleaved calls).
     """
     return jax.lax.platform_dependent(
-        images, tuple(filters), cpu=_conv_relu_pool_by_rows, default=_conv_relu_pool
+        images, tuple(filters), cpu=_conv_relu_pool_by_rows, default=conv_relu_pool_by_xla
     )
 
 
-def _conv_relu_pool(images: jax.Array, filters: Sequence[tuple[jax.Array, jax.Array]]) -> jax.Array:
+def conv_relu_pool_by_xla(
+    images: jax.Array, filters: Sequence[tuple[jax.Array, jax.Array]]
+) -> jax.Array:
+    """`conv_relu_pool` by XLA's own convolution."""
     features = images
     for kernel, bias in filters:
         axes = ("NHWC", "HWIO", "NHWC")
