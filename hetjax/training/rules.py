@@ -42,7 +42,7 @@ class LocalRule(NamedTuple):
     add: Callable[..., tuple[types.PyTree, types.PyTree]]
     """`(shared, worker, sums, microbatch, rng) -> (worker, sums)`. `rng` is the key of the run and
     the pass, the same for all microbatches: fold example ids into it, as `losses.masked` does.
-    Where anything in the new `worker` or `sums` is not finite, the old ones stay."""
+    Where anything in the new `worker` or `sums` is not finite, the old ones stay (`checked`)."""
 
     finish: Callable[..., tuple[types.PyTree, types.PyTree, jax.Array]]
     """`(shared, worker, sums) -> (worker, contribution, weight f[])`. The synchronisation sums
@@ -63,6 +63,13 @@ class LocalRule(NamedTuple):
     take: Callable[..., tuple[types.PyTree, types.PyTree]] | None = None
     """`(worker, sums, loss_sum, weight_sum, grad_parts) -> (worker, sums)`, in place of `add`
     where an observer has computed the gradient, the sum of the trees `grad_parts`."""
+
+    checked: Callable[[types.PyTree, types.PyTree], types.PyTree] = lambda worker, sums: (
+        worker,
+        sums,
+    )
+    """`(worker, sums) -> tree`: what must be finite after a microbatch. By default all; a rule that
+    can judge a microbatch more cheaply puts its judgement into one of its sums and gives that."""
 
     loss_sum: Callable[[types.PyTree], jax.Array] | None = None
     """`sums -> f[]`, for the report: over the same weight as the contribution."""
@@ -193,7 +200,7 @@ def _add(
 
     def guarded(before: types.Carried) -> tuple[types.Carried, jax.Array]:
         after = step(before.worker, before.sums)
-        finite = trees.all_finite(after)
+        finite = trees.all_finite(rule.checked(*after))
         counts = finite & active
         worker, sums = trees.select(counts, after, (before.worker, before.sums))
         evidence = jax.tree.map(
