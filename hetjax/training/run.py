@@ -25,10 +25,12 @@ from hetjax.training import (
     agreement,
     arguments,
     checkpoint,
+    local,
     planning,
     reporting,
     resume,
     rules,
+    run_records,
     setup,
     solutions,
     sync,
@@ -123,7 +125,7 @@ class Run:
             )
         self.num_workers = len(parts.devices)
         self._is_warm = False
-        self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
+        self._pass_keys = local.PassKeys(parts.rng, parts.devices, parts.workers)
         self._last: reporting.Report | None = None  # whose round may not be over yet
         self._last_state: types.TrainState | None = None
         self._gathered = 0.0  # perf_counter, after the gathering of the last round
@@ -224,7 +226,7 @@ class Run:
             NonFiniteError: a microbatch of the round before was not finite.
         """
         began, last = time.perf_counter(), self._last
-        self._check(state)
+        run_records.check_state(state, self)
         index = state.rounds_done
         self.beacons.at("computing" if self.config.local == "fused" else "waiting", index)
         plan = self.plan(state, given)
@@ -276,7 +278,7 @@ class Run:
         Raises:
             ValueError: the state is spent, or another run's; or the trace does not fit.
         """
-        self._check(state)
+        run_records.check_state(state, self)
         plan = planning.plan(self.parts, state, given)
         upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
         self.parts.feed.read_ahead(upcoming)
@@ -361,36 +363,6 @@ class Run:
     ) -> RunState:
         """The state after a round, of what `execute` returned: see `planning.commit`."""
         return planning.commit(self.parts, state, plan, done, clocks, sums)
-
-    def _check(self, state: RunState) -> None:
-        if not isinstance(state, RunState):
-            raise ValueError(
-                f"Run.round: got a {type(state).__name__}; give the state that init, restore or "
-                "the round before returned"
-            )
-        if state.lineage.run is not self:
-            raise ValueError(
-                "Run.round: this state is another run's; give one that this run's init, restore "
-                "or round returned"
-            )
-        if state.generation != state.lineage.newest:
-            raise ValueError(
-                f"Run.round: this state is spent: it is of generation {state.generation}, and the "
-                f"newest is {state.lineage.newest}. A round takes over the buffers of the state "
-                "that it is given: write state, report = run.round(state)"
-            )
-
-    def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
-        """The key of each own worker's pass, on its device; made anew when a pass begins."""
-        known, keys = self._keys
-        if known is None or not np.array_equal(known, passes):
-            rng, devices = self.parts.rng, self.parts.devices
-            keys = [
-                jax.device_put(jax.random.fold_in(rng, int(passes[worker])), devices[worker])
-                for worker in self.parts.workers
-            ]
-            self._keys = (passes, keys)
-        return keys
 
     def _warm_up(self, state: RunState, given: types.PyTree) -> RunState:
         """Compiles and runs both phases for every worker, without effect, and untimed.

@@ -145,9 +145,7 @@ def build(
     num_workers = config.cluster.num_workers
     where = _place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
-    rng = jax.random.key(config.seed)
-    first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
-    keys = jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
+    first, keys = _first_examples(config, source, per_example_rng=per_example_rng)
     losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = ordering.Sizes(num_workers, config.microbatch_size, _most_microbatches(config))
     rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
@@ -172,7 +170,7 @@ def build(
         mesh=where.mesh,
         devices=where.devices,
         workers=where.own,
-        rng=rng,
+        rng=jax.random.key(config.seed),
         stream=stream,
         policy=_for_epochs(chosen.quota, math.ceil(len(source) / _nominal_examples(config))),
         cluster=cluster,
@@ -190,9 +188,7 @@ def build(
         loss_fn=loss_fn,
         per_example_rng=per_example_rng,
         second_pass=refusal,
-        new_pass=None
-        if observer is None
-        else jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows),
+        new_pass=_make_new_pass(observer, of_rows),
         state=state.make_train_state(
             params,
             optimizer,
@@ -217,6 +213,15 @@ def _place_workers(config: config_lib.ExperimentConfig) -> _Workers:
         return _Workers(None, [jax.devices()[0]] * num_workers, list(range(num_workers)))
     mesh = mesh_lib.make_worker_mesh(num_workers)
     return _Workers(mesh, list(mesh.devices), mesh_lib.own_workers(mesh))
+
+
+def _first_examples(
+    config: config_lib.ExperimentConfig, source: Any, *, per_example_rng: bool
+) -> tuple[types.PyTree, jax.Array]:
+    """A microbatch, by which the loss and the order are tried, and its key or keys."""
+    rng = jax.random.key(config.seed)
+    first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
+    return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
 
 
 def _nominal_examples(config: config_lib.ExperimentConfig) -> int:
@@ -288,6 +293,13 @@ def _make_sync(
     if sums.meet_before:
         return jax.jit(synchronise, **options)
     return trees.jit_in_place(synchronise, 1, **options)
+
+
+def _make_new_pass(observer: ordering.Observer | None, of_rows: Any) -> Callable | None:
+    """Jitted; None where the order observes nothing."""
+    if observer is None:
+        return None
+    return jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows)
 
 
 def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:

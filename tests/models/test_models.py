@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from hetjax import config, models
+from hetjax import config_groups, models
 from hetjax.models import layers
 
 
@@ -74,7 +74,11 @@ def test_convolutions_equal_those_of_flax_and_so_do_their_gradients(shape):
     expected, gradients = jax.value_and_grad(lambda *x: jnp.sum(by_flax(*x) ** 2), (0, 1))(
         images, filters
     )
-    for form in (layers.conv_relu_pool, layers.conv_relu_pool_by_xla, layers._conv_relu_pool_by_rows):
+    for form in (
+        layers.conv_relu_pool,
+        layers.conv_relu_pool_by_xla,
+        layers._conv_relu_pool_by_rows,
+    ):
         found = jax.jit(jax.value_and_grad(lambda *x, f=form: jnp.sum(f(*x) ** 2), (0, 1)))
         value, own = found(images, filters)
         np.testing.assert_allclose(value, expected, rtol=1e-5)
@@ -107,7 +111,9 @@ def test_normalised_examples_do_not_depend_on_their_batch():
 
 
 def test_the_configuration_allows_exactly_the_registered_names():
-    rule = inspect.getattr_static(config.ModelConfig, "__dataclass_fields__")["name"].metadata
+    rule = inspect.getattr_static(config_groups.ModelConfig, "__dataclass_fields__")[
+        "name"
+    ].metadata
     assert set(rule["rule"].names) == set(models.MODELS)
 
 
