@@ -13,6 +13,7 @@ import hetjax
 from experiments import quota_shared_cores, quota_simulation, quota_traces
 
 _ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
+_ROUNDS = flags.DEFINE_integer("rounds", 1500, "Of `overhead`, on each side.", lower_bound=1)
 
 
 def main(argv: list[str]) -> None:
@@ -20,10 +21,11 @@ def main(argv: list[str]) -> None:
         sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
     logging.set_verbosity(logging.WARNING)  # not every data set that is opened
     hetjax.use_cpu_workers(8)
-    from experiments import local_forms, quota_pooled, quota_training, rows
+    from experiments import local_forms, quota_overhead, quota_pooled, quota_training, rows
 
     groups = {
-        "overhead": quota_training.overhead_rows,
+        "overhead": lambda: quota_overhead.overhead_rows(_ROUNDS.value),
+        "host": quota_overhead.host_rows,
         "forms": local_forms.form_rows,
         "emulated": quota_training.emulated_rows,
         "emulated_short": lambda: quota_training.emulated_rows(0.05),

@@ -6,7 +6,7 @@ import time
 
 import optax
 
-from experiments import problems, quota_training
+from experiments import problems, quota_overhead
 from experiments.rows import Row
 
 _MICROBATCH_SIZE = 32
@@ -24,7 +24,7 @@ def form_rows(num_rounds: int = 60, quota: int = 4) -> list[Row]:
             runs = {}
             for form in ("stepped", "fused", "virtual"):
                 runs[form] = stack.enter_context(
-                    quota_training.Rounds(
+                    quota_overhead.Rounds(
                         loss_fn,
                         params,
                         optimizer,

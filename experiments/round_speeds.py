@@ -177,7 +177,7 @@ def overhead_rows(num_rounds: int = 150) -> list[Row]:
     """A round with a gate that has nothing to close, against one without; LeNet, in turn."""
     import optax
 
-    from experiments import problems, quota_training
+    from experiments import problems, quota_overhead
 
     loss_fn, params = problems.classifier("lenet", (32, 32, 3), input_max=255.0)
     data = problems.images(32 * 16 * 20, (32, 32, 3))
@@ -198,7 +198,7 @@ def overhead_rows(num_rounds: int = 150) -> list[Row]:
     with contextlib.ExitStack() as stack:
         loops = {
             name: stack.enter_context(
-                quota_training.Rounds(loss_fn, params, optax.sgd(0.01), data, **fields, **gate)
+                quota_overhead.Rounds(loss_fn, params, optax.sgd(0.01), data, **fields, **gate)
             )
             for name, gate in gates.items()
         }
@@ -211,7 +211,7 @@ def overhead_rows(num_rounds: int = 150) -> list[Row]:
                     secs[name].append(time.perf_counter() - began)
     texts = []
     for name in ("quorum", "deadline", "none again"):
-        ratio, low, high = quota_training.ratio_of(secs[name], secs["none"])
+        ratio, low, high = quota_overhead.ratio_of(secs[name], secs["none"])
         texts.append(f"{name} {ratio:.3f} ({low:.3f} to {high:.3f})")
     return [
         Row(
