@@ -5,7 +5,6 @@ done; `round` is the three of them. `plan` and `commit` have no effects. Everyth
 to come depend on is in the state; `Run` holds what never changes.
 """
 
-import functools
 import pathlib
 import time
 from collections.abc import Callable
@@ -333,10 +332,9 @@ class Run:
         )
         told = parts.agree(own, digests, ask, lead_secs)
         self._gathered = time.perf_counter()
-        once = functools.partial(parts.agree.once, lead_secs=told.clocks.lead_secs)
         sums = parts.sync(
             train,
-            parts.sums.total(own.contributed, once),  # all have posted
+            parts.sums.total(own.contributed, told.clocks.lead_secs),  # all have posted
             parts.shares,
             plan.active,
             told.metrics,
@@ -399,7 +397,7 @@ class Run:
         """
         parts = self.parts
         for is_second in (False, True):
-            if is_second and parts.agree.on_one_machine and parts.own_device.platform == "cpu":
+            if is_second and parts.meeting.keeps_memory and parts.own_device.platform == "cpu":
                 copy = sum(leaf.nbytes for leaf in jax.tree.leaves(parts.state.params))
                 mesh_lib.touch_memory(copy // self.num_workers * len(parts.workers))
             plan = planning.warm_up_plan(parts, state, given)

@@ -34,6 +34,7 @@ from hetjax.training import (
     sync,
 )
 from hetjax.training import losses as losses_lib
+from hetjax.training import meeting as meeting_lib
 from hetjax.training.local import Pace
 from hetjax.training.virtual import Virtual
 
@@ -69,6 +70,7 @@ class RunParts:
     shares: jax.Array  # f[W]: each shard's share of the examples, on every device
     reducer: reducers.Reduction
     pace: Pace
+    meeting: meeting_lib.Meeting
     agree: agreement.Agreement
     solved: solutions.Solutions
     sums: shared_sums.Sums
@@ -159,13 +161,14 @@ def build(
     stream = _make_stream(config, len(source), chosen)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     feed = feed_lib.FEEDS[config.data.feed](source, where.devices)
+    meeting = meeting_lib.make(where.mesh, num_workers)
     agree = agreement.Agreement(
-        where.mesh,
+        meeting,
         most_signs=0 if observer is None else config.microbatch_size * sizes.max_microbatches,
         microbatch_size=config.microbatch_size,
     )
     pace = _make_pace(config, chosen.gate, cluster if emulated else None)
-    sums = _make_sums(config, chosen.reducer, where.mesh, agree, rule, params)
+    sums = _make_sums(config, chosen.reducer, meeting, rule, params)
     of_rows = None if where.mesh is None else mesh_lib.worker_sharding(where.mesh)
     return RunParts(
         config=config,
@@ -204,6 +207,7 @@ def build(
         shares=_place_shares(stream.shares, where.mesh),
         reducer=reducer,
         pace=pace,
+        meeting=meeting,
         agree=agree,
         solved=solved,
         sums=sums,
@@ -246,15 +250,13 @@ def _make_pace(
 def _make_sums(
     config: config_lib.ExperimentConfig,
     reducer: topology.Reducer,
-    mesh: Mesh | None,
-    agree: agreement.Agreement,
+    meeting: meeting_lib.Meeting,
     rule: rules.LocalRule,
     params: types.PyTree,
 ) -> shared_sums.Sums:
-    """How the sums meet: in the memory of one machine where that gives the same."""
-    is_one_sum = reducer.is_plain_sum and _weighting(config, gossips=False) == "example"
-    if mesh is not None and agree.on_one_machine and is_one_sum:
-        return shared_sums.make(mesh, rules.contribution_shapes(rule, params))
+    """How the sums meet: before the sync program where they are one plain sum."""
+    if reducer.is_plain_sum and _weighting(config, gossips=False) == "example":
+        return meeting.sums(rules.contribution_shapes(rule, params))
     return shared_sums.Sums()
 
 
