@@ -378,8 +378,8 @@ class Run:
         if kind in self.parts.programs:
             return kind
         raise ValueError(
-            f"Run.round: kind is {kind!r}; this run has {', '.join(self.parts.programs)}. Give more "
-            "as Run(..., rules={name: rule})"
+            f"Run.round: kind is {kind!r}; this run has {', '.join(self.parts.programs)}. Give "
+            "more as Run(..., rules={name: rule})"
         )
 
     def _check(self, state: RunState) -> None:
