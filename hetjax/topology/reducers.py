@@ -1,8 +1,9 @@
 """What a synchronisation does with the workers' sums and parameters.
 
-Each reducer has two forms that agree: `collective`, inside `shard_map` over the worker axis,
-and `array`, on leaves with a leading worker axis on one device. Two kinds: those that sum the
-workers' gradients, so that replicas stay equal, and those that gossip, where each worker updates
+A reducer is written once, for one worker and the axis of all workers: `collective`, inside
+`shard_map`. On one device that is mapped over the workers by `jax.vmap`, or the reducer brings a
+form `array` of its own for there, on leaves with a leading worker axis. Two kinds: those that sum
+the workers' gradients, so that replicas stay equal, and those that gossip, where each worker updates
 from its own gradients and averages its parameters with its neighbours'.
 """
 
@@ -41,7 +42,8 @@ class Mixing(NamedTuple):
     """`(params, active, axis_name) -> params`, leaves without worker axis."""
 
     array: Callable[[PyTree, jax.Array], PyTree]
-    """`(params, active) -> params`, leaves `[num_workers, ...]`."""
+    """`(params, active) -> params`, leaves `[num_workers, ...]`. Not `jax.vmap` of `collective`,
+    under which all workers would have to take part in an exchange; a matching leaves some out."""
 
     before_update: bool
     """Whether the update, computed at the parameters as they were, is added to the mixed ones
@@ -54,8 +56,8 @@ class Reducer(NamedTuple):
     collective: Callable[[PyTree, str], PyTree]
     """`(sums, axis_name) -> sums`, leaves without worker axis."""
 
-    array: Callable[[PyTree], PyTree]
-    """`sums -> sums`, leaves `[num_workers, ...]`."""
+    array: Callable[[PyTree], PyTree] | None
+    """`sums -> sums`, leaves `[num_workers, ...]`; None: `jax.vmap` of `collective`."""
 
     keeps_replicas_equal: bool
 
