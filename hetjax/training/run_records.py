@@ -34,6 +34,30 @@ class RunState(NamedTuple):
     generation: int
 
 
+def check_state(state: Any, run: object) -> None:
+    """Refuses what is no state, a state of another run, and one that is spent.
+
+    Raises:
+        ValueError: it is one of them; says which state to give.
+    """
+    if not isinstance(state, RunState):
+        raise ValueError(
+            f"Run.round: got a {type(state).__name__}; give the state that init, restore or "
+            "the round before returned"
+        )
+    if state.lineage.run is not run:
+        raise ValueError(
+            "Run.round: this state is another run's; give one that this run's init, restore "
+            "or round returned"
+        )
+    if state.generation != state.lineage.newest:
+        raise ValueError(
+            f"Run.round: this state is spent: it is of generation {state.generation}, and the "
+            f"newest is {state.lineage.newest}. A round takes over the buffers of the state "
+            "that it is given: write state, report = run.round(state)"
+        )
+
+
 class Plan(NamedTuple):
     """What a round is to do."""
 
