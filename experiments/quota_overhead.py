@@ -67,7 +67,7 @@ def _bare_loop(
     """The same compiled microbatch calls in threads of its own, one jitted psum and update."""
     axis, num_workers = mesh_lib.WORKER_AXIS, len(parts.devices)
     mesh = mesh_lib.make_worker_mesh(num_workers)
-    add = local.jit_add(rules.with_observer(parts.rule))
+    add = local.jit_add(rules.with_observer(parts.main.rule))
 
     def update(state: Any, sums: Any) -> tuple[Any, Any]:
         one, mine = jax.tree.map(lambda x: x[0], (state, sums))
@@ -82,7 +82,7 @@ def _bare_loop(
     spec = P(axis)
     body = jax.shard_map(update, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec))
     step = jax.jit(body, donate_argnums=(1,))
-    carry = {"state": parts.state, "sums": parts.begin(parts.state)}
+    carry = {"state": parts.state, "sums": parts.main.begin(parts.state)}
     keys = [jax.device_put(parts.rng, device) for device in parts.devices]
 
     def work(worker: int, state: Any, sums: Any) -> Any:

@@ -75,6 +75,7 @@ class Plan(NamedTuple):
     policy: Any  # after it has assigned the quotas
     passes: np.ndarray  # i64[W]
     active: Any  # exchanges of a reducer that gossips: bool[M], or ()
+    kind: str  # of round
     given: types.PyTree = ()  # values of the round, the same for all workers
 
 
