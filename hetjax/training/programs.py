@@ -70,30 +70,36 @@ def check(more_rules: Mapping[str, rules.LocalRule], observer: ordering.Observer
             )
 
 
-def make(
-    config: config_lib.ExperimentConfig,
-    chosen: kinds.Parts,
-    reducer: reducers.Reduction,
-    feed: feed_lib.Feed,
-    where: Workers,
-    meeting: meeting_lib.Meeting,
-    beacons: beacons_lib.Beacons,
-    pace: Pace,
-    params: types.PyTree,
-    rule: rules.LocalRule,
-    observer: ordering.Observer | None,
-    optimizer: optax.GradientTransformation | None,
-) -> Programs:
-    steps = rules.with_observer(rule, observer)
-    sums = _make_sums(config, chosen.reducer, meeting, rule, params)
-    of_rows = None if where.mesh is None else mesh_lib.worker_sharding(where.mesh)
-    return Programs(
-        rule=rule,
-        local=_make_local(config, chosen, steps, feed, where.mesh, observer, beacons, pace),
-        begin=jax.jit(sync.make_begin(steps, where.mesh), out_shardings=of_rows),
-        sync=_make_sync(config, optimizer, steps, reducer, where, observer, sums),
-        sums=sums,
-    )
+class Common(NamedTuple):
+    """What the programs of all kinds of rounds of a run are made of."""
+
+    config: config_lib.ExperimentConfig
+    chosen: kinds.Parts
+    reducer: reducers.Reduction
+    feed: feed_lib.Feed
+    where: Workers
+    meeting: meeting_lib.Meeting
+    beacons: beacons_lib.Beacons
+    pace: Pace
+    params: types.PyTree
+
+    def make(
+        self,
+        rule: rules.LocalRule,
+        observer: ordering.Observer | None = None,
+        optimizer: optax.GradientTransformation | None = None,
+    ) -> Programs:
+        """The programs of one kind; without an optimiser its rounds have no update."""
+        steps, mesh = rules.with_observer(rule, observer), self.where.mesh
+        sums = _make_sums(self.config, self.chosen.reducer, self.meeting, rule, self.params)
+        of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
+        return Programs(
+            rule=rule,
+            local=_make_local(self, steps, signed=observer is not None),
+            begin=jax.jit(sync.make_begin(steps, mesh), out_shardings=of_rows),
+            sync=_make_sync(self, steps, observer, optimizer, sums),
+            sums=sums,
+        )
 
 
 def nominal_examples(config: config_lib.ExperimentConfig) -> int:
@@ -134,15 +140,14 @@ def _make_sums(
 
 
 def _make_sync(
-    config: config_lib.ExperimentConfig,
-    optimizer: optax.GradientTransformation | None,
+    common: Common,
     steps: rules.LocalSteps,
-    reducer: reducers.Reduction,
-    where: Workers,
     observer: ordering.Observer | None,
+    optimizer: optax.GradientTransformation | None,
     sums: shared_sums.Sums,
 ) -> sync.SyncFn:
     """Jitted; what the workers contributed is used up, unless all devices read it in one place."""
+    config, reducer, where = common.config, common.reducer, common.where
     synchronise = sync.make_sync(
         optimizer,
         steps=steps,
@@ -165,17 +170,9 @@ def _make_sync(
     return trees.jit_in_place(synchronise, 1, **options)
 
 
-def _make_local(
-    config: config_lib.ExperimentConfig,
-    chosen: kinds.Parts,
-    steps: rules.LocalSteps,
-    feed: feed_lib.Feed,
-    mesh: Mesh | None,
-    observer: ordering.Observer | None,
-    beacons: beacons_lib.Beacons,
-    pace: Pace,
-) -> local.LocalPhase:
-    signed = observer is not None
+def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> local.LocalPhase:
+    config, chosen, feed, pace = common.config, common.chosen, common.feed, common.pace
+    mesh = common.where.mesh
     if mesh is None:
         return Virtual(
             steps,
@@ -194,8 +191,14 @@ def _make_local(
     board = None if alone else processes.Board()
     by_threads = gates.begin(chosen.gate, board) if asked else gates.AlwaysOpen()
     return local.Stepped(
-        steps, feed, mesh, pace=pace, gate=by_threads, beacons=beacons, signed=signed
+        steps, feed, mesh, pace=pace, gate=by_threads, beacons=common.beacons, signed=signed
     )
+
+
+def sizes(config: config_lib.ExperimentConfig) -> ordering.Sizes:
+    """For which an order's observer is made."""
+    most = most_microbatches(config)
+    return ordering.Sizes(config.cluster.num_workers, config.microbatch_size, most)
 
 
 def most_microbatches(config: config_lib.ExperimentConfig) -> int:

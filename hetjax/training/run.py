@@ -108,7 +108,7 @@ class Run:
             chosen=chosen,
             per_example_rng=per_example_rng,
             rule=rule,
-            more_rules=rules,
+            more_rules=rules or {},
             beacons=self.beacons,
             solved=solutions.Solutions(
                 leads=jax.process_index() == 0,

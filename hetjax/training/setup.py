@@ -1,10 +1,10 @@
 """Builds what a run needs from its parts: no loop, nothing is computed yet."""
 
 import dataclasses
-import functools
 import math
 import sys
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -129,7 +129,7 @@ def build(
     chosen: kinds.Parts | None = None,
     per_example_rng: bool,
     rule: rules.LocalRule | None = None,
-    more_rules: Mapping[str, rules.LocalRule] | None = None,
+    more_rules: Mapping[str, rules.LocalRule] = MappingProxyType({}),
     beacons: beacons_lib.Beacons | None = None,
     solved: solutions.Solutions | None = None,
 ) -> RunParts:
@@ -151,14 +151,11 @@ def build(
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     first, keys = _first_examples(config, source, per_example_rng=per_example_rng)
     losses_lib.check_loss(loss_fn, params, first, keys)
-    sizes = ordering.Sizes(
-        num_workers, config.microbatch_size, programs_lib.most_microbatches(config)
-    )
+    sizes = programs_lib.sizes(config)
     rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
     observer, refusal = order.make(chosen.ordering, sizes, rule, loss_fn, params, first, keys)
     if refusal and where.own[0] == 0:
         print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
-    more_rules = more_rules or {}
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     stream = _make_stream(config, len(source), chosen)
@@ -171,12 +168,11 @@ def build(
         microbatch_size=config.microbatch_size,
     )
     pace = programs_lib.make_pace(config, chosen.gate, cluster if emulated else None)
-    programs_of = functools.partial(
-        programs_lib.make, config, chosen, reducer, feed, where, meeting, beacons, pace, params
+    common = programs_lib.Common(
+        config, chosen, reducer, feed, where, meeting, beacons, pace, params
     )
-    programs = {programs_lib.MAIN: programs_of(rule, observer, optimizer)}
-    programs |= {kind: programs_of(more, None, None) for kind, more in more_rules.items()}
-    of_rows = None if where.mesh is None else mesh_lib.worker_sharding(where.mesh)
+    programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
+    programs |= {kind: common.make(more) for kind, more in more_rules.items()}
     return RunParts(
         config=config,
         mesh=where.mesh,
@@ -184,9 +180,7 @@ def build(
         workers=where.own,
         rng=jax.random.key(config.seed),
         stream=stream,
-        policy=_for_epochs(
-            chosen.quota, math.ceil(len(source) / programs_lib.nominal_examples(config))
-        ),
+        policy=_for_epochs(chosen.quota, config, len(source)),
         cluster=cluster,
         emulated=emulated,
         virtual_clock=pace.virtual,
@@ -199,7 +193,7 @@ def build(
         loss_fn=loss_fn,
         per_example_rng=per_example_rng,
         second_pass=refusal,
-        new_pass=_make_new_pass(observer, of_rows),
+        new_pass=_make_new_pass(observer, where.mesh),
         state=state.make_train_state(
             params,
             optimizer,
@@ -227,10 +221,11 @@ def _first_examples(
     return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
 
 
-def _make_new_pass(observer: ordering.Observer | None, of_rows: Any) -> Callable | None:
+def _make_new_pass(observer: ordering.Observer | None, mesh: Mesh | None) -> Callable | None:
     """Jitted; None where the order observes nothing."""
     if observer is None:
         return None
+    of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
     return jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows)
 
 
@@ -258,9 +253,13 @@ def _make_stream(
     return rounds_lib.PrivateStream(num_examples, num_workers, proportions=proportions, **common)
 
 
-def _for_epochs(policy: quota.QuotaPolicy, rounds_per_epoch: int) -> quota.QuotaPolicy:
-    """The policy of a run whose epochs have so many rounds."""
-    return policy if policy.of_epochs is None else policy.of_epochs(rounds_per_epoch)
+def _for_epochs(
+    policy: quota.QuotaPolicy, config: config_lib.ExperimentConfig, num_examples: int
+) -> quota.QuotaPolicy:
+    """The policy of a run whose epochs have so many rounds as these examples make."""
+    if policy.of_epochs is None:
+        return policy
+    return policy.of_epochs(math.ceil(num_examples / programs_lib.nominal_examples(config)))
 
 
 def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:
