@@ -1,6 +1,7 @@
 """Builds what a run needs from its parts: no loop, nothing is computed yet."""
 
 import dataclasses
+import functools
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -104,13 +105,14 @@ class RunParts:
         mixing = self.reducer.mixing
         return () if mixing is None else mixing.gossip.active(round_index)
 
-    @property
+    @functools.cached_property
     def copy_bytes(self) -> int:
-        """Of what one worker sends of its parameters."""
-        of_worker = jax.tree.map(lambda x: x[0], self.state.params)
+        """Of what one worker sends of its parameters; asked for in every round."""
+        params = self.state.params
         if self.reducer.mixing is None:  # sums are sent, wider than some parameters
-            of_worker = trees.accumulator_zeros(of_worker)
-        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(of_worker))
+            params = jax.eval_shape(trees.accumulator_zeros, params)
+        sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(params)]
+        return sum(sizes) // len(self.devices)
 
     def close(self) -> None:
         """Frees threads."""
