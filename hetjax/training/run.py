@@ -29,6 +29,7 @@ from hetjax.training import (
     reporting,
     resume,
     rules,
+    run_records,
     setup,
     solutions,
     sync,
@@ -122,7 +123,7 @@ class Run:
                 trace=parts.trace,
             )
         self.num_workers = len(parts.devices)
-        self._is_warm = False
+        self.is_closed = self._is_warm = False
         self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
         self._last: reporting.Report | None = None  # whose round may not be over yet
         self._last_state: types.TrainState | None = None
@@ -137,6 +138,7 @@ class Run:
 
     def close(self) -> None:
         """Frees threads; no round can be run any more."""
+        self.is_closed = True
         self.parts.close()
         self.beacons.close()
 
@@ -155,23 +157,25 @@ class Run:
             passes=np.zeros(self.num_workers, int),
             full_quotas=np.zeros(self.num_workers, int),
             rounds_done=0,
-            lineage=Lineage(self),
+            lineage=Lineage(self, given),
             generation=0,
         )
         return state if self._is_warm else self._warm_up(state, given)
 
-    def restore(self, directory: str | pathlib.Path) -> RunState:
-        """The state of the newest whole checkpoint in a directory, or in a run's workdir.
+    def restore(self, directory: str | pathlib.Path, given: types.PyTree = ()) -> RunState:
+        """The state of the newest checkpoint in a directory, or a workdir; `given` as for `init`.
 
         Raises:
             ValueError: there is none, or it is of a run with other parts.
         """
-        return self.go_on(resume.newest(pathlib.Path(directory), self.parts))[0]
+        return self.go_on(resume.newest(pathlib.Path(directory), self.parts), given)[0]
 
-    def go_on(self, saved: checkpoint.Saved) -> tuple[RunState, types.PyTree]:
+    def go_on(
+        self, saved: checkpoint.Saved, given: types.PyTree = ()
+    ) -> tuple[RunState, types.PyTree]:
         """The state of a checkpoint, and the best parameters in it, if there are any."""
-        state, best_params = resume.from_arrays(saved, self.init(), self.parts)
-        return state._replace(carried=self.parts.begin(state.train)), best_params
+        state, best_params = resume.from_arrays(saved, self.init(given), self.parts)
+        return state._replace(carried=self.parts.begin(state.train, given)), best_params
 
     def done(self, state: RunState) -> bool:
         """Whether all epochs are, or the trace that is replayed has no more rounds."""
@@ -224,7 +228,7 @@ class Run:
             NonFiniteError: a microbatch of the round before was not finite.
         """
         began, last = time.perf_counter(), self._last
-        self._check(state)
+        run_records.check_state(state, self)
         index = state.rounds_done
         self.beacons.at("computing" if self.config.local == "fused" else "waiting", index)
         plan = self.plan(state, given)
@@ -274,9 +278,11 @@ class Run:
         """What the next round is to do; has no effect, but that the feed hears what comes.
 
         Raises:
-            ValueError: the state is spent, or another run's; or the trace does not fit.
+            ValueError: the state is spent, or another run's; `given` has other shapes than at the
+                beginning; or the trace does not fit.
         """
-        self._check(state)
+        run_records.check_state(state, self)
+        run_records.check_given(state, given)
         plan = planning.plan(self.parts, state, given)
         upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
         self.parts.feed.read_ahead(upcoming)
@@ -302,6 +308,7 @@ class Run:
         """
         began = time.perf_counter() if began is None else began
         parts, state = self.parts, plan.state
+        run_records.check_state(state, self)
         state.lineage.newest = state.generation + 1
         train, carried = state.train, state.carried
         begins = plan.passes != state.passes
@@ -360,25 +367,8 @@ class Run:
         sums: sync.Synchronised,
     ) -> RunState:
         """The state after a round, of what `execute` returned: see `planning.commit`."""
+        run_records.check_commit(state, plan, self)
         return planning.commit(self.parts, state, plan, done, clocks, sums)
-
-    def _check(self, state: RunState) -> None:
-        if not isinstance(state, RunState):
-            raise ValueError(
-                f"Run.round: got a {type(state).__name__}; give the state that init, restore or "
-                "the round before returned"
-            )
-        if state.lineage.run is not self:
-            raise ValueError(
-                "Run.round: this state is another run's; give one that this run's init, restore "
-                "or round returned"
-            )
-        if state.generation != state.lineage.newest:
-            raise ValueError(
-                f"Run.round: this state is spent: it is of generation {state.generation}, and the "
-                f"newest is {state.lineage.newest}. A round takes over the buffers of the state "
-                "that it is given: write state, report = run.round(state)"
-            )
 
     def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
         """The key of each own worker's pass, on its device; made anew when a pass begins."""
@@ -409,7 +399,7 @@ class Run:
             if parts.new_pass is not None:
                 nobody = np.zeros(self.num_workers, bool)
                 train, carried = parts.new_pass(train, carried, nobody)
-            state = state._replace(train=train, carried=carried, lineage=Lineage(self))
+            state = state._replace(train=train, carried=carried, lineage=Lineage(self, given))
             jax.block_until_ready(state.train)
             self._tail_secs = time.perf_counter() - self._gathered
         params, _ = self.params(state)
