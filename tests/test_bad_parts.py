@@ -103,7 +103,7 @@ def test_quotas_that_are_none_are_shown_with_what_they_must_be(assigned, shown):
         lambda state, total, caps: assigned(total, caps),
         lambda state, times: state,
     )
-    message = rf"total=8, caps=\[8, 8, 8, 8\]\) returned {shown}\. It must .*largest_remainder"
+    message = rf"total=8, caps=\[8, 8, 8, 8\]\) of the policy returned {shown}\. It must .*largest_remainder"
     with make(quota=own) as run:
         state = run.init()
         with pytest.raises(ValueError, match=message):

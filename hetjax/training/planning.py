@@ -147,9 +147,9 @@ def _checked(assigned: Any, total: int, caps: np.ndarray) -> tuple[np.ndarray, A
         return quotas, assigned[1]
     got = quotas.tolist() if is_pair else parts_lib.shown(assigned)
     raise ValueError(
-        f"quota: the policy's assign(state, total={total}, caps={caps.tolist()}) returned {got}. "
+        f"quota: assign(state, total={total}, caps={caps.tolist()}) of the policy returned {got}. "
         "It must return (quotas, state): whole numbers, one for each worker, from 0 to its cap, "
-        "whose sum is total. hetjax.quota.largest_remainder(weights, total, caps=caps) makes such quotas"
+        "whose sum is total; hetjax.quota.largest_remainder(weights, total, caps=caps) makes such"
     )
 
 
