@@ -67,7 +67,7 @@ class Step:
         )
         stream = self.parts.stream
         self._plan = stream.plan(stream.init(), np.array([quota]))
-        self._state, self._carried = self.parts.state, self.parts.begin(self.parts.state)
+        self._state, self._carried = self.parts.state, self.parts.main.begin(self.parts.state)
         self._keys = [self.parts.rng]
         self()
 
@@ -82,14 +82,14 @@ class Step:
         )
         microbatch = self.parts.feed.load(0, self._plan.rows(0)[0])
         shared = types.Shared(self._state.params)
-        add = local.jit_add(rules.with_observer(self.parts.rule, self.parts.observer))
+        add = local.jit_add(rules.with_observer(self.parts.main.rule, self.parts.observer))
         compiled = add.lower(shared, self._carried, microbatch, self._keys[0]).compile()
         return params, kept, compiled.memory_analysis().temp_size_in_bytes
 
     def __call__(self) -> tuple[float, float]:
         """Runs one round; seconds of the local and of the sync phase."""
         began = time.perf_counter()
-        result: local.LocalResult = self.parts.local.run(
+        result: local.LocalResult = self.parts.main.local.run(
             None,
             self._state,
             self._carried,
@@ -99,7 +99,7 @@ class Step:
         )
         jax.block_until_ready(result.contributed)
         between = time.perf_counter()
-        done = self.parts.sync(self._state, result.contributed, self.parts.shares, ())
+        done = self.parts.main.sync(self._state, result.contributed, self.parts.shares, ())
         self._state, self._carried = done.state, done.carried
         jax.block_until_ready(done)
         return between - began, time.perf_counter() - between

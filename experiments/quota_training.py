@@ -101,7 +101,7 @@ def _bare_loop(parts: Any, optimizer: Any, rows: np.ndarray) -> Callable[[], Non
     """The same compiled microbatch calls in the same threads, one jitted psum and update."""
     axis, num_workers = mesh_lib.WORKER_AXIS, len(parts.devices)
     mesh = mesh_lib.make_worker_mesh(num_workers)
-    add = local.jit_add(rules.with_observer(parts.rule))
+    add = local.jit_add(rules.with_observer(parts.main.rule))
     threads = local.worker_threads(num_workers)
 
     def update(state: Any, sums: Any) -> tuple[Any, Any]:
@@ -117,7 +117,7 @@ def _bare_loop(parts: Any, optimizer: Any, rows: np.ndarray) -> Callable[[], Non
     spec = P(axis)
     body = jax.shard_map(update, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec))
     step = jax.jit(body, donate_argnums=(1,))
-    carry = {"state": parts.state, "sums": parts.begin(parts.state)}
+    carry = {"state": parts.state, "sums": parts.main.begin(parts.state)}
     keys = [jax.device_put(parts.rng, device) for device in parts.devices]
 
     def work(worker: int, state: Any, sums: Any) -> Any:

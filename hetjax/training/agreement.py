@@ -5,25 +5,22 @@ did: so what they did is gathered, and with it a digest of the round's plan, whi
 same on all. One short message a round; none where there is one process.
 """
 
-import collections
 import enum
 import hashlib
 import json
-import os
-import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from hetjax import mesh as mesh_lib
 from hetjax import types
-from hetjax.cluster import exchange, processes
+from hetjax.cluster import processes
 from hetjax.data import rounds
 from hetjax.topology import reducers
 from hetjax.training import local, record
+from hetjax.training import meeting as meeting_lib
 
 _PATIENCE_SECS = 600.0
 _PLANNED = ("examples", "quotas", "exchanges")  # the parts of a round's plan, a digest each
@@ -204,19 +201,15 @@ class Agreement:
     """Gathers what the workers of all processes did.
 
     Args:
-        mesh: the worker mesh; None for the array form, which has one process.
+        meeting: how the processes meet.
         most_signs: unit signs that a worker can have in a round; 0 where the order takes none.
         microbatch_size: B.
     """
 
-    def __init__(self, mesh: Mesh | None, *, most_signs: int, microbatch_size: int) -> None:
-        self._mesh, self._most_signs, self._size = mesh, most_signs, microbatch_size
-        self.alone = mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size
-        self._exchange: exchange.Exchange | None = None
-        if mesh is None or self.alone:
-            return
-        self._gather = jax.jit(lambda rows: rows, out_shardings=mesh_lib.everywhere(mesh))
-        of_process = collections.Counter(device.process_index for device in mesh.devices)
+    def __init__(
+        self, meeting: meeting_lib.Meeting, *, most_signs: int, microbatch_size: int
+    ) -> None:
+        self._meeting, self._size = meeting, microbatch_size
         self._message = np.dtype(  # of each worker
             [
                 ("digests", [(name, np.int64) for name in _PLANNED]),
@@ -227,14 +220,6 @@ class Agreement:
                 ("unit_signs", np.int8, (most_signs,)),
             ]
         )
-        self._is_short = max(of_process.values()) * self._message.itemsize <= exchange.MOST_BYTES
-        if directory := os.environ.get(processes.SHARED_MEMORY):
-            self._exchange = exchange.connect(
-                pathlib.Path(directory),
-                jax.process_index(),
-                jax.process_count(),
-                processes.Board(),
-            )
 
     def __call__(
         self,
@@ -256,7 +241,7 @@ class Agreement:
             LostProcessError: a process of this machine has ended.
         """
         done = [np.asarray(getattr(result, name), np.float64) for name in _DONE]
-        if self.alone or self._mesh is None:
+        if self._meeting.alone:
             return _joined(dict(zip(_DONE, done, strict=True)), result.unit_signs, ask)
         own = np.zeros(len(done[0]), self._message)
         own["digests"] = digests
@@ -267,7 +252,7 @@ class Agreement:
             own["sums"][name] = column
         for row, signs in zip(own["unit_signs"], result.unit_signs or (), strict=False):
             row[: signs.size] = signs.reshape(-1)
-        gathered = self._of_all(own)
+        gathered = self._meeting.tell(own)
         self._check(gathered["digests"])
         unit_signs = None
         if result.unit_signs is not None:
@@ -281,57 +266,14 @@ class Agreement:
             metrics=_metrics(gathered["sums"], result.contributed.loss_sum.dtype),
         )
 
-    @property
-    def on_one_machine(self) -> bool:
-        """Whether the processes are several, of one machine, and `once` may be called."""
-        return self._exchange is not None
-
-    def once(self, action: Callable[[], None], lead_secs: np.ndarray) -> None:
-        """Lets one process act for all, and returns when it has.
-
-        It is the one that needed the least between its last two local phases: its time is the
-        cheapest. Where nobody knows that, all `lead_secs` are 0, it is process 0.
-
-        Args:
-            action: the same in all of them.
-            lead_secs: of all workers, as gathered.
-
-        Raises:
-            LostProcessError: a process has ended.
-        """
-        assert self._exchange is not None
-        assert self._mesh is not None
-        process = self._mesh.devices[int(np.argmin(lead_secs))].process_index
-        if process == jax.process_index():
-            action()
-        self._exchange.follow(process)
-
-    def close(self) -> None:
-        """Ends the connections to other processes."""
-        if self._exchange is not None:
-            self._exchange.close()
-
-    def _of_all(self, own: np.ndarray) -> np.ndarray:
-        """The messages [w] of each process as [W]."""
-        assert self._mesh is not None
-        if self._exchange is not None and self._is_short:
-            return np.frombuffer(b"".join(self._exchange(own.tobytes())), self._message)
-        rows = zip(
-            own.view(np.int8).reshape(len(own), -1), mesh_lib.own_workers(self._mesh), strict=True
-        )
-        parts = [jax.device_put(row[None], self._mesh.devices[worker]) for row, worker in rows]
-        gathered = np.asarray(self._gather(mesh_lib.join_rows(parts, self._mesh)))
-        return np.ascontiguousarray(gathered).view(self._message)[:, 0]
-
     def _check(self, digests: np.ndarray) -> None:
         """Compares the parts of the plans of all W workers' processes."""
-        assert self._mesh is not None
         differ = {name: digests[name] != digests[name][0] for name in _PLANNED}
         parts = [name for name, is_other in differ.items() if is_other.any()]
         if not parts:
             return
         is_other = np.any(list(differ.values()), axis=0)
-        others = {d.process_index for d in self._mesh.devices[is_other]}
+        others = set(self._meeting.process_of[is_other].tolist())
         raise DisagreementError(
             f"process {', '.join(map(str, sorted(others)))} planned another round than process 0 "
             f"(other {' and '.join(parts)}). Start all of them from one installation, with one "

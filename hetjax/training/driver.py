@@ -102,7 +102,7 @@ class Driver:
             try:
                 while not run.done(self._state):
                     self._asks |= _ASK_OF_SIGNAL[interrupted()]
-                    if run.parts.agree.alone:
+                    if run.parts.meeting.alone:
                         self._asked |= self._asks
                     if self._asked.ends:
                         break

@@ -162,5 +162,5 @@ def fit(
             best_params=best_params,
             keeper=keeper,
         ).drive()
-        parts.agree.close()  # not after an error: who failed is to be the first that is gone
+        parts.meeting.close()  # not after an error: who failed is to be the first that is gone
         return result

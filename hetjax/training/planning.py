@@ -12,10 +12,10 @@ from hetjax import quota, types
 from hetjax.training import agreement, local, setup, sync
 from hetjax.training.run_records import Plan, RunState
 
-GRADIENT = "gradient"  # the kind of round that a run has by itself
 
-
-def plan(parts: setup.RunParts, state: RunState, given: types.PyTree = ()) -> Plan:
+def plan(
+    parts: setup.RunParts, state: RunState, *, kind: str = setup.MAIN, given: types.PyTree = ()
+) -> Plan:
     """The next round: quotas by the policy or the trace, and the microbatches that come next.
 
     Raises:
@@ -27,7 +27,7 @@ def plan(parts: setup.RunParts, state: RunState, given: types.PyTree = ()) -> Pl
     if parts.cluster is not None:
         present = parts.cluster.present_at(index)
     caps = np.where(present, config.quota.max_microbatches or config.budget, 0)
-    quotas, limits, policy = _assign(parts, state, present, caps)
+    quotas, limits, policy = _assign(parts, state, kind, present, caps)
     may_close = parts.trace is None and not parts.stream.is_last(state.stream, quotas)
     closing = parts.pace.close(index, quotas) if may_close else None
     rows = parts.stream.plan(state.stream, quotas)
@@ -50,11 +50,12 @@ def plan(parts: setup.RunParts, state: RunState, given: types.PyTree = ()) -> Pl
         policy=policy,
         passes=passes,
         active=parts.active(index),
+        kind=kind,
         given=given,
     )
 
 
-def warm_up_plan(parts: setup.RunParts, state: RunState, given: types.PyTree) -> Plan:
+def warm_up_plan(parts: setup.RunParts, state: RunState, *, kind: str, given: types.PyTree) -> Plan:
     """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
     num_workers = len(parts.devices)
     rows = local.warm_up_plan(num_workers, parts.config.microbatch_size)
@@ -73,6 +74,7 @@ def warm_up_plan(parts: setup.RunParts, state: RunState, given: types.PyTree) ->
         policy=None,
         passes=state.passes,
         active=parts.active(0),
+        kind=kind,
         given=given,
     )
 
@@ -104,8 +106,8 @@ def commit(
     keeps_quotas = plan.is_full or not state.full_quotas.any()
     return RunState(
         train=sums.state,
-        carried=sums.carried,
-        policies={**state.policies, GRADIENT: policy},
+        carried=sums.carried if plan.kind == setup.MAIN else state.carried,
+        policies={**state.policies, plan.kind: policy},
         stream=stream,
         passes=plan.passes,
         full_quotas=plan.quotas if keeps_quotas else state.full_quotas,
@@ -116,10 +118,10 @@ def commit(
 
 
 def _assign(
-    parts: setup.RunParts, state: RunState, present: np.ndarray, caps: np.ndarray
+    parts: setup.RunParts, state: RunState, kind: str, present: np.ndarray, caps: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, Any]:
     """`(quotas, limits, policy's state)`: by the policy, or as the trace has them."""
-    config, stream, policy = parts.config, parts.stream, state.policies[GRADIENT]
+    config, stream, policy = parts.config, parts.stream, state.policies[kind]
     if parts.trace is None:
         gated = parts.gate.closes
         total = stream.total(state.stream, config.budget, gated=gated)

@@ -5,10 +5,9 @@ done; `round` is the three of them. `plan` and `commit` have no effects. Everyth
 to come depend on is in the state; `Run` holds what never changes.
 """
 
-import functools
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -28,13 +27,13 @@ from hetjax.training import (
     planning,
     reporting,
     resume,
-    rules,
     run_records,
     setup,
     solutions,
     sync,
 )
 from hetjax.training import losses as losses_lib
+from hetjax.training import rules as rules_lib
 from hetjax.training import state as state_lib
 from hetjax.training.run_records import Executed, Lineage, Plan, RunState
 
@@ -51,6 +50,8 @@ class Run:
         workers: their number; by default one for each device.
         per_example_rng: the loss gets a key for each example, `key[B]`.
         rule: what a worker does with its microbatches; by default it adds up gradients.
+        rules: of further kinds of rounds, by name: rounds without update, whose mean contribution
+            is in the report. The quota policy learns each kind by itself.
         config: a checked configuration; or give `fields`.
         solved: numbers that the run solved before it was interrupted, by problem (`restore`).
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
@@ -83,7 +84,8 @@ class Run:
         *,
         workers: int | None = None,
         per_example_rng: bool = False,
-        rule: rules.LocalRule | None = None,
+        rule: rules_lib.LocalRule | None = None,
+        rules: Mapping[str, rules_lib.LocalRule] | None = None,
         config: config_lib.ExperimentConfig | None = None,
         solved: Callable[[], dict[str, solutions.Numbers]] = dict,
         **fields: Any,
@@ -108,6 +110,7 @@ class Run:
             chosen=chosen,
             per_example_rng=per_example_rng,
             rule=rule,
+            more_rules=rules,
             beacons=self.beacons,
             solved=solutions.Solutions(
                 leads=jax.process_index() == 0,
@@ -123,7 +126,8 @@ class Run:
                 trace=parts.trace,
             )
         self.num_workers = len(parts.devices)
-        self.is_closed = self._is_warm = False
+        self.is_closed = False
+        self._warm: dict[str, run_records.Shapes] = {}  # what each kind of round is given
         self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
         self._last: reporting.Report | None = None  # whose round may not be over yet
         self._last_state: types.TrainState | None = None
@@ -151,16 +155,19 @@ class Run:
         parts = self.parts
         state = RunState(
             train=parts.state,
-            carried=parts.begin(parts.state, given),
-            policies={planning.GRADIENT: parts.policy.init(self.num_workers, self.config.budget)},
+            carried=parts.main.begin(parts.state, given),
+            policies={
+                kind: parts.policy.init(self.num_workers, self.config.budget)
+                for kind in parts.programs
+            },
             stream=parts.stream.init(),
             passes=np.zeros(self.num_workers, int),
             full_quotas=np.zeros(self.num_workers, int),
             rounds_done=0,
-            lineage=Lineage(self, given),
+            lineage=Lineage(self),
             generation=0,
         )
-        return state if self._is_warm else self._warm_up(state, given)
+        return state if setup.MAIN in self._warm else self._warm_up(state, setup.MAIN, given)
 
     def restore(self, directory: str | pathlib.Path, given: types.PyTree = ()) -> RunState:
         """The state of the newest checkpoint in a directory, or a workdir; `given` as for `init`.
@@ -175,7 +182,7 @@ class Run:
     ) -> tuple[RunState, types.PyTree]:
         """The state of a checkpoint, and the best parameters in it, if there are any."""
         state, best_params = resume.from_arrays(saved, self.init(given), self.parts)
-        return state._replace(carried=self.parts.begin(state.train, given)), best_params
+        return state._replace(carried=self.parts.main.begin(state.train, given)), best_params
 
     def done(self, state: RunState) -> bool:
         """Whether all epochs are, or the trace that is replayed has no more rounds."""
@@ -208,6 +215,7 @@ class Run:
         self,
         state: RunState,
         *,
+        kind: str = setup.MAIN,
         given: types.PyTree = (),
         ask: agreement.Ask = agreement.Ask.NOTHING,
         meanwhile: Callable[[], None] = lambda: None,
@@ -216,6 +224,7 @@ class Run:
 
         Args:
             state: from `init`, `restore` or the round before; it is spent.
+            kind: of round: a name in `rules`; by default the run's own rule, with its update.
             given: values of the round, the same for all workers: `shared.given` of the rule.
             ask: what this process asks of all of them.
             meanwhile: called while the workers compute.
@@ -227,11 +236,13 @@ class Run:
             ValueError: the state is spent, or another run's; nothing was computed.
             NonFiniteError: a microbatch of the round before was not finite.
         """
-        began, last = time.perf_counter(), self._last
         run_records.check_state(state, self)
+        if kind not in self._warm:
+            state = self._warm_up(state, self._known(kind), given)
+        began, last = time.perf_counter(), self._last
         index = state.rounds_done
         self.beacons.at("computing" if self.config.local == "fused" else "waiting", index)
-        plan = self.plan(state, given)
+        plan = self.plan(state, kind=kind, given=given)
         examples_before = state.stream.examples_processed
         if last is not None:
             last.end(began)
@@ -274,7 +285,7 @@ class Run:
 
     # --- The steps of a round ---
 
-    def plan(self, state: RunState, given: types.PyTree = ()) -> Plan:
+    def plan(self, state: RunState, *, kind: str = setup.MAIN, given: types.PyTree = ()) -> Plan:
         """What the next round is to do; has no effect, but that the feed hears what comes.
 
         Raises:
@@ -282,8 +293,9 @@ class Run:
                 beginning; or the trace does not fit.
         """
         run_records.check_state(state, self)
-        run_records.check_given(state, given)
-        plan = planning.plan(self.parts, state, given)
+        if kind in self._warm:
+            run_records.check_given(given, self._warm[kind])
+        plan = planning.plan(self.parts, state, kind=self._known(kind), given=given)
         upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
         self.parts.feed.read_ahead(upcoming)
         return plan
@@ -307,16 +319,18 @@ class Run:
             began: `perf_counter` when the host began with this round; now, if not given.
         """
         began = time.perf_counter() if began is None else began
-        parts, state = self.parts, plan.state
+        parts, state, programs = self.parts, plan.state, self.parts.programs[plan.kind]
+        is_main = plan.kind == setup.MAIN
         run_records.check_state(state, self)
         state.lineage.newest = state.generation + 1
         train, carried = state.train, state.carried
         begins = plan.passes != state.passes
         if parts.new_pass is not None and begins.any():
             train, carried = parts.new_pass(train, carried, begins)
-        if jax.tree.leaves(plan.given):  # else the round before has begun this one
-            carried = parts.begin(train, plan.given)
-        own = parts.local.run(
+        kept, train = train.worker, train if is_main else train._replace(worker=())
+        if jax.tree.leaves(plan.given) or not is_main:  # else the round before has begun this one
+            carried = programs.begin(train, plan.given)
+        own = programs.local.run(
             plan.round_index,
             train,
             carried,
@@ -327,9 +341,9 @@ class Run:
             may_close=plan.may_close,
             meanwhile=meanwhile,
         )
-        parts.sums.post(own.contributed)
+        programs.sums.post(own.contributed)
         lead_secs = 0.0
-        if parts.lead_is_own:
+        if parts.lead_is_own(plan.kind):
             lead_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
         digests = agreement.digests_of(
             plan.rows,
@@ -340,10 +354,9 @@ class Run:
         )
         told = parts.agree(own, digests, ask, lead_secs)
         self._gathered = time.perf_counter()
-        once = functools.partial(parts.agree.once, lead_secs=told.clocks.lead_secs)
-        sums = parts.sync(
+        sums = programs.sync(
             train,
-            parts.sums.total(own.contributed, once),  # all have posted
+            programs.sums.total(own.contributed, told.clocks.lead_secs),  # all have posted
             parts.shares,
             plan.active,
             told.metrics,
@@ -355,7 +368,8 @@ class Run:
                 compute_secs=plan.closing.compute_secs,
                 local_secs=float(plan.closing.round_secs),
             )
-        sums = sums._replace(metrics=told.metrics or sums.metrics)
+        train = sums.state if is_main else sums.state._replace(worker=kept)
+        sums = sums._replace(state=train, metrics=told.metrics or sums.metrics)
         return Executed(told.done._replace(flips=sums.flips), clocks, sums, told.asked)
 
     def commit(
@@ -370,6 +384,14 @@ class Run:
         run_records.check_commit(state, plan, self)
         return planning.commit(self.parts, state, plan, done, clocks, sums)
 
+    def _known(self, kind: str) -> str:
+        if kind in self.parts.programs:
+            return kind
+        raise ValueError(
+            f"Run.round: kind is {kind!r}; this run has {', '.join(self.parts.programs)}. Give "
+            "more as Run(..., rules={name: rule})"
+        )
+
     def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
         """The key of each own worker's pass, on its device; made anew when a pass begins."""
         known, keys = self._keys
@@ -382,27 +404,30 @@ class Run:
             self._keys = (passes, keys)
         return keys
 
-    def _warm_up(self, state: RunState, given: types.PyTree) -> RunState:
+    def _warm_up(self, state: RunState, kind: str, given: types.PyTree) -> RunState:
         """Compiles and runs both phases for every worker, without effect, and untimed.
 
         Twice: what a round needs of memory lies elsewhere in the next, and is slow when new.
         """
         parts = self.parts
         for is_second in (False, True):
-            if is_second and parts.agree.on_one_machine and parts.own_device.platform == "cpu":
+            if is_second and parts.meeting.keeps_memory and parts.own_device.platform == "cpu":
                 copy = sum(leaf.nbytes for leaf in jax.tree.leaves(parts.state.params))
                 mesh_lib.touch_memory(copy // self.num_workers * len(parts.workers))
-            plan = planning.warm_up_plan(parts, state, given)
+            plan = planning.warm_up_plan(parts, state, kind=kind, given=given)
             sums = self.execute(plan).sums
             jax.device_get(sums.metrics)
-            train, carried = sums.state, sums.carried
+            train = sums.state
+            carried = sums.carried if kind == setup.MAIN else state.carried
             if parts.new_pass is not None:
                 nobody = np.zeros(self.num_workers, bool)
                 train, carried = parts.new_pass(train, carried, nobody)
-            state = state._replace(train=train, carried=carried, lineage=Lineage(self, given))
+            state = state._replace(
+                train=train, carried=carried, lineage=Lineage(self), generation=0
+            )
             jax.block_until_ready(state.train)
             self._tail_secs = time.perf_counter() - self._gathered
         params, _ = self.params(state)
         jax.block_until_ready(params)
-        self._is_warm = True
+        self._warm[kind] = run_records.shapes_of(given)
         return state

@@ -9,18 +9,18 @@ from hetjax import gates, types
 from hetjax.data import rounds as rounds_lib
 from hetjax.training import agreement, sync
 
+Shapes = dict[str, tuple[int, ...]]
+
 
 class Lineage:
     """The states that follow from one `init` or `restore`; the newest of them alone is whole.
 
     Args:
         run: that made the first of them.
-        given: of the shapes that its rounds are given.
     """
 
-    def __init__(self, run: Any, given: types.PyTree = ()) -> None:
+    def __init__(self, run: Any) -> None:
         self.run, self.newest, self.committed = run, 0, 0
-        self.shapes = _shapes(given)
 
 
 class RunState(NamedTuple):
@@ -52,27 +52,27 @@ def check_state(state: Any, run: Any) -> None:
         )
 
 
-def check_given(state: RunState, given: types.PyTree) -> None:
-    """Refuses values of a round that are not of the shapes that the run began with.
+def check_given(given: types.PyTree, shapes: Shapes) -> None:
+    """Refuses values of a round that are not of the shapes that its kind began with.
 
     Raises:
         ValueError: they are not.
     """
-    shapes = _shapes(given)
-    if shapes != state.lineage.shapes:
+    if shapes_of(given) != shapes:
         raise ValueError(
-            f"Run: given has {_described(shapes)}, and the run began with "
-            f"{_described(state.lineage.shapes)}; give init or restore values of the same shapes, "
+            f"Run: given has {_described(shapes_of(given))}, and this kind of round began with "
+            f"{_described(shapes)}; give init or restore values of the same shapes, "
             "such as run.init(given=jax.tree.map(np.zeros_like, given))"
         )
 
 
-def _shapes(given: types.PyTree) -> dict[str, tuple[int, ...]]:
+def shapes_of(given: types.PyTree) -> Shapes:
+    """Of each array, by its path."""
     paths = jax.tree.leaves_with_path(given)
     return {jax.tree_util.keystr(path): np.shape(leaf) for path, leaf in paths}
 
 
-def _described(shapes: dict[str, tuple[int, ...]]) -> str:
+def _described(shapes: Shapes) -> str:
     of_each = [f"{path} {list(shape)}".strip() for path, shape in shapes.items()]
     return f"arrays of shapes {', '.join(of_each)}" if shapes else "no arrays"
 
@@ -130,6 +130,7 @@ class Plan(NamedTuple):
     policy: Any  # after it has assigned the quotas
     passes: np.ndarray  # i64[W]
     active: Any  # exchanges of a reducer that gossips: bool[M], or ()
+    kind: str  # of round
     given: types.PyTree = ()  # values of the round, the same for all workers
 
 

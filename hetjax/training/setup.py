@@ -1,9 +1,10 @@
 """Builds what a run needs from its parts: no loop, nothing is computed yet."""
 
 import dataclasses
+import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -34,8 +35,21 @@ from hetjax.training import (
     sync,
 )
 from hetjax.training import losses as losses_lib
+from hetjax.training import meeting as meeting_lib
 from hetjax.training.local import Pace
 from hetjax.training.virtual import Virtual
+
+MAIN = "main"  # the kind of round that updates, and that every run has
+
+
+class Programs(NamedTuple):
+    """What a kind of round runs: a local rule, and what follows from it."""
+
+    rule: rules.LocalRule
+    local: local.LocalPhase
+    begin: Callable  # (state, given=()) -> carried
+    sync: sync.SyncFn
+    sums: shared_sums.Sums
 
 
 @dataclasses.dataclass
@@ -54,12 +68,9 @@ class RunParts:
     virtual_clock: bool
     trace: list[replay.TracedRound] | None
     feed: feed_lib.Feed
-    local: local.LocalPhase
-    begin: Callable  # (state, given=()) -> carried
-    sync: sync.SyncFn
+    programs: dict[str, Programs]  # of each kind of round
     method: ordering.Ordering
     observer: ordering.Observer | None  # the order's part on the devices
-    rule: rules.LocalRule
     gate: gates.Gate
     second_pass: str  # why the method takes one more backward pass with this loss; '' = it does not
     new_pass: Callable | None
@@ -69,9 +80,9 @@ class RunParts:
     shares: jax.Array  # f[W]: each shard's share of the examples, on every device
     reducer: reducers.Reduction
     pace: Pace
+    meeting: meeting_lib.Meeting
     agree: agreement.Agreement
     solved: solutions.Solutions
-    sums: shared_sums.Sums
     beacons: beacons_lib.Beacons
 
     @property
@@ -85,10 +96,15 @@ class RunParts:
         return self.devices[self.workers[0]]
 
     @property
-    def lead_is_own(self) -> bool:
+    def main(self) -> Programs:
+        """Of the kind of round that every run has."""
+        return self.programs[MAIN]
+
+    def lead_is_own(self, kind: str) -> bool:
         """Whether what a process needs between two local phases, by real clocks, is its own."""
         coordinates = self.method.coordinated  # by collectives in the sync phase
-        return self.sums.meet_before and not coordinates and not self.virtual_clock
+        meet_before = self.programs[kind].sums.meet_before
+        return meet_before and not coordinates and not self.virtual_clock
 
     def active(self, round_index: int) -> Any:
         """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
@@ -105,7 +121,8 @@ class RunParts:
 
     def close(self) -> None:
         """Frees threads."""
-        self.local.close()
+        for programs in self.programs.values():
+            programs.local.close()
         self.feed.close()
 
 
@@ -127,6 +144,7 @@ def build(
     chosen: kinds.Parts | None = None,
     per_example_rng: bool,
     rule: rules.LocalRule | None = None,
+    more_rules: Mapping[str, rules.LocalRule] | None = None,
     beacons: beacons_lib.Beacons | None = None,
     solved: solutions.Solutions | None = None,
 ) -> RunParts:
@@ -134,6 +152,7 @@ def build(
 
     `chosen` are the parts; None: those that the configuration names. `rule` is what a worker does
     with its microbatches; None adds up gradients. Without an optimiser rounds have no update.
+    `more_rules` are those of further kinds of rounds, by name, which have none either.
 
     Raises:
         ValueError: more workers than devices, a loss that is not one number an example, a trace
@@ -154,18 +173,24 @@ def build(
     observer, refusal = order.make(chosen.ordering, sizes, rule, loss_fn, params, first, keys)
     if refusal and where.own[0] == 0:
         print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
-    steps = rules.with_observer(rule, observer)
+    more_rules = more_rules or {}
+    _check_kinds(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     stream = _make_stream(config, len(source), chosen)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     feed = feed_lib.FEEDS[config.data.feed](source, where.devices)
+    meeting = meeting_lib.make(where.mesh, num_workers)
     agree = agreement.Agreement(
-        where.mesh,
+        meeting,
         most_signs=0 if observer is None else config.microbatch_size * sizes.max_microbatches,
         microbatch_size=config.microbatch_size,
     )
     pace = _make_pace(config, chosen.gate, cluster if emulated else None)
-    sums = _make_sums(config, chosen.reducer, where.mesh, agree, rule, params)
+    programs_of = functools.partial(
+        _make_programs, config, chosen, reducer, feed, where, meeting, beacons, pace, params
+    )
+    programs = {MAIN: programs_of(rule, observer, optimizer)}
+    programs |= {kind: programs_of(more, None, None) for kind, more in more_rules.items()}
     of_rows = None if where.mesh is None else mesh_lib.worker_sharding(where.mesh)
     return RunParts(
         config=config,
@@ -180,12 +205,9 @@ def build(
         virtual_clock=pace.virtual,
         trace=trace,
         feed=feed,
-        local=_make_local(config, chosen, steps, feed, where.mesh, observer, beacons, pace),
-        begin=jax.jit(sync.make_begin(steps, where.mesh), out_shardings=of_rows),
-        sync=_make_sync(config, optimizer, steps, reducer, where, observer, sums),
+        programs=programs,
         method=chosen.ordering,
         observer=observer,
-        rule=rule,
         gate=chosen.gate,
         loss_fn=loss_fn,
         per_example_rng=per_example_rng,
@@ -204,10 +226,57 @@ def build(
         shares=_place_shares(stream.shares, where.mesh),
         reducer=reducer,
         pace=pace,
+        meeting=meeting,
         agree=agree,
         solved=solved,
-        sums=sums,
         beacons=beacons,
+    )
+
+
+def _check_kinds(
+    more_rules: Mapping[str, rules.LocalRule], observer: ordering.Observer | None
+) -> None:
+    """Refuses kinds of rounds that an order or a checkpoint cannot have."""
+    if MAIN in more_rules:
+        raise ValueError(f"rules: {MAIN!r} is the name of the run's own rule; give it as rule=")
+    if more_rules and observer is not None:
+        raise ValueError(
+            f"rules: {', '.join(more_rules)}: rounds of these kinds take examples from the order "
+            "and find no signs for them, which this order needs of each example. Take an order "
+            "without signs, such as ordering='random_reshuffling'"
+        )
+    for kind, rule in more_rules.items():
+        rules.check(rule)
+        if rule.keeps_worker:
+            raise ValueError(
+                f"rules: the rule of {kind!r} keeps something for each worker from round to round, "
+                "which only the run's own rule may; give it as rule="
+            )
+
+
+def _make_programs(
+    config: config_lib.ExperimentConfig,
+    chosen: kinds.Parts,
+    reducer: reducers.Reduction,
+    feed: feed_lib.Feed,
+    where: _Workers,
+    meeting: meeting_lib.Meeting,
+    beacons: beacons_lib.Beacons,
+    pace: Pace,
+    params: types.PyTree,
+    rule: rules.LocalRule,
+    observer: ordering.Observer | None,
+    optimizer: optax.GradientTransformation | None,
+) -> Programs:
+    steps = rules.with_observer(rule, observer)
+    sums = _make_sums(config, chosen.reducer, meeting, rule, params)
+    of_rows = None if where.mesh is None else mesh_lib.worker_sharding(where.mesh)
+    return Programs(
+        rule=rule,
+        local=_make_local(config, chosen, steps, feed, where.mesh, observer, beacons, pace),
+        begin=jax.jit(sync.make_begin(steps, where.mesh), out_shardings=of_rows),
+        sync=_make_sync(config, optimizer, steps, reducer, where, observer, sums),
+        sums=sums,
     )
 
 
@@ -246,15 +315,13 @@ def _make_pace(
 def _make_sums(
     config: config_lib.ExperimentConfig,
     reducer: topology.Reducer,
-    mesh: Mesh | None,
-    agree: agreement.Agreement,
+    meeting: meeting_lib.Meeting,
     rule: rules.LocalRule,
     params: types.PyTree,
 ) -> shared_sums.Sums:
-    """How the sums meet: in the memory of one machine where that gives the same."""
-    is_one_sum = reducer.is_plain_sum and _weighting(config, gossips=False) == "example"
-    if mesh is not None and agree.on_one_machine and is_one_sum:
-        return shared_sums.make(mesh, rules.contribution_shapes(rule, params))
+    """How the sums meet: before the sync program where they are one plain sum."""
+    if reducer.is_plain_sum and _weighting(config, gossips=False) == "example":
+        return meeting.sums(rules.contribution_shapes(rule, params))
     return shared_sums.Sums()
 
 

@@ -18,15 +18,12 @@ from jax.sharding import Mesh
 
 from hetjax import mesh as mesh_lib
 from hetjax import types
-from hetjax.cluster import processes
+from hetjax.cluster import exchange, processes
 
 _MOST_BYTES = 1 << 30  # in all: more is left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
 _ALIGNED = 64  # bytes; what lies otherwise JAX copies
 _PATIENCE_SECS = 600.0
-
-
-Once = Callable[[Callable[[], None]], None]
 
 
 class Sums:
@@ -42,14 +39,14 @@ class Sums:
     def post(self, contributed: types.Contribution) -> None:
         """Puts up what this process's workers contributed, leaves `[W, ...]`, own rows."""
 
-    def total(self, contributed: types.Contribution, once: Once) -> types.Contribution:
+    def total(self, contributed: types.Contribution, lead_secs: np.ndarray) -> types.Contribution:
         """What the sync phase takes of it; call it when all have posted.
 
         Args:
             contributed: as it was posted.
-            once: lets one process act for all.
+            lead_secs: f64[W], what each worker's process needed between its last two local phases.
         """
-        del once
+        del lead_secs
         return contributed
 
 
@@ -60,6 +57,7 @@ class SharedSums(Sums):
         path: of the file, which must not be there for process 0 and must be for others.
         mesh: the worker mesh.
         like: a pytree of the shapes of what a worker contributes, and its one type.
+        sockets: to the other processes.
 
     Raises:
         OSError: the file cannot be made, or there is no room for it.
@@ -67,8 +65,10 @@ class SharedSums(Sums):
 
     meet_before = True
 
-    def __init__(self, path: pathlib.Path, mesh: Mesh, like: types.PyTree) -> None:
-        self._mesh, self._like = mesh, like
+    def __init__(
+        self, path: pathlib.Path, mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange
+    ) -> None:
+        self._mesh, self._like, self._sockets = mesh, like, sockets
         self._workers = mesh_lib.own_workers(mesh)
         (dtype,) = {leaf.dtype for leaf in jax.tree.leaves(like)}
         size = sum(leaf.size for leaf in jax.tree.leaves(like))
@@ -96,13 +96,21 @@ class SharedSums(Sums):
                 np.copyto(part, np.asarray(shard).reshape(-1))
                 start += shard.size
 
-    def total(self, contributed: types.Contribution, once: Once) -> types.Contribution:
+    def total(self, contributed: types.Contribution, lead_secs: np.ndarray) -> types.Contribution:
         """With `sums` `[W, P]`, on each worker that of all, its leaves one after the other.
 
-        It lies in the file still, where JAX reads it.
+        It lies in the file still, where JAX reads it. The process that needed the least between
+        its last two local phases adds up: its time is the cheapest. Where nobody knows that, all
+        `lead_secs` are 0, it is process 0. The others wait for it.
+
+        Raises:
+            LostProcessError: a process has ended.
         """
         rows, total = self._rounds[0]
-        once(lambda: add_up(rows, total))
+        process = self._mesh.devices[int(np.argmin(lead_secs))].process_index
+        if process == jax.process_index():
+            add_up(rows, total)
+        self._sockets.follow(process)
         devices = [self._mesh.devices[worker] for worker in self._workers]
         parts = [jax.device_put(total[None], device) for device in devices]
         return contributed._replace(sums=mesh_lib.join_rows(parts, self._mesh))
@@ -136,7 +144,7 @@ def _num_bytes(like: types.PyTree, num_workers: int) -> int:
     return 2 * (num_workers + 1) * -(-row // _ALIGNED) * _ALIGNED if row else 0
 
 
-def make(mesh: Mesh, like: types.PyTree) -> Sums:
+def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
     """Shared sums in the directory that the launcher gave its processes in memory.
 
     Where there is no room in it, and where the devices are no CPUs, the sums are left to the
@@ -145,6 +153,7 @@ def make(mesh: Mesh, like: types.PyTree) -> Sums:
     Args:
         mesh: the worker mesh, of several processes of one machine.
         like: a pytree of the shapes and types of what a worker contributes.
+        sockets: between them.
     """
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
     if (
@@ -159,11 +168,11 @@ def make(mesh: Mesh, like: types.PyTree) -> Sums:
     if mesh_lib.own_workers(mesh)[0] == 0:
         try:
             path.unlink(missing_ok=True)  # of a run before in the same processes
-            sums = SharedSums(path, mesh, like)
+            sums = SharedSums(path, mesh, like, sockets)
         except OSError:  # no room
             path.unlink(missing_ok=True)
             board.post("shared", False)
             return Sums()
         board.post("shared", True)
         return sums
-    return SharedSums(path, mesh, like) if board.wait("shared", _PATIENCE_SECS) else Sums()
+    return SharedSums(path, mesh, like, sockets) if board.wait("shared", _PATIENCE_SECS) else Sums()

@@ -74,7 +74,11 @@ def test_convolutions_equal_those_of_flax_and_so_do_their_gradients(shape):
     expected, gradients = jax.value_and_grad(lambda *x: jnp.sum(by_flax(*x) ** 2), (0, 1))(
         images, filters
     )
-    for form in (layers.conv_relu_pool, layers.conv_relu_pool_by_xla, layers._conv_relu_pool_by_rows):
+    for form in (
+        layers.conv_relu_pool,
+        layers.conv_relu_pool_by_xla,
+        layers._conv_relu_pool_by_rows,
+    ):
         found = jax.jit(jax.value_and_grad(lambda *x, f=form: jnp.sum(f(*x) ** 2), (0, 1)))
         value, own = found(images, filters)
         np.testing.assert_allclose(value, expected, rtol=1e-5)

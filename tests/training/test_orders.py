@@ -305,7 +305,7 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             config=config,
             per_example_rng=False,
         )
-        return parts, parts.state, parts.begin(parts.state), parts.stream.init()
+        return parts, parts.state, parts.main.begin(parts.state), parts.stream.init()
 
     def go_on(parts, state, carried, at, num_rounds):
         stream = parts.stream
@@ -317,10 +317,10 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             quotas = np.array([2, 1, 1, 0])
             quotas = quotas if stream.total(at, 4) == 4 else np.array([1, 0, 0, 0])
             plan = stream.plan(at, quotas)
-            result = parts.local.run(
+            result = parts.main.local.run(
                 0, state, carried, plan, rngs=[parts.rng] * 4, limits=plan.quotas
             )
-            done = parts.sync(state, result.contributed, parts.shares, ())
+            done = parts.main.sync(state, result.contributed, parts.shares, ())
             state, carried, flips = done.state, done.carried, np.asarray(done.flips)
             signs = [s * f for s, f in zip(result.unit_signs, flips, strict=True)]
             at = stream.commit(at, plan, result.microbatches_done, signs)

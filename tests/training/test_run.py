@@ -6,7 +6,9 @@ import optax
 import pytest
 
 import hetjax
+from hetjax import quota
 from hetjax.training import run_records
+from tests.own_parts import hessian_product, local_sgd
 from tests.training import problems
 
 FIELDS = {
@@ -18,10 +20,10 @@ FIELDS = {
 }
 
 
-def make(data=None, **fields):
+def make(data=None, dtype=np.float32, **fields):
     return hetjax.Run(
         problems.softmax_loss,
-        problems.initial_weights(np.float32),
+        problems.initial_weights(dtype),
         optax.sgd(0.3, momentum=0.9),
         problems.classification(61, np.float32) if data is None else data,
         **{**FIELDS, **fields},
@@ -149,5 +151,62 @@ def test_the_state_is_one_record_that_says_what_it_holds():
     with make() as run:
         state = run.init()
     assert isinstance(state, run_records.RunState)
-    assert set(state.policies) == {"gradient"}
+    assert set(state.policies) == {"main"}
     assert state.stream.passes[0].queue.shape == (61,)
+
+
+def counting():
+    """A policy of equal quotas that knows how many rounds it has seen."""
+
+    def assign(rounds, total, caps):
+        return quota.largest_remainder(np.ones(len(caps)), total, caps=caps), rounds
+
+    return quota.QuotaPolicy(lambda workers, budget: 0, assign, lambda rounds, times: rounds + 1)
+
+
+@pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
+def test_kinds_of_rounds_have_a_rule_and_a_policy_of_their_own(local, float64):
+    """A Hessian product between two updates; the policy learns each kind by itself."""
+    weights, data = problems.initial_weights(), problems.classification(64)
+    product = hessian_product.hessian_product(problems.weighted_softmax_loss)
+    fields = {"quota": counting(), "ordering": {}, "local": local, "rules": {"product": product}}
+    with make(data, np.float64, **fields) as run:
+        state, _ = run.round(run.init())
+        params, vector = run.params(state)[0], np.random.default_rng(1).normal(size=weights.shape)
+        ids = run.plan(state, kind="product", given=vector).rows.example_ids.reshape(-1)
+        state, report = run.round(state, kind="product", given=vector)
+        batch = {name: leaf[ids] for name, leaf in data.items()}
+
+        def mean(params):
+            losses, amounts = problems.weighted_softmax_loss(params, batch, None)
+            return (losses * amounts).sum() / amounts.sum()
+
+        right = jax.jvp(jax.grad(mean), (jax.device_get(params),), (vector,))[1]
+        np.testing.assert_allclose(np.asarray(report.mean)[0], right, rtol=1e-12, atol=1e-15)
+        np.testing.assert_array_equal(run.params(state)[0], params)
+        state, _ = run.round(state)
+        state, _ = run.round(state, kind="product", given=2 * vector)
+        state, _ = run.round(state)
+        assert state.policies == {"main": 3, "product": 2}
+        assert state.stream.examples_processed == 5 * 32
+        with pytest.raises(ValueError, match=r"kind is 'prod'; this run has main, product"):
+            run.round(state, kind="prod")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ordering": {"method": "d_grab"}}, r"rules: product: .*needs of each example"),
+        ({"rules": {"main": None}}, r"rules: 'main' is the name"),
+        ({"rules": {"own": "local_sgd"}}, r"rules: the rule of 'own' keeps"),
+    ],
+)
+def test_kinds_of_rounds_that_a_run_cannot_have_are_refused(fields, message):
+    loss = problems.softmax_loss
+    own = {"own": local_sgd.local_sgd(loss, optax.sgd(0.1, momentum=0.9))}
+    product = {"product": hessian_product.hessian_product(loss)}
+    fields = {"ordering": {}, "rules": product, **fields}
+    if "own" in fields["rules"]:
+        fields["rules"] = own
+    with pytest.raises(ValueError, match=message):
+        make(**fields)

@@ -10,10 +10,11 @@ import pytest
 
 from hetjax import mesh as mesh_lib
 from hetjax import types
-from hetjax.cluster import processes
+from hetjax.cluster import exchange, processes
 from hetjax.training import shared_sums
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="needs Linux")
+ALONE = exchange.Exchange(0, {})  # of a process that has no others
 LIKE = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(())}
 
 
@@ -27,11 +28,6 @@ def contributed(mesh, seed):
     one, none = np.ones(mesh.size, np.float32), np.zeros(mesh.size, np.int32)
     made = types.Contribution(rows, one, one, (), (), types.Tally(none, none, none - 1))
     return mesh_lib.place(made, mesh), rows
-
-
-def alone(action):
-    """As `Agreement.once`, of one process."""
-    action()
 
 
 def in_order(rows):
@@ -58,12 +54,12 @@ def test_rows_are_added_in_the_order_of_the_workers(size, dtype):
 
 def test_each_round_has_the_total_of_its_own_sums(tmp_path):
     mesh = mesh_lib.make_worker_mesh(4)
-    sums = shared_sums.SharedSums(tmp_path / "sums", mesh, LIKE)
+    sums = shared_sums.SharedSums(tmp_path / "sums", mesh, LIKE, ALONE)
     totals = []
     for seed in range(3):
         given, rows = contributed(mesh, seed)
         sums.post(given)
-        found = sums.total(given, alone)
+        found = sums.total(given, np.zeros(4))
         totals.append((found.sums, in_one(jax.tree.map(in_order, rows))))
         for values, expected in totals[-2:]:  # that of the round before is still read by its update
             np.testing.assert_array_equal(values, np.broadcast_to(expected, values.shape))
@@ -74,16 +70,16 @@ def test_each_round_has_the_total_of_its_own_sums(tmp_path):
 def test_who_is_ahead_overwrites_nothing(tmp_path):
     """Process B still adds up a round when A, ahead of it, posts the next."""
     mesh = mesh_lib.make_worker_mesh(2)
-    ahead = shared_sums.SharedSums(tmp_path / "sums", mesh, LIKE)
+    ahead = shared_sums.SharedSums(tmp_path / "sums", mesh, LIKE, ALONE)
     behind = object.__new__(shared_sums.SharedSums)
     behind.__dict__.update(ahead.__dict__, _rounds=list(ahead._rounds))
     first, rows = contributed(mesh, 0)
     ahead.post(first)
     behind.post(first)
-    ahead.total(first, alone)
+    ahead.total(first, np.zeros(2))
     second, _ = contributed(mesh, 1)
     ahead.post(second)
-    found = behind.total(first, alone).sums
+    found = behind.total(first, np.zeros(2)).sums
     np.testing.assert_array_equal(found[0], in_one(jax.tree.map(in_order, rows)))
 
 
@@ -93,7 +89,7 @@ def test_no_room_is_found_out_at_the_beginning(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
-        shared_sums.SharedSums(tmp_path / "sums", mesh_lib.make_worker_mesh(2), LIKE)
+        shared_sums.SharedSums(tmp_path / "sums", mesh_lib.make_worker_mesh(2), LIKE, ALONE)
 
 
 @pytest.mark.parametrize(
@@ -110,5 +106,5 @@ def test_what_does_not_fit_is_left_to_the_collectives(like, most_bytes, tmp_path
     monkeypatch.setattr(shared_sums, "_MOST_BYTES", most_bytes)
     mesh = mesh_lib.make_worker_mesh(2)
     monkeypatch.setattr(mesh_lib, "own_workers", lambda mesh: [0])
-    assert type(shared_sums.make(mesh, like)) is shared_sums.Sums
+    assert type(shared_sums.make(mesh, like, ALONE)) is shared_sums.Sums
     assert not list(tmp_path.iterdir())
