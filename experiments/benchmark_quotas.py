@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
         sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
     logging.set_verbosity(logging.WARNING)  # not every data set that is opened
     hetjax.use_cpu_workers(8)
-    from experiments import local_forms, quota_training, rows
+    from experiments import local_forms, quota_pooled, quota_training, rows
 
     groups = {
         "overhead": quota_training.overhead_rows,
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> None:
         "emulated": quota_training.emulated_rows,
         "emulated_short": lambda: quota_training.emulated_rows(0.05),
         "compilation": quota_training.compilation_rows,
-        "pooled": quota_training.pooled_rows,
+        "pooled": quota_pooled.pooled_rows,
         "steady_state": quota_simulation.steady_state_rows,
         "convergence": quota_simulation.convergence_rows,
         "reaction": quota_simulation.reaction_rows,

@@ -3,8 +3,9 @@
     python -m experiments.benchmark_rounds [--only=GROUP,…] [--data_dir=DIR] [--jobs=2]
 
 Groups: matcha, eigensolver, budgets, agreement, reductions, objective, random_order,
-interleavings, throughput, together, overhead, wall, stream, simulator, training. `training` needs
-Fashion-MNIST in DIR; its runs leave results in experiments/rounds/runs and are not done again.
+interleavings, throughput, together, overhead, array_forms, wall, stream, simulator, training.
+`training` needs Fashion-MNIST in DIR; its runs leave results in experiments/rounds/runs and are not
+done again.
 """
 
 import os
@@ -18,7 +19,7 @@ import time
 from absl import app, flags, logging
 
 import hetjax
-from experiments import round_objectives, round_speeds, schedule_rows
+from experiments import array_forms, round_objectives, round_speeds, schedule_rows
 from experiments.rows import Row, print_tables
 
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
@@ -251,6 +252,7 @@ GROUPS = {
     "throughput": round_speeds.throughput_rows,
     "together": round_speeds.together_rows,
     "overhead": round_speeds.overhead_rows,
+    "array_forms": array_forms.array_form_rows,
     "wall": round_speeds.wall_rows,
     "stream": round_speeds.stream_rows,
     "simulator": simulator_rows,

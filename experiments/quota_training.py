@@ -1,12 +1,9 @@
 """What do quotas cost and give in real training? Figures of whole runs, with JAX.
 
 Emulated workers sleep to their times on the wall clock; the overhead of the loop is compared
-with a bare loop of the same compiled programs, in interleaved pairs; and training on unequal
-quotas is compared with one device on the pooled batch.
+with a bare loop of the same compiled programs, in interleaved pairs.
 """
 
-import json
-import pathlib
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,7 +20,6 @@ import hetjax.types
 from experiments import problems
 from experiments.rows import Row
 from hetjax import mesh as mesh_lib
-from hetjax.data import datasets, sources
 from hetjax.training import local, record, rules
 
 _MICROBATCH = 32
@@ -248,130 +244,3 @@ def compilation_rows() -> list[Row]:
         return rows
     finally:
         jax.monitoring.unregister_event_duration_listener(on_event)
-
-
-def _scripted_quotas(path: pathlib.Path, totals: list[int], num_workers: int, seed: int) -> None:
-    """A trace whose quotas change every round, with zeros and one worker alone among them."""
-    rng = np.random.default_rng(seed)
-    lines = []
-    for index, total in enumerate(totals):
-        weights = rng.random(num_workers) * (rng.random(num_workers) < 0.7)
-        if index % 3 == 0 or weights.sum() == 0:
-            weights = np.eye(num_workers)[index % num_workers]
-        quotas = rng.multinomial(total, weights / weights.sum()).tolist()
-        lines.append(json.dumps({"quotas": quotas, "microbatches_done": quotas}))
-    path.write_text("\n".join(lines))
-
-
-def _pooled(
-    loss_fn: Any, params: Any, optimizer: Any, data: Any, rounds: list[np.ndarray]
-) -> tuple[Any, list[float]]:
-    """One device, one step on the pooled batch of each round; a program for each batch size."""
-
-    @jax.jit
-    def step(params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, jax.Array]:
-        def mean_loss(params: Any) -> jax.Array:
-            return loss_fn(params, batch, jax.random.key(0)).mean()
-
-        loss, grads = jax.value_and_grad(mean_loss)(params)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
-
-    opt_state, losses = optimizer.init(params), []
-    for ids in rounds:
-        batch = {name: values[ids] for name, values in data.items()}
-        params, opt_state, loss = step(params, opt_state, batch)
-        losses.append(float(loss))
-    return params, losses
-
-
-def _gap(ours: Any, theirs: Any) -> float:
-    """Largest difference of a leaf, relative to the leaf's largest entry."""
-    gaps = jax.tree.map(
-        lambda a, b: float(np.max(np.abs(np.asarray(a) - b)) / np.max(np.abs(b))), ours, theirs
-    )
-    return max(jax.tree.leaves(gaps))
-
-
-def pooled_rows(num_epochs: int = 12, seeds: int = 3) -> list[Row]:
-    """Unequal and changing quotas against one device on the pooled batch, on the digits."""
-    source = sources.load_all(datasets.load("digits").train)
-    data = {name: np.asarray(values) for name, values in source.arrays.items()}
-    num_examples, budget, size = len(source), 20, 16
-    left = -(-num_examples // size)
-    totals = [budget] * (left // budget) + ([left % budget] if left % budget else [])
-
-    def rounds(seed: int, epochs: int) -> list[np.ndarray]:
-        orders = [np.random.default_rng((seed, e)).permutation(num_examples) for e in range(epochs)]
-        return [part for order in orders for part in np.split(order, range(320, num_examples, 320))]
-
-    optimizer = optax.sgd(0.05, momentum=0.9)
-
-    def both(
-        dtype: Any, *, seed: int, epochs: int, num_rounds: int | None = None
-    ) -> tuple[float, float, float]:
-        loss_fn, params = problems.classifier(
-            "small_cnn", (8, 8, 1), input_max=16.0, param_dtype=dtype
-        )
-        script = totals * epochs
-        examples, plan = source, rounds(seed, epochs)
-        if num_rounds is not None:
-            script, plan = script[:num_rounds], plan[:num_rounds]
-        with tempfile.TemporaryDirectory() as folder:
-            trace = pathlib.Path(folder) / "trace.jsonl"
-            _scripted_quotas(trace, script, 4, seed)
-            result = hetjax.fit(
-                loss_fn,
-                params,
-                optimizer,
-                examples,
-                seed=seed,
-                epochs=epochs,
-                microbatch_size=size,
-                budget=budget,
-                cluster={"num_workers": 4},
-                replay=str(trace),
-                callbacks=[] if num_rounds is None else [lambda line: line.round == num_rounds - 2],
-                progress=False,
-            )
-        assert result.summary["rounds"] == len(plan), (result.summary["rounds"], len(plan))
-        params, losses = _pooled(loss_fn, params, optimizer, data, plan)
-        ours = np.mean([line["loss"] for line in result.history[-len(totals) :]])
-        return _gap(result.params, params), float(ours), float(np.mean(losses[-len(totals) :]))
-
-    rows = []
-    jax.config.update("jax_enable_x64", True)
-    gap, _, _ = both(jnp.float64, seed=0, epochs=num_epochs, num_rounds=50)
-    jax.config.update("jax_enable_x64", False)
-    name = "unequal, changing quotas (0 among them) against one device on the pooled batch"
-    rows.append(Row(f"{name}, float64, 50 rounds: relative gap", "≤ 1e-12", f"{gap:.1e}"))
-    with tempfile.TemporaryDirectory() as folder:
-        trace = pathlib.Path(folder) / "trace.jsonl"
-        trace.write_text(json.dumps({"quotas": [9, 0, 7, 4], "microbatches_done": [9, 0, 7, 4]}))
-        loss_fn, params = problems.classifier("small_cnn", (8, 8, 1), input_max=16.0)
-        first = {name: values[:320] for name, values in data.items()}
-        result = hetjax.fit(
-            loss_fn,
-            params,
-            optimizer,
-            first,
-            epochs=1,
-            microbatch_size=size,
-            budget=budget,
-            cluster={"num_workers": 4},
-            replay=str(trace),
-            progress=False,
-        )
-        pooled, _ = _pooled(loss_fn, params, optimizer, first, [np.arange(320)])
-    rows.append(Row(f"{name}, float32, 1 round", "≤ 1e-6", f"{_gap(result.params, pooled):.1e}"))
-    runs = [both(jnp.float32, seed=seed, epochs=1) for seed in range(seeds)]
-    ours, theirs = np.array([r[1] for r in runs]), np.array([r[2] for r in runs])
-    rows.append(
-        Row(
-            f"{name}, float32, mean loss of one epoch, {seeds} seeds: largest gap, and spread "
-            "of the seeds (standard deviation)",
-            "gap ≤ spread",
-            f"{np.abs(ours - theirs).max():.1e}, {theirs.std(ddof=1):.1e}",
-        )
-    )
-    return rows

@@ -7,16 +7,13 @@ Left to others: whether there are enough devices (needs jax), whether files and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hetjax import gates, kinds
+from hetjax import config_groups, gates, kinds
 from hetjax import parts as parts_lib
 
-if TYPE_CHECKING:
-    from hetjax import config
 
-
-def problems(experiment: config.ExperimentConfig, given: Mapping[str, Any]) -> list[str]:
+def problems(experiment: config_groups.ExperimentConfig, given: Mapping[str, Any]) -> list[str]:
     """Returns a line for each contradiction in `experiment`, none if it can be run.
 
     Args:
@@ -40,7 +37,7 @@ def problems(experiment: config.ExperimentConfig, given: Mapping[str, Any]) -> l
     return [*lines, *change_lines, *([] if change_lines else _budget(experiment))]
 
 
-def _facts(experiment: config.ExperimentConfig) -> parts_lib.Facts:
+def _facts(experiment: config_groups.ExperimentConfig) -> parts_lib.Facts:
     """What the run tells its parts."""
     cluster = experiment.cluster
     speeds, overhead = cluster.secs_per_microbatch, cluster.overhead_secs
@@ -49,7 +46,7 @@ def _facts(experiment: config.ExperimentConfig) -> parts_lib.Facts:
     return parts_lib.Facts(cluster.num_workers, experiment.budget, shortest)
 
 
-def _model(experiment: config.ExperimentConfig) -> Iterator[str]:
+def _model(experiment: config_groups.ExperimentConfig) -> Iterator[str]:
     if experiment.model.name == "mlp" and not experiment.model.hidden:
         yield (
             "model.hidden: got (), must be one or more widths with model.name='mlp'. Give "
@@ -57,7 +54,7 @@ def _model(experiment: config.ExperimentConfig) -> Iterator[str]:
         )
 
 
-def _objective(experiment: config.ExperimentConfig, parts: kinds.Parts) -> Iterator[str]:
+def _objective(experiment: config_groups.ExperimentConfig, parts: kinds.Parts) -> Iterator[str]:
     sums = not parts.reducer.gossips
     if sums and experiment.data.sharing == "shared" and experiment.data.weighting != "shard":
         yield (
@@ -67,7 +64,7 @@ def _objective(experiment: config.ExperimentConfig, parts: kinds.Parts) -> Itera
         )
 
 
-def _optimizer(experiment: config.ExperimentConfig) -> Iterator[str]:
+def _optimizer(experiment: config_groups.ExperimentConfig) -> Iterator[str]:
     optimizer = experiment.optimizer
     if optimizer.warmup_epochs > experiment.epochs:
         yield (
@@ -87,7 +84,7 @@ def _optimizer(experiment: config.ExperimentConfig) -> Iterator[str]:
         )
 
 
-def _emulation(cluster: config.ClusterConfig) -> Iterator[str]:
+def _emulation(cluster: config_groups.ClusterConfig) -> Iterator[str]:
     n = cluster.num_workers
     speeds, overhead = cluster.secs_per_microbatch, cluster.overhead_secs
     if speeds and len(speeds) != n:
@@ -115,7 +112,7 @@ def _emulation(cluster: config.ClusterConfig) -> Iterator[str]:
             )
 
 
-def _changes(cluster: config.ClusterConfig) -> Iterator[str]:
+def _changes(cluster: config_groups.ClusterConfig) -> Iterator[str]:
     n = cluster.num_workers
     seen: set[tuple[int, int]] = set()
     for index, change in enumerate(cluster.changes):
@@ -144,7 +141,7 @@ def _changes(cluster: config.ClusterConfig) -> Iterator[str]:
             )
 
 
-def _gate(experiment: config.ExperimentConfig, gate: gates.Gate) -> Iterator[str]:
+def _gate(experiment: config_groups.ExperimentConfig, gate: gates.Gate) -> Iterator[str]:
     if gate.closes and experiment.local == "fused":
         yield (
             f"gate.trigger: got {experiment.gate.trigger!r} with local='fused', a single program "
@@ -158,7 +155,7 @@ def _gate(experiment: config.ExperimentConfig, gate: gates.Gate) -> Iterator[str
         )
 
 
-def _budget(experiment: config.ExperimentConfig) -> Iterator[str]:
+def _budget(experiment: config_groups.ExperimentConfig) -> Iterator[str]:
     quota = experiment.quota
     cap = quota.max_microbatches or experiment.budget
     for when, num_present in _presence(experiment.cluster):
@@ -178,7 +175,7 @@ def _budget(experiment: config.ExperimentConfig) -> Iterator[str]:
         return  # the first such round says it all
 
 
-def _presence(cluster: config.ClusterConfig) -> Iterator[tuple[int, int]]:
+def _presence(cluster: config_groups.ClusterConfig) -> Iterator[tuple[int, int]]:
     """Yields (round, workers present from then on) for round 0 and each one with a change."""
     present = [True] * cluster.num_workers
     for when in sorted({0, *(change.round for change in cluster.changes)}):

@@ -16,7 +16,7 @@ import ml_collections
 import pytest
 from hypothesis import strategies as st
 
-from hetjax import config, config_fields
+from hetjax import config, config_fields, config_groups
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")
@@ -221,7 +221,7 @@ def test_the_frozen_form_has_tuples_floats_and_records():
     assert experiment.model.hidden == (64, 32)
     assert experiment.cluster.overhead_secs == (0.0, 0.25, 0.0, 1.0)
     assert all(type(share) is float for share in experiment.quota.proportions)
-    assert experiment.cluster.changes[0] == config.Change(round=3, worker=2, present=False)
+    assert experiment.cluster.changes[0] == config_groups.Change(round=3, worker=2, present=False)
     hash(experiment)
     with pytest.raises(dataclasses.FrozenInstanceError):
         experiment.seed = 3
@@ -269,7 +269,7 @@ SCALARS = (
     | st.text(max_size=8)
     | st.sampled_from(["static", "quorum", "fused", "virtual", "private", "step", "mlp"])
 )
-CHANGE_KEYS = st.sampled_from([field.name for field in dataclasses.fields(config.Change)])
+CHANGE_KEYS = st.sampled_from([field.name for field in dataclasses.fields(config_groups.Change)])
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (

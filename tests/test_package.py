@@ -24,6 +24,7 @@ LAYERS = {
     "config": 1.5,
     "config_fields": 1.5,
     "config_files": 1.5,
+    "config_groups": 1.5,
     "config_rules": 1.5,
     "quota": 1,
     "gates": 1,

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import platform
 import queue
 import shutil
 import signal
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from hetjax.cluster import beacons, cpu_shares, gang, stacks
+from hetjax.cluster import beacons, cpu_shares, environment, gang, stacks
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -29,8 +28,6 @@ STOPPED = 143
 _SETTLE_SECS = 1.0  # when one dies the others follow; the cause is looked for among all of them
 _AFTER_DEATH_SECS = 2.0  # the grace of workers that wait for a dead one and have nothing to save
 _IN_MEMORY = "/dev/shm"
-_KEPT = 1 << 32  # bytes of free memory
-_MOST_OF_OLD_GLIBC = 1 << 25  # that 2.34 and older take as mmap_threshold
 _SAVING_GRACES = 3  # times grace_secs: to end the round and save when stopped from outside
 
 
@@ -133,36 +130,6 @@ def find_port(host: str, port: int = 0) -> int:
         return listener.getsockname()[1]
 
 
-def _compilation_cache(directory: pathlib.Path) -> dict[str, str]:
-    """What makes JAX keep all that it compiles, so that a restart compiles nothing again.
-
-    Variables that are set already stay as they are.
-    """
-    wanted = {
-        "JAX_COMPILATION_CACHE_DIR": str(directory),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
-    }
-    return {name: os.environ.get(name, value) for name, value in wanted.items()}
-
-
-def _allocator() -> dict[str, str]:
-    """What makes glibc keep the memory that arrays give back, in large pages, for the next ones.
-
-    `mesh.use_cpu_workers` asks for some of it, too late for large pages and for what threads
-    have. Memory that goes back to the system comes again page by page, zeroed: where that is dear,
-    as in virtual machines, it takes a process with a small share of a core longer than the update.
-    Read by glibc alone; where a variable of its malloc is set already, all stays as it is.
-    """
-    name, version = platform.libc_ver()
-    if name != "glibc" or any(v.startswith(("GLIBC_TUNABLES", "MALLOC_")) for v in os.environ):
-        return {}
-    is_old = tuple(map(int, version.split(".")[:2])) < (2, 35)
-    most = _MOST_OF_OLD_GLIBC if is_old else _KEPT
-    wanted = {"hugetlb": 1, "trim_threshold": _KEPT, "mmap_threshold": most, "arena_max": 1}
-    return {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{k}={v}" for k, v in wanted.items())}
-
-
 @dataclasses.dataclass
 class _Stop:
     """Whether the user, or the system, asked for the end of the whole run."""
@@ -181,8 +148,8 @@ def _attempt(options, attempt, shares, log, events, stop, guardian, cache) -> Ve
             found = stack.enter_context(_directory(prefix, guardian, parent=_IN_MEMORY))
             in_memory = {"HETJAX_SHARED_MEMORY": str(found)}
         common = {
-            **_compilation_cache(cache),
-            **_allocator(),
+            **environment.compilation_cache(cache),
+            **environment.allocator(),
             "HETJAX_NUM_PROCESSES": str(options.num_workers),
             "HETJAX_COORDINATOR": f"{host}:{port}",
             "HETJAX_ATTEMPT": str(attempt),

@@ -1,9 +1,10 @@
 """What reducers do on the devices with the workers' sums and parameters.
 
-Each has two forms that agree: `collective`, inside `shard_map` over the worker axis,
-and `array`, on leaves with a leading worker axis on one device. Two kinds: those that sum the
-workers' gradients, so that replicas stay equal, and those that gossip, where each worker updates
-from its own gradients and averages its parameters with its neighbours'.
+A reducer is written once, for one worker and the axis of all workers: `collective`, inside
+`shard_map`. On one device that is mapped over the workers by `jax.vmap`, or the reducer brings a
+form `array` of its own for there, on leaves with a leading worker axis. Two kinds: those that sum
+the workers' gradients, so that replicas stay equal, and those that gossip, where each worker
+updates from its own gradients and averages its parameters with its neighbours'.
 """
 
 import functools
@@ -28,7 +29,8 @@ class Mixing(NamedTuple):
     """`(params, active, axis_name) -> params`, leaves without worker axis."""
 
     array: Callable[[PyTree, jax.Array], PyTree]
-    """`(params, active) -> params`, leaves `[num_workers, ...]`."""
+    """`(params, active) -> params`, leaves `[num_workers, ...]`. Not `jax.vmap` of `collective`,
+    under which all workers would have to take part in an exchange; a matching leaves some out."""
 
     before_update: bool
     """Whether the update, computed at the parameters as they were, is added to the mixed ones
@@ -41,8 +43,8 @@ class Reduction(NamedTuple):
     collective: Callable[[PyTree, str], PyTree]
     """`(sums, axis_name) -> sums`, leaves without worker axis."""
 
-    array: Callable[[PyTree], PyTree]
-    """`sums -> sums`, leaves `[num_workers, ...]`."""
+    array: Callable[[PyTree], PyTree] | None = None
+    """`sums -> sums`, leaves `[num_workers, ...]`; None: `jax.vmap` of `collective`."""
 
     mixing: Mixing | None = None
     """None where the sums are those of all workers."""

@@ -129,12 +129,13 @@ class Driver:
 
     def _round(self) -> None:
         """One round, the report of the one before, and what is due after it."""
-        run, epoch = self._run, self._run.epoch(self._state)
+        run, stream = self._run, self._run.parts.stream
+        epoch = stream.epoch(self._state.stream)
         self._state, report = run.round(self._state, ask=self._asks, meanwhile=self._report)
         self._pending = report
         self._asked |= report.asked
-        if run.epoch(self._state) > epoch:
-            self._end_epoch(run.epoch(self._state))
+        if (epochs_done := stream.epoch(self._state.stream)) > epoch:
+            self._end_epoch(epochs_done)
         every = run.config.checkpoint.every_rounds
         if agreement.Ask.SAVE in self._asked or (every and self._state.rounds_done % every == 0):
             self._save()

@@ -123,15 +123,7 @@ def fit(
             )
         )
         parts = run.parts
-        evaluator = None
-        if eval_source is not None and parts.leads:
-            evaluator = evaluate.Evaluator(
-                metrics_fn or evaluate.metrics_of_loss(loss_fn),
-                eval_source,
-                params,
-                parts.own_device,
-                on_batch=lambda: run.beacons.at("evaluating"),
-            )
+        metrics_fn = metrics_fn or evaluate.metrics_of_loss(loss_fn)
         start = resume_lib.find(
             workdir, run.recorded, parts=parts, resume=resume, restarted=restarted
         )
@@ -156,7 +148,7 @@ def fit(
             run,
             state,
             recorder=recorder,
-            evaluator=evaluator,
+            evaluator=_evaluator(run, metrics_fn, eval_source, params),
             callbacks=callbacks,
             summary=told,
             best_params=best_params,
@@ -164,3 +156,18 @@ def fit(
         ).drive()
         parts.meeting.close()  # not after an error: who failed is to be the first that is gone
         return result
+
+
+def _evaluator(
+    run: run_lib.Run, metrics_fn: evaluate.MetricsFn, source: Any, params: types.PyTree
+) -> evaluate.Evaluator | None:
+    """Of the process that evaluates; None in the others, and where there are no examples for it."""
+    if source is None or not run.parts.leads:
+        return None
+    return evaluate.Evaluator(
+        metrics_fn,
+        source,
+        params,
+        run.parts.own_device,
+        on_batch=lambda: run.beacons.at("evaluating"),
+    )

@@ -51,13 +51,12 @@ def collective(reducer: reducers.Reduction, observer: ordering.Observer | None) 
 
 def array(reducer: reducers.Reduction, observer: ordering.Observer | None) -> Form:
     """On one device, leaves `[num_workers, ...]`."""
-    mixing = reducer.mixing
-    return Form(
-        each=_each_row,
-        sum=reducer.array,
-        mix=_nothing if mixing is None else mixing.array,
-        coordinate=_no_order if observer is None else observer.coordinate_array,
-    )
+    of_one, mixing = collective(reducer, observer), reducer.mixing
+    coordinate = of_one.coordinate
+    if observer is not None:
+        coordinate = observer.coordinate_array or _each_row(of_one.coordinate)
+    mix = _nothing if mixing is None else mixing.array
+    return Form(_each_row, reducer.array or _each_row(of_one.sum), mix, coordinate)
 
 
 def _each_row(function: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Callable:

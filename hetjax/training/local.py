@@ -64,6 +64,35 @@ class LocalPhase(Protocol):
         """Frees threads."""
 
 
+class PassKeys:
+    """The key of each own worker's pass, on its device; made anew when a pass begins.
+
+    Args:
+        rng: of the run.
+        devices: of each worker.
+        workers: those of this process.
+    """
+
+    def __init__(
+        self, rng: jax.Array, devices: Sequence[jax.Device], workers: Sequence[int]
+    ) -> None:
+        self._rng, self._devices, self._workers = rng, devices, workers
+        self._passes: np.ndarray | None = None
+        self._keys: list[jax.Array] = []
+
+    def __call__(self, passes: np.ndarray) -> list[jax.Array]:
+        """The keys of the pass that each worker is in, i64[W]."""
+        if self._passes is None or not np.array_equal(self._passes, passes):
+            self._passes = passes
+            self._keys = [
+                jax.device_put(
+                    jax.random.fold_in(self._rng, int(passes[worker])), self._devices[worker]
+                )
+                for worker in self._workers
+            ]
+        return self._keys
+
+
 def warm_up_plan(num_workers: int, microbatch_size: int) -> rounds.RoundPlan:
     """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
     padding = np.full((num_workers, microbatch_size), rounds.PADDING, np.int32)

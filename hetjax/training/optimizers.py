@@ -3,11 +3,12 @@
 import optax
 
 from hetjax import config as config_lib
+from hetjax import config_groups
 from hetjax.training import schedules
 
 
 def make_schedule(
-    optimizer: config_lib.OptimizerConfig, *, epochs: int, rounds_per_epoch: float
+    optimizer: config_groups.OptimizerConfig, *, epochs: int, rounds_per_epoch: float
 ) -> optax.Schedule:
     """The learning rate by nominal rounds, as `scale_by_progress` takes it.
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from hetjax import parts as parts_lib
 from hetjax import quota, types
-from hetjax.training import agreement, local, setup, sync
+from hetjax.training import agreement, local, programs, setup, sync
 from hetjax.training.run_records import Plan, RunState
 
 
 def plan(
-    parts: setup.RunParts, state: RunState, *, kind: str = setup.MAIN, given: types.PyTree = ()
+    parts: setup.RunParts, state: RunState, *, kind: str = programs.MAIN, given: types.PyTree = ()
 ) -> Plan:
     """The next round: quotas by the policy or the trace, and the microbatches that come next.
 
@@ -106,7 +106,7 @@ def commit(
     keeps_quotas = plan.is_full or not state.full_quotas.any()
     return RunState(
         train=sums.state,
-        carried=sums.carried if plan.kind == setup.MAIN else state.carried,
+        carried=sums.carried if plan.kind == programs.MAIN else state.carried,
         policies={**state.policies, plan.kind: policy},
         stream=stream,
         passes=plan.passes,

@@ -24,7 +24,9 @@ from hetjax.training import (
     agreement,
     arguments,
     checkpoint,
+    local,
     planning,
+    programs,
     reporting,
     resume,
     run_records,
@@ -42,13 +44,9 @@ class Run:
     """Rounds of training on workers that are not equal, one at a time.
 
     Args:
-        loss_fn: as for `fit`.
-        params: as for `fit`.
+        loss_fn, params, source, workers, per_example_rng: as for `fit`.
         optimizer: as for `fit`; None: rounds without an update, whose mean contribution is in
             the report.
-        source: the examples.
-        workers: their number; by default one for each device.
-        per_example_rng: the loss gets a key for each example, `key[B]`.
         rule: what a worker does with its microbatches; by default it adds up gradients.
         rules: of further kinds of rounds, by name: rounds without update, whose mean contribution
             is in the report. The quota policy learns each kind by itself.
@@ -128,7 +126,7 @@ class Run:
         self.num_workers = len(parts.devices)
         self.is_closed = False
         self._warm: dict[str, run_records.Shapes] = {}  # what each kind of round is given
-        self._keys: tuple[np.ndarray | None, list[jax.Array]] = (None, [])
+        self._pass_keys = local.PassKeys(parts.rng, parts.devices, parts.workers)
         self._last: reporting.Report | None = None  # whose round may not be over yet
         self._last_state: types.TrainState | None = None
         self._gathered = 0.0  # perf_counter, after the gathering of the last round
@@ -167,7 +165,7 @@ class Run:
             lineage=Lineage(self),
             generation=0,
         )
-        return state if setup.MAIN in self._warm else self._warm_up(state, setup.MAIN, given)
+        return state if programs.MAIN in self._warm else self._warm_up(state, programs.MAIN, given)
 
     def restore(self, directory: str | pathlib.Path, given: types.PyTree = ()) -> RunState:
         """The state of the newest checkpoint in a directory, or a workdir; `given` as for `init`.
@@ -197,10 +195,6 @@ class Run:
         """Whether the trace that is replayed has no more rounds."""
         return self.parts.trace is not None and state.rounds_done >= len(self.parts.trace)
 
-    def epoch(self, state: RunState) -> int:
-        """The epoch that the next round belongs to."""
-        return self.parts.stream.epoch(state.stream)
-
     def params(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
         """The parameters on this process's first device, and how far the replicas are from them.
 
@@ -215,7 +209,7 @@ class Run:
         self,
         state: RunState,
         *,
-        kind: str = setup.MAIN,
+        kind: str = programs.MAIN,
         given: types.PyTree = (),
         ask: agreement.Ask = agreement.Ask.NOTHING,
         meanwhile: Callable[[], None] = lambda: None,
@@ -237,8 +231,9 @@ class Run:
             NonFiniteError: a microbatch of the round before was not finite.
         """
         run_records.check_state(state, self)
+        self.parts.check_kind(kind)
         if kind not in self._warm:
-            state = self._warm_up(state, self._known(kind), given)
+            state = self._warm_up(state, kind, given)
         began, last = time.perf_counter(), self._last
         index = state.rounds_done
         self.beacons.at("computing" if self.config.local == "fused" else "waiting", index)
@@ -285,7 +280,7 @@ class Run:
 
     # --- The steps of a round ---
 
-    def plan(self, state: RunState, *, kind: str = setup.MAIN, given: types.PyTree = ()) -> Plan:
+    def plan(self, state: RunState, *, kind: str = programs.MAIN, given: types.PyTree = ()) -> Plan:
         """What the next round is to do; has no effect, but that the feed hears what comes.
 
         Raises:
@@ -293,9 +288,10 @@ class Run:
                 beginning; or the trace does not fit.
         """
         run_records.check_state(state, self)
+        self.parts.check_kind(kind)
         if kind in self._warm:
             run_records.check_given(given, self._warm[kind])
-        plan = planning.plan(self.parts, state, kind=self._known(kind), given=given)
+        plan = planning.plan(self.parts, state, kind=kind, given=given)
         upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
         self.parts.feed.read_ahead(upcoming)
         return plan
@@ -319,8 +315,8 @@ class Run:
             began: `perf_counter` when the host began with this round; now, if not given.
         """
         began = time.perf_counter() if began is None else began
-        parts, state, programs = self.parts, plan.state, self.parts.programs[plan.kind]
-        is_main = plan.kind == setup.MAIN
+        parts, state, is_main = self.parts, plan.state, plan.kind == programs.MAIN
+        own_kind = parts.programs[plan.kind]
         run_records.check_state(state, self)
         state.lineage.newest = state.generation + 1
         train, carried = state.train, state.carried
@@ -329,8 +325,8 @@ class Run:
             train, carried = parts.new_pass(train, carried, begins)
         kept, train = train.worker, train if is_main else train._replace(worker=())
         if jax.tree.leaves(plan.given) or not is_main:  # else the round before has begun this one
-            carried = programs.begin(train, plan.given)
-        own = programs.local.run(
+            carried = own_kind.begin(train, plan.given)
+        own = own_kind.local.run(
             plan.round_index,
             train,
             carried,
@@ -341,7 +337,7 @@ class Run:
             may_close=plan.may_close,
             meanwhile=meanwhile,
         )
-        programs.sums.post(own.contributed)
+        own_kind.sums.post(own.contributed)
         lead_secs = 0.0
         if parts.lead_is_own(plan.kind):
             lead_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
@@ -354,9 +350,9 @@ class Run:
         )
         told = parts.agree(own, digests, ask, lead_secs)
         self._gathered = time.perf_counter()
-        sums = programs.sync(
+        sums = own_kind.sync(
             train,
-            programs.sums.total(own.contributed, told.clocks.lead_secs),  # all have posted
+            own_kind.sums.total(own.contributed, told.clocks.lead_secs),  # all have posted
             parts.shares,
             plan.active,
             told.metrics,
@@ -384,26 +380,6 @@ class Run:
         run_records.check_commit(state, plan, self)
         return planning.commit(self.parts, state, plan, done, clocks, sums)
 
-    def _known(self, kind: str) -> str:
-        if kind in self.parts.programs:
-            return kind
-        raise ValueError(
-            f"Run.round: kind is {kind!r}; this run has {', '.join(self.parts.programs)}. Give "
-            "more as Run(..., rules={name: rule})"
-        )
-
-    def _pass_keys(self, passes: np.ndarray) -> list[jax.Array]:
-        """The key of each own worker's pass, on its device; made anew when a pass begins."""
-        known, keys = self._keys
-        if known is None or not np.array_equal(known, passes):
-            rng, devices = self.parts.rng, self.parts.devices
-            keys = [
-                jax.device_put(jax.random.fold_in(rng, int(passes[worker])), devices[worker])
-                for worker in self.parts.workers
-            ]
-            self._keys = (passes, keys)
-        return keys
-
     def _warm_up(self, state: RunState, kind: str, given: types.PyTree) -> RunState:
         """Compiles and runs both phases for every worker, without effect, and untimed.
 
@@ -418,7 +394,7 @@ class Run:
             sums = self.execute(plan).sums
             jax.device_get(sums.metrics)
             train = sums.state
-            carried = sums.carried if kind == setup.MAIN else state.carried
+            carried = sums.carried if kind == programs.MAIN else state.carried
             if parts.new_pass is not None:
                 nobody = np.zeros(self.num_workers, bool)
                 train, carried = parts.new_pass(train, carried, nobody)

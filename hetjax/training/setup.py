@@ -5,7 +5,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,40 +16,25 @@ from hetjax import config as config_lib
 from hetjax import gates, kinds, ordering, quota, topology, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import beacons as beacons_lib
-from hetjax.cluster import emulate, processes
+from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
 from hetjax.data import rounds as rounds_lib
 from hetjax.data import sources
 from hetjax.topology import reducers
 from hetjax.training import (
     agreement,
-    fused,
     gradients,
-    local,
     order,
     replay,
     rules,
-    shared_sums,
     solutions,
     state,
     sync,
 )
 from hetjax.training import losses as losses_lib
 from hetjax.training import meeting as meeting_lib
+from hetjax.training import programs as programs_lib
 from hetjax.training.local import Pace
-from hetjax.training.virtual import Virtual
-
-MAIN = "main"  # the kind of round that updates, and that every run has
-
-
-class Programs(NamedTuple):
-    """What a kind of round runs: a local rule, and what follows from it."""
-
-    rule: rules.LocalRule
-    local: local.LocalPhase
-    begin: Callable  # (state, given=()) -> carried
-    sync: sync.SyncFn
-    sums: shared_sums.Sums
 
 
 @dataclasses.dataclass
@@ -68,7 +53,7 @@ class RunParts:
     virtual_clock: bool
     trace: list[replay.TracedRound] | None
     feed: feed_lib.Feed
-    programs: dict[str, Programs]  # of each kind of round
+    programs: dict[str, programs_lib.Programs]  # of each kind of round
     method: ordering.Ordering
     observer: ordering.Observer | None  # the order's part on the devices
     gate: gates.Gate
@@ -96,9 +81,17 @@ class RunParts:
         return self.devices[self.workers[0]]
 
     @property
-    def main(self) -> Programs:
+    def main(self) -> programs_lib.Programs:
         """Of the kind of round that every run has."""
-        return self.programs[MAIN]
+        return self.programs[programs_lib.MAIN]
+
+    def check_kind(self, kind: str) -> None:
+        """Refuses a kind of round that this run has not."""
+        if kind not in self.programs:
+            raise ValueError(
+                f"Run.round: kind is {kind!r}; this run has {', '.join(self.programs)}. Give more "
+                "as Run(..., rules={name: rule})"
+            )
 
     def lead_is_own(self, kind: str) -> bool:
         """Whether what a process needs between two local phases, by real clocks, is its own."""
@@ -124,14 +117,6 @@ class RunParts:
         for programs in self.programs.values():
             programs.local.close()
         self.feed.close()
-
-
-class _Workers(NamedTuple):
-    """Where the workers are."""
-
-    mesh: Mesh | None  # None: all on one device
-    devices: list[jax.Device]  # of each worker
-    own: list[int]  # those of this process
 
 
 def build(
@@ -162,19 +147,19 @@ def build(
     beacons, solved = beacons or beacons_lib.Beacons(), solved or solutions.Solutions()
     chosen = kinds.of_config(config, {}) if chosen is None else chosen
     num_workers = config.cluster.num_workers
-    where = _place_workers(config)
+    where = programs_lib.place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
-    rng = jax.random.key(config.seed)
-    first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
-    keys = jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
+    first, keys = _first_examples(config, source, per_example_rng=per_example_rng)
     losses_lib.check_loss(loss_fn, params, first, keys)
-    sizes = ordering.Sizes(num_workers, config.microbatch_size, _most_microbatches(config))
+    sizes = ordering.Sizes(
+        num_workers, config.microbatch_size, programs_lib.most_microbatches(config)
+    )
     rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
     observer, refusal = order.make(chosen.ordering, sizes, rule, loss_fn, params, first, keys)
     if refusal and where.own[0] == 0:
         print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
     more_rules = more_rules or {}
-    _check_kinds(more_rules, observer)
+    programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     stream = _make_stream(config, len(source), chosen)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
@@ -185,11 +170,11 @@ def build(
         most_signs=0 if observer is None else config.microbatch_size * sizes.max_microbatches,
         microbatch_size=config.microbatch_size,
     )
-    pace = _make_pace(config, chosen.gate, cluster if emulated else None)
+    pace = programs_lib.make_pace(config, chosen.gate, cluster if emulated else None)
     programs_of = functools.partial(
-        _make_programs, config, chosen, reducer, feed, where, meeting, beacons, pace, params
+        programs_lib.make, config, chosen, reducer, feed, where, meeting, beacons, pace, params
     )
-    programs = {MAIN: programs_of(rule, observer, optimizer)}
+    programs = {programs_lib.MAIN: programs_of(rule, observer, optimizer)}
     programs |= {kind: programs_of(more, None, None) for kind, more in more_rules.items()}
     of_rows = None if where.mesh is None else mesh_lib.worker_sharding(where.mesh)
     return RunParts(
@@ -197,9 +182,11 @@ def build(
         mesh=where.mesh,
         devices=where.devices,
         workers=where.own,
-        rng=rng,
+        rng=jax.random.key(config.seed),
         stream=stream,
-        policy=_for_epochs(chosen.quota, math.ceil(len(source) / _nominal_examples(config))),
+        policy=_for_epochs(
+            chosen.quota, math.ceil(len(source) / programs_lib.nominal_examples(config))
+        ),
         cluster=cluster,
         emulated=emulated,
         virtual_clock=pace.virtual,
@@ -212,9 +199,7 @@ def build(
         loss_fn=loss_fn,
         per_example_rng=per_example_rng,
         second_pass=refusal,
-        new_pass=None
-        if observer is None
-        else jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows),
+        new_pass=_make_new_pass(observer, of_rows),
         state=state.make_train_state(
             params,
             optimizer,
@@ -233,128 +218,20 @@ def build(
     )
 
 
-def _check_kinds(
-    more_rules: Mapping[str, rules.LocalRule], observer: ordering.Observer | None
-) -> None:
-    """Refuses kinds of rounds that an order or a checkpoint cannot have."""
-    if MAIN in more_rules:
-        raise ValueError(f"rules: {MAIN!r} is the name of the run's own rule; give it as rule=")
-    if more_rules and observer is not None:
-        raise ValueError(
-            f"rules: {', '.join(more_rules)}: rounds of these kinds take examples from the order "
-            "and find no signs for them, which this order needs of each example. Take an order "
-            "without signs, such as ordering='random_reshuffling'"
-        )
-    for kind, rule in more_rules.items():
-        rules.check(rule)
-        if rule.keeps_worker:
-            raise ValueError(
-                f"rules: the rule of {kind!r} keeps something for each worker from round to round, "
-                "which only the run's own rule may; give it as rule="
-            )
+def _first_examples(
+    config: config_lib.ExperimentConfig, source: Any, *, per_example_rng: bool
+) -> tuple[types.PyTree, jax.Array]:
+    """A microbatch, by which the loss and the order are tried, and its key or keys."""
+    rng = jax.random.key(config.seed)
+    first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
+    return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
 
 
-def _make_programs(
-    config: config_lib.ExperimentConfig,
-    chosen: kinds.Parts,
-    reducer: reducers.Reduction,
-    feed: feed_lib.Feed,
-    where: _Workers,
-    meeting: meeting_lib.Meeting,
-    beacons: beacons_lib.Beacons,
-    pace: Pace,
-    params: types.PyTree,
-    rule: rules.LocalRule,
-    observer: ordering.Observer | None,
-    optimizer: optax.GradientTransformation | None,
-) -> Programs:
-    steps = rules.with_observer(rule, observer)
-    sums = _make_sums(config, chosen.reducer, meeting, rule, params)
-    of_rows = None if where.mesh is None else mesh_lib.worker_sharding(where.mesh)
-    return Programs(
-        rule=rule,
-        local=_make_local(config, chosen, steps, feed, where.mesh, observer, beacons, pace),
-        begin=jax.jit(sync.make_begin(steps, where.mesh), out_shardings=of_rows),
-        sync=_make_sync(config, optimizer, steps, reducer, where, observer, sums),
-        sums=sums,
-    )
-
-
-def _place_workers(config: config_lib.ExperimentConfig) -> _Workers:
-    num_workers = config.cluster.num_workers
-    if config.local == "virtual":
-        return _Workers(None, [jax.devices()[0]] * num_workers, list(range(num_workers)))
-    mesh = mesh_lib.make_worker_mesh(num_workers)
-    return _Workers(mesh, list(mesh.devices), mesh_lib.own_workers(mesh))
-
-
-def _nominal_examples(config: config_lib.ExperimentConfig) -> int:
-    """Of a full round."""
-    return config.budget * config.microbatch_size
-
-
-def _weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
-    """What is minimised; without shards and gossip all examples are in one sum."""
-    has_parts = gossips or config.data.sharing == "private"
-    return config.data.weighting if has_parts else "example"
-
-
-def _make_pace(
-    config: config_lib.ExperimentConfig, gate: gates.Gate, cluster: emulate.EmulatedCluster | None
-) -> Pace:
-    virtual = config.local == "virtual" or config.cluster.clock == "virtual"
-    return Pace(
-        cluster,
-        virtual=virtual,
-        num_workers=config.cluster.num_workers,
-        gate=gate if virtual and gate.closes else None,
-        drop=config.gate.in_flight == "drop",
-    )
-
-
-def _make_sums(
-    config: config_lib.ExperimentConfig,
-    reducer: topology.Reducer,
-    meeting: meeting_lib.Meeting,
-    rule: rules.LocalRule,
-    params: types.PyTree,
-) -> shared_sums.Sums:
-    """How the sums meet: before the sync program where they are one plain sum."""
-    if reducer.is_plain_sum and _weighting(config, gossips=False) == "example":
-        return meeting.sums(rules.contribution_shapes(rule, params))
-    return shared_sums.Sums()
-
-
-def _make_sync(
-    config: config_lib.ExperimentConfig,
-    optimizer: optax.GradientTransformation | None,
-    steps: rules.LocalSteps,
-    reducer: reducers.Reduction,
-    where: _Workers,
-    observer: ordering.Observer | None,
-    sums: shared_sums.Sums,
-) -> sync.SyncFn:
-    """Jitted; what the workers contributed is used up, unless all devices read it in one place."""
-    synchronise = sync.make_sync(
-        optimizer,
-        steps=steps,
-        reducer=reducer,
-        num_workers=config.cluster.num_workers,
-        nominal_examples=_nominal_examples(config),
-        mesh=where.mesh,
-        observer=observer,
-        weighting=_weighting(config, gossips=reducer.mixing is not None),
-        totals=sums.totals,
-        stop_on_nonfinite=config.nonfinite == "stop",
-    )
-    options: dict[str, Any] = {}
-    if where.mesh is not None and len(where.own) < where.mesh.size:
-        rows, whole = mesh_lib.worker_sharding(where.mesh), mesh_lib.everywhere(where.mesh)
-        placed: Any = rows, rows, whole, whole, rows
-        options["out_shardings"] = sync.Synchronised(*placed)
-    if sums.meet_before:
-        return jax.jit(synchronise, **options)
-    return trees.jit_in_place(synchronise, 1, **options)
+def _make_new_pass(observer: ordering.Observer | None, of_rows: Any) -> Callable | None:
+    """Jitted; None where the order observes nothing."""
+    if observer is None:
+        return None
+    return jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows)
 
 
 def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
@@ -364,11 +241,6 @@ def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
         return jax.device_put(shares)
     whole = mesh_lib.everywhere(mesh)
     return jax.make_array_from_callback(shares.shape, whole, lambda index: shares[index])
-
-
-def _most_microbatches(config: config_lib.ExperimentConfig) -> int:
-    """That one worker can be given in a round."""
-    return min(config.quota.max_microbatches or config.budget, config.budget)
 
 
 def _make_stream(
@@ -384,39 +256,6 @@ def _make_stream(
         return rounds_lib.SharedStream(num_examples, num_workers, **common)
     proportions = chosen.quota.proportions
     return rounds_lib.PrivateStream(num_examples, num_workers, proportions=proportions, **common)
-
-
-def _make_local(
-    config: config_lib.ExperimentConfig,
-    chosen: kinds.Parts,
-    steps: rules.LocalSteps,
-    feed: feed_lib.Feed,
-    mesh: Mesh | None,
-    observer: ordering.Observer | None,
-    beacons: beacons_lib.Beacons,
-    pace: Pace,
-) -> local.LocalPhase:
-    signed = observer is not None
-    if mesh is None:
-        return Virtual(
-            steps,
-            feed,
-            config.cluster.num_workers,
-            pace=pace,
-            signed=signed,
-            same_evidence=chosen.ordering.coordinated,
-            replicas_equal=chosen.reducer.keeps_replicas_equal,
-        )
-    if config.local == "fused":
-        most = _most_microbatches(config)
-        return fused.Fused(steps, feed, mesh, pace=pace, max_microbatches=most)
-    asked = not config.replay and not pace.virtual
-    alone = len(mesh_lib.own_workers(mesh)) == mesh.size
-    board = None if alone else processes.Board()
-    by_threads = gates.begin(chosen.gate, board) if asked else gates.AlwaysOpen()
-    return local.Stepped(
-        steps, feed, mesh, pace=pace, gate=by_threads, beacons=beacons, signed=signed
-    )
 
 
 def _for_epochs(policy: quota.QuotaPolicy, rounds_per_epoch: int) -> quota.QuotaPolicy:

@@ -4,6 +4,7 @@ One program a round, apart from the local phase, so that each worker's own compu
 and a synchronisation that fails leaves the state as it was.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -105,14 +106,17 @@ def make_sync(
         return Synchronised(state, carried, metrics, flips, mean)
 
     if mesh is None:
-        array_form = forms.array(reducer, observer)
-        return lambda *arguments, **named: body(array_form, *arguments, **named)
-    form = forms.collective(reducer, observer)
+        return functools.partial(body, forms.array(reducer, observer))
+    return _on_mesh(functools.partial(body, forms.collective(reducer, observer)), mesh)
 
-    def collective_body(
+
+def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
+    """The collective form: the body on each device, for the one row that is there."""
+
+    def body_of_rows(
         state: types.TrainState, contributed: types.Contribution, *others: Any
     ) -> Synchronised:
-        done = body(form, trees.first_row(state), trees.first_row(contributed), *others)
+        done = body(trees.first_row(state), trees.first_row(contributed), *others)
         state, carried, metrics, flips, mean = done
         state, carried, flips, mean = trees.add_row_axis((state, carried, flips, mean))
         return Synchronised(state, carried, metrics, flips, mean)
@@ -120,7 +124,7 @@ def make_sync(
     rows, whole = P(mesh_lib.WORKER_AXIS), P()
     placed: Any = rows, rows, whole, rows, rows
     on_mesh = jax.shard_map(
-        collective_body,
+        body_of_rows,
         mesh=mesh,
         in_specs=(rows, rows, whole, whole, whole, whole),
         out_specs=Synchronised(*placed),

@@ -95,7 +95,7 @@ def expected_gradients(weighting, sums, shares, *, gossips):
 @pytest.mark.parametrize("weighting", ["shard", "example", "shard_mean"])
 @pytest.mark.parametrize("name", ["all_reduce", "ring", "d_psgd", "matcha"])
 def test_updates_are_those_of_plain_numpy(name, weighting, float64):
-    """One update of any sums, in the array form, the collective one, and with metrics given."""
+    """One update of any sums: arrays, collectives, these mapped, and with metrics given."""
     optimizer, rng = optax.sgd(1.0), np.random.default_rng(0)
     reducer = topology.REDUCERS[name]().for_run(topology.Facts(WORKERS))
     gossips = reducer.mixing is not None
@@ -107,10 +107,15 @@ def test_updates_are_those_of_plain_numpy(name, weighting, float64):
         "nominal_examples": NOMINAL,
         "weighting": weighting,
     }
-    forms = [jax.jit(sync.make_sync(optimizer, mesh=m, **common)) for m in (None, mesh)]
+    mapped = common | {"reducer": reducer._replace(array=None)}
+    forms = [
+        jax.jit(sync.make_sync(optimizer, mesh=m, **how))
+        for m, how in ((None, common), (mesh, common), (None, mapped))
+    ]
     start = np.zeros(3)
     states = [
-        hetjax.make_train_state(start, optimizer, num_workers=WORKERS, mesh=m) for m in (None, mesh)
+        hetjax.make_train_state(start, optimizer, num_workers=WORKERS, mesh=m)
+        for m in (None, mesh, None)
     ]
     for _ in range(20):
         sums, shares = random_sums(rng), rng.dirichlet(np.ones(WORKERS))
