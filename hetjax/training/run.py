@@ -48,8 +48,7 @@ class Run:
         optimizer: as for `fit`; None: rounds without an update, whose mean contribution is in
             the report.
         rule: what a worker does with its microbatches; by default it adds up gradients.
-        rules: of further kinds of rounds, by name: rounds without update, whose mean contribution
-            is in the report. The quota policy learns each kind by itself.
+        rules: of further kinds of rounds, by name, without update; the policy learns each apart.
         config: a checked configuration; or give `fields`.
         solved: numbers that the run solved before it was interrupted, by problem (`restore`).
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
@@ -175,9 +174,7 @@ class Run:
         """
         return self.go_on(resume.newest(pathlib.Path(directory), self.parts), given)[0]
 
-    def go_on(
-        self, saved: checkpoint.Saved, given: types.PyTree = ()
-    ) -> tuple[RunState, types.PyTree]:
+    def go_on(self, saved: checkpoint.Saved, given: types.PyTree = ()) -> tuple[RunState, Any]:
         """The state of a checkpoint, and the best parameters in it, if there are any."""
         state, best_params = resume.from_arrays(saved, self.init(given), self.parts)
         return state._replace(carried=self.parts.main.begin(state.train, given)), best_params
@@ -267,8 +264,7 @@ class Run:
     def settle(self) -> None:
         """Waits for the last update, which belongs to its round, and ends that round.
 
-        Call it before a pause, such as an evaluation: the run's clock stands still from there to
-        the next round.
+        Call it before a pause: the run's clock stands still from there to the next round.
         """
         if self._last is None or self._last_state is None:
             return
@@ -284,13 +280,11 @@ class Run:
         """What the next round is to do; has no effect, but that the feed hears what comes.
 
         Raises:
-            ValueError: the state is spent, or another run's; `given` has other shapes than at the
-                beginning; or the trace does not fit.
+            ValueError: the state is spent, or another run's; `given` or the trace does not fit.
         """
         run_records.check_state(state, self)
         self.parts.check_kind(kind)
-        if kind in self._warm:
-            run_records.check_given(given, self._warm[kind])
+        run_records.check_given(given, self._warm.get(kind))
         plan = planning.plan(self.parts, state, kind=kind, given=given)
         upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
         self.parts.feed.read_ahead(upcoming)
@@ -304,9 +298,7 @@ class Run:
         meanwhile: Callable[[], None] = lambda: None,
         began: float | None = None,
     ) -> Executed:
-        """Does a round: the local phase, what the processes tell each other, the sync phase.
-
-        Spends the plan's state.
+        """Does a round, and spends the plan's state: local phase, gathering, sync phase.
 
         Args:
             plan: from `plan`.
@@ -361,8 +353,7 @@ class Run:
         clocks = told.clocks
         if plan.closing is not None:
             clocks = clocks._replace(
-                compute_secs=plan.closing.compute_secs,
-                local_secs=float(plan.closing.round_secs),
+                compute_secs=plan.closing.compute_secs, local_secs=float(plan.closing.round_secs)
             )
         train = sums.state if is_main else sums.state._replace(worker=kept)
         sums = sums._replace(state=train, metrics=told.metrics or sums.metrics)

@@ -52,13 +52,13 @@ def check_state(state: Any, run: Any) -> None:
         )
 
 
-def check_given(given: types.PyTree, shapes: Shapes) -> None:
+def check_given(given: types.PyTree, shapes: Shapes | None) -> None:
     """Refuses values of a round that are not of the shapes that its kind began with.
 
     Raises:
         ValueError: they are not.
     """
-    if shapes_of(given) != shapes:
+    if shapes is not None and shapes_of(given) != shapes:
         raise ValueError(
             f"Run: given has {_described(shapes_of(given))}, and this kind of round began with "
             f"{_described(shapes)}; give init or restore values of the same shapes, "
