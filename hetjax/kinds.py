@@ -140,7 +140,7 @@ def _named(kind: Kind, given: Any, options: Mapping[str, Any]) -> Any:
     lines += [no_such_option(kind.group, given, name) for name in options if name not in mine]
     if lines:
         raise ValueError("\n".join(lines))
-    return _checked(kind, factory(**arguments))
+    return _checked(kind, factory(**arguments), given)
 
 
 def no_such_option(group: str, name: str, option: str) -> str:
@@ -152,7 +152,9 @@ def no_such_option(group: str, name: str, option: str) -> str:
     owners = [repr(n) for n, f in kind.registry.items() if option in parts.options_of(f)]
     hint = values.nearest(f"{group}.{option}", mine)
     whose = f"; it is one of {', '.join(owners)}" if owners else ""
-    hint = hint or f" It has: {', '.join(mine) or 'none'}."
+    hint = hint or (f" It has: {', '.join(mine)}." if mine else " It has no options.")
+    if owners:
+        hint += f" Leave it out, or set {group}.{kind.key}={' or '.join(owners)}."
     return f"{group}.{option}: {group}.{kind.key}={name!r} has no such option{whose}.{hint}"
 
 
@@ -184,42 +186,23 @@ def factory_of(group: str, name: str) -> Callable[..., Any]:
     )
 
 
-def _checked(kind: Kind, given: Any) -> Any:
-    """Refuses an object that is no part of this kind."""
+def _checked(kind: Kind, given: Any, name: str = "") -> Any:
+    """Refuses an object that is no part of this kind; `name` is of the factory that made it."""
     wrong = ""
-    if parts.is_factory(given) or given in kind.registry.values():
+    if parts.is_factory(given):
         wrong = ", which is a factory: call it, with its options"
     elif not isinstance(given, kind.record):
         missing = [name for name in kind.functions if not hasattr(given, name)]
-        wrong = f", which has no {' and no '.join(missing)}" if missing else ", which is no record"
-    else:
-        for name, count in kind.functions.items():
-            function = getattr(given, name)
-            if not callable(function):
-                wrong = f", whose {name} is {function!r} and no function"
-            elif not _takes(function, count):
-                wrong = (
-                    f", whose {name}{inspect.signature(function)} does not take {count} arguments"
-                )
+        wrong = f", which has no {', '.join(missing)}" if missing else ", another class"
+    elif of_function := parts.wrong_functions(given, kind.functions):
+        wrong = f", whose {of_function}"
     if not wrong:
         return given
-    shown = repr(given) if len(repr(given)) < 200 else f"{repr(given)[:200]}…"
+    got = f"{kind.group}.{kind.key}: {name!r} makes" if name else f"{kind.group}: got"
     raise ValueError(
-        f"{kind.group}: got {shown}{wrong}. {kind.title.capitalize()}: a {kind.contract}. Such as "
+        f"{got} {parts.shown(given)}{wrong}. {kind.title.capitalize()}: a {kind.contract}. Such as "
         f"{kind.example}, or its name: {', '.join(kind.registry)}."
     )
-
-
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of one that is not written in Python
-        return True
-    try:
-        signature.bind(*range(count))
-    except TypeError:
-        return False
-    return True
 
 
 def described(group: str, part: Any) -> dict[str, Any]:
@@ -307,8 +290,30 @@ def problems(chosen: Parts, facts: parts.Facts) -> Iterator[str]:
     for group, part in zip(Parts._fields, chosen, strict=True):
         ask = getattr(part, "problems", parts.no_problems)
         yield from (f"{group}.{line}" for line in ask(facts))
+    yield from _contradictions(chosen.ordering, chosen.reducer)
     yield from of_two(chosen.ordering, chosen.reducer)
     yield from _idle_worker(chosen, facts)
+
+
+def _contradictions(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]:
+    """What an ordering or a reducer says of itself that cannot be true together."""
+    if order.coordinated and order.make_observer is None:
+        yield (
+            f"ordering.method: {name_of('ordering', order)!r} says coordinated=True and has no "
+            "make_observer, so it has nothing to coordinate. Give it one, or coordinated=False."
+        )
+    if reducer.gossips and (reducer.keeps_replicas_equal or reducer.is_plain_sum):
+        said = "keeps_replicas_equal" if reducer.keeps_replicas_equal else "is_plain_sum"
+        yield (
+            f"reducer.name: {name_of('reducer', reducer)!r} says gossips=True and {said}=True. "
+            "After gossip each worker has parameters of its own: set one of the two to False."
+        )
+    if reducer.is_plain_sum and not reducer.keeps_replicas_equal:
+        yield (
+            f"reducer.name: {name_of('reducer', reducer)!r} says is_plain_sum=True and "
+            "keeps_replicas_equal=False. One sum for all workers keeps them equal: set "
+            "keeps_replicas_equal=True, or is_plain_sum=False."
+        )
 
 
 def of_two(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]:

@@ -249,6 +249,49 @@ def label(part: Any) -> str:
     return path_of(function)
 
 
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many arguments, as far as its signature tells."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of one that is not written in Python
+        return True
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def wrong_functions(part: Any, functions: Mapping[str, int]) -> str:
+    """What is wrong with the functions of a part, 'NAME is …'; '' where nothing is.
+
+    Args:
+      part: a record.
+      functions: their names, and with how many arguments each is called.
+    """
+    for name, count in functions.items():
+        function = getattr(part, name)
+        if not callable(function):
+            return f"{name} is {function!r} and no function"
+        if not takes(function, count):
+            plural = "" if count == 1 else "s"
+            given = f"{name}{inspect.signature(function)}"
+            return f"{given} does not take {count} argument{plural}"
+    return ""
+
+
+def shown(given: Any) -> str:
+    """What a user gave, in a few words for a message: what a long `repr` says nobody reads."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    if inspect.isroutine(given):
+        return f"the function {getattr(given, '__name__', '')}"
+    if given is None or isinstance(given, bool | int | float | str | list | dict | set):
+        return repr(given) if len(repr(given)) < 80 else f"{repr(given)[:80]}…"
+    name = type(given).__name__
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 

@@ -127,8 +127,20 @@ class Closing(NamedTuple):
 
 
 def begin(gate: Gate, board: Board | None = None, clock: Clock = time.perf_counter) -> Live:
-    """The live gate of one process."""
-    return gate.open(board, clock)
+    """The live gate of one process.
+
+    Raises:
+        ValueError: what the gate opened is no live gate.
+    """
+    live = gate.open(board, clock)
+    missing = [n for n in ("begin", "is_open", "finished") if not hasattr(live, n)]
+    if missing:
+        raise ValueError(
+            f"gate: its open(board, clock) made {parts.shown(live)} without "
+            f"{', '.join(missing)}; it must make what workers ask: begin(quotas), is_open() -> "
+            "bool and finished(worker, microbatches_done), such as hetjax.gates.AlwaysOpen(board)"
+        )
+    return live
 
 
 def close(gate: Gate, ends: np.ndarray, quotas: np.ndarray, *, drop: bool = False) -> Closing:

@@ -102,7 +102,17 @@ class Ordering(NamedTuple):
     made_by: parts.Made | None = None
 
     def observer(self, sizes: Sizes) -> Observer | None:
-        """The part on the devices, for a run of these sizes; None where there is none."""
+        """The part on the devices, for a run of these sizes; None where there is none.
+
+        Raises:
+            ValueError: `make_observer` made something else.
+        """
         if self.make_observer is None:
             return None
-        return self.make_observer(sizes)._replace(coordinated=self.coordinated)
+        made = self.make_observer(sizes)
+        if not isinstance(made, Observer):
+            raise ValueError(
+                f"ordering: its make_observer(sizes) made {parts.shown(made)}; it must make a "
+                "hetjax.ordering.Observer, as hetjax.ordering.matrix_free.independent(…) does"
+            )
+        return made._replace(coordinated=self.coordinated)

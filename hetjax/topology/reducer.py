@@ -44,7 +44,24 @@ class Reducer(NamedTuple):
     made_by: parts.Made | None = None
 
     def for_run(self, facts: Facts) -> "reducers.Reduction":
-        """What runs on the devices, for a run of these facts."""
-        return self.make(facts)._replace(
+        """What runs on the devices, for a run of these facts.
+
+        Raises:
+            ValueError: `make` made no reduction, or one that is not what the reducer says.
+        """
+        made = self.make(facts)
+        if not hasattr(made, "collective") or not hasattr(made, "array"):
+            raise ValueError(
+                f"reducer: its make(facts) made {parts.shown(made)}; it must make a "
+                "hetjax.topology.Reduction(collective, array)"
+            )
+        if (made.mixing is not None) != self.gossips:
+            has, says = ("a", False) if made.mixing is not None else ("no", True)
+            raise ValueError(
+                f"reducer: it says gossips={says}, and its make(facts) made a Reduction with {has} "
+                f"mixing; set gossips={not says}, or give the Reduction "
+                f"{'no mixing' if made.mixing is not None else 'a mixing'}"
+            )
+        return made._replace(
             keeps_replicas_equal=self.keeps_replicas_equal, num_workers=facts.num_workers
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hetjax import parts as parts_lib
 from hetjax import quota, types
 from hetjax.training import agreement, local, programs, setup, sync
 from hetjax.training.run_records import Plan, RunState
@@ -124,7 +125,7 @@ def _assign(
     if parts.trace is None:
         gated = parts.gate.closes
         total = stream.total(state.stream, config.budget, gated=gated)
-        quotas, policy = parts.policy.assign(policy, total, caps)
+        quotas, policy = _checked(parts.policy.assign(policy, total, caps), total, caps)
         quotas = stream.fitted(state.stream, quotas, present)
         return quotas, quotas, policy
     quotas, done = parts.trace[state.rounds_done]
@@ -137,6 +138,21 @@ def _assign(
             "replay with the configuration that wrote it"
         )
     return quotas, done, policy
+
+
+def _checked(assigned: Any, total: int, caps: np.ndarray) -> tuple[np.ndarray, Any]:
+    """`(quotas, policy's state)`, where they are what a policy may assign."""
+    is_pair = isinstance(assigned, tuple) and len(assigned) == 2
+    quotas = np.asarray(assigned[0]) if is_pair else np.zeros(0)
+    is_right = quotas.shape == caps.shape and quotas.dtype.kind in "iu"
+    if is_right and quotas.sum() == total and (quotas >= 0).all() and (quotas <= caps).all():
+        return quotas, assigned[1]
+    got = quotas.tolist() if is_pair else parts_lib.shown(assigned)
+    raise ValueError(
+        f"quota: assign(state, total={total}, caps={caps.tolist()}) of the policy returned {got}. "
+        "It must return (quotas, state): whole numbers, one for each worker, from 0 to its cap, "
+        "whose sum is total; hetjax.quota.largest_remainder(weights, total, caps=caps) makes such"
+    )
 
 
 def _times(done: agreement.Done, clocks: agreement.Clocks) -> quota.RoundTimes:

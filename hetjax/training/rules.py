@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import trees, types
+from hetjax import parts, trees, types
 from hetjax.ordering import halves, ordering
 
 
@@ -93,24 +93,28 @@ class LocalSteps(NamedTuple):
     """`(shared, carried) -> contribution`. The leaves of `carried` may have a leading axis of 1."""
 
 
+_ARGUMENTS = {"begin": 2, "add": 5, "finish": 3, "init": 1, "checked": 2}
+
+
 def check(rule: Any) -> None:
     """Refuses what is no local rule.
 
     Raises:
         ValueError: it is no `LocalRule`, or one of its functions is missing.
     """
-    wrong = None
+    wrong = ""
     if not isinstance(rule, LocalRule):
         wrong = f"got a {type(rule).__name__}"
+        if callable(rule) and not isinstance(rule, type):
+            wrong += "; call it, if it makes a rule"
     else:
-        for name in ("begin", "add", "finish", "init"):
-            if not callable(value := getattr(rule, name)):
-                wrong = f"its {name} is {value!r}, no function"
+        of_function = parts.wrong_functions(rule, _ARGUMENTS)
+        wrong = f"its {of_function}" if of_function else ""
         if (rule.losses is None) != (rule.take is None):
-            wrong = "it has only one of losses and take, which an order's observer needs both"
+            wrong = "it has only one of losses and take; an order's observer needs both"
     if wrong:
         raise ValueError(
-            f"rule: {wrong}; allowed is a hetjax.LocalRule with begin(shared, worker) -> (worker, "
+            f"rule: {wrong}. It must be a hetjax.LocalRule with begin(shared, worker) -> (worker, "
             "sums), add(shared, worker, sums, microbatch, rng) -> (worker, sums) and "
             "finish(shared, worker, sums) -> (worker, contribution, weight). For example "
             "hetjax.training.gradients.gradient_sums(loss_fn)"
@@ -134,7 +138,7 @@ def with_observer(rule: LocalRule, observer: ordering.Observer | None = None) ->
     check(rule)
     if observer is not None and (rule.losses is None or rule.take is None):
         raise ValueError(
-            "this order balances gradients of the objective, and the local rule computes "
+            "rule: the order balances gradients of the objective, and the local rule computes "
             "something else: its losses and take are None. Take an order without signs, such as "
             "ordering.method='random_reshuffling', or a rule that adds up gradients"
         )

@@ -48,8 +48,7 @@ class Run:
         optimizer: as for `fit`; None: rounds without an update, whose mean contribution is in
             the report.
         rule: what a worker does with its microbatches; by default it adds up gradients.
-        rules: of further kinds of rounds, by name: rounds without update, whose mean contribution
-            is in the report. The quota policy learns each kind by itself.
+        rules: of further kinds of rounds, by name, without update; the policy learns each apart.
         config: a checked configuration; or give `fields`.
         solved: numbers that the run solved before it was interrupted, by problem (`restore`).
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
@@ -124,7 +123,8 @@ class Run:
                 trace=parts.trace,
             )
         self.num_workers = len(parts.devices)
-        self._warm: set[str] = set()  # kinds of rounds
+        self.is_closed = False
+        self._warm: dict[str, run_records.Shapes] = {}  # what each kind of round is given
         self._pass_keys = local.PassKeys(parts.rng, parts.devices, parts.workers)
         self._last: reporting.Report | None = None  # whose round may not be over yet
         self._last_state: types.TrainState | None = None
@@ -139,6 +139,7 @@ class Run:
 
     def close(self) -> None:
         """Frees threads; no round can be run any more."""
+        self.is_closed = True
         self.parts.close()
         self.beacons.close()
 
@@ -165,18 +166,18 @@ class Run:
         )
         return state if programs.MAIN in self._warm else self._warm_up(state, programs.MAIN, given)
 
-    def restore(self, directory: str | pathlib.Path) -> RunState:
-        """The state of the newest whole checkpoint in a directory, or in a run's workdir.
+    def restore(self, directory: str | pathlib.Path, given: types.PyTree = ()) -> RunState:
+        """The state of the newest checkpoint in a directory, or a workdir; `given` as for `init`.
 
         Raises:
             ValueError: there is none, or it is of a run with other parts.
         """
-        return self.go_on(resume.newest(pathlib.Path(directory), self.parts))[0]
+        return self.go_on(resume.newest(pathlib.Path(directory), self.parts), given)[0]
 
-    def go_on(self, saved: checkpoint.Saved) -> tuple[RunState, types.PyTree]:
+    def go_on(self, saved: checkpoint.Saved, given: types.PyTree = ()) -> tuple[RunState, Any]:
         """The state of a checkpoint, and the best parameters in it, if there are any."""
-        state, best_params = resume.from_arrays(saved, self.init(), self.parts)
-        return state._replace(carried=self.parts.main.begin(state.train)), best_params
+        state, best_params = resume.from_arrays(saved, self.init(given), self.parts)
+        return state._replace(carried=self.parts.main.begin(state.train, given)), best_params
 
     def done(self, state: RunState) -> bool:
         """Whether all epochs are, or the trace that is replayed has no more rounds."""
@@ -263,8 +264,7 @@ class Run:
     def settle(self) -> None:
         """Waits for the last update, which belongs to its round, and ends that round.
 
-        Call it before a pause, such as an evaluation: the run's clock stands still from there to
-        the next round.
+        Call it before a pause: the run's clock stands still from there to the next round.
         """
         if self._last is None or self._last_state is None:
             return
@@ -280,10 +280,11 @@ class Run:
         """What the next round is to do; has no effect, but that the feed hears what comes.
 
         Raises:
-            ValueError: the state is spent, or another run's; or the trace does not fit.
+            ValueError: the state is spent, or another run's; `given` or the trace does not fit.
         """
         run_records.check_state(state, self)
         self.parts.check_kind(kind)
+        run_records.check_given(given, self._warm.get(kind))
         plan = planning.plan(self.parts, state, kind=kind, given=given)
         upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
         self.parts.feed.read_ahead(upcoming)
@@ -297,9 +298,7 @@ class Run:
         meanwhile: Callable[[], None] = lambda: None,
         began: float | None = None,
     ) -> Executed:
-        """Does a round: the local phase, what the processes tell each other, the sync phase.
-
-        Spends the plan's state.
+        """Does a round, and spends the plan's state: local phase, gathering, sync phase.
 
         Args:
             plan: from `plan`.
@@ -310,6 +309,7 @@ class Run:
         began = time.perf_counter() if began is None else began
         parts, state, is_main = self.parts, plan.state, plan.kind == programs.MAIN
         own_kind = parts.programs[plan.kind]
+        run_records.check_state(state, self)
         state.lineage.newest = state.generation + 1
         train, carried = state.train, state.carried
         begins = plan.passes != state.passes
@@ -353,8 +353,7 @@ class Run:
         clocks = told.clocks
         if plan.closing is not None:
             clocks = clocks._replace(
-                compute_secs=plan.closing.compute_secs,
-                local_secs=float(plan.closing.round_secs),
+                compute_secs=plan.closing.compute_secs, local_secs=float(plan.closing.round_secs)
             )
         train = sums.state if is_main else sums.state._replace(worker=kept)
         sums = sums._replace(state=train, metrics=told.metrics or sums.metrics)
@@ -369,6 +368,7 @@ class Run:
         sums: sync.Synchronised,
     ) -> RunState:
         """The state after a round, of what `execute` returned: see `planning.commit`."""
+        run_records.check_commit(state, plan, self)
         return planning.commit(self.parts, state, plan, done, clocks, sums)
 
     def _warm_up(self, state: RunState, kind: str, given: types.PyTree) -> RunState:
@@ -396,5 +396,5 @@ class Run:
             self._tail_secs = time.perf_counter() - self._gathered
         params, _ = self.params(state)
         jax.block_until_ready(params)
-        self._warm.add(kind)
+        self._warm[kind] = run_records.shapes_of(given)
         return state

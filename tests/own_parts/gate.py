@@ -1,8 +1,6 @@
-"""A gate of one's own: a round closes after so many microbatches, whoever did them.
+"""A gate of one's own, `gate=after(3)`: a round closes after 3 microbatches of all workers."""
 
-hetjax.fit(…, gate=after(3))
-"""
-
+import threading
 from typing import Annotated
 
 import numpy as np
@@ -11,29 +9,32 @@ import hetjax
 
 
 class Counting:
-    """What the workers' threads ask."""
+    """What the workers' threads ask. The processes of a run count together, over the board."""
 
-    def __init__(self, most):
-        self._most = most
+    def __init__(self, most, board):
+        self._lock, self._most, self._board, self._round = threading.Lock(), most, board, 0
 
     def begin(self, quotas):
-        self._done = 0
+        self._round, self._done = self._round + 1, 0
 
     def is_open(self):
-        return self._done < self._most
+        return self._count(0) < self._most
 
     def finished(self, worker, microbatches_done):
-        self._done += 1
+        self._count(1)
+
+    def _count(self, more):
+        with self._lock:
+            self._done += more
+        return self._done if self._board is None else self._board.add(f"{self._round}", more)
 
 
 @hetjax.parts.factory
-def after(
-    most: Annotated[int, hetjax.parts.integer(at_least=1, unit="microbatches", says="a round")],
-) -> hetjax.gates.Gate:
+def after(most: Annotated[int, hetjax.parts.integer(at_least=1, says="microbatches a round")]):
     """Closes after `most` microbatches."""
 
     def closes_at(ends, quotas):
         flat = np.sort(ends.reshape(*ends.shape[:-2], -1), axis=-1)
-        return flat[..., most - 1] if flat.shape[-1] >= most else np.full(flat.shape[:-1], np.inf)
+        return flat[..., min(most, flat.shape[-1]) - 1]  # when the last one ends, at the latest
 
-    return hetjax.gates.Gate(lambda board, clock: Counting(most), closes_at)
+    return hetjax.gates.Gate(lambda board, clock: Counting(most, board), closes_at)

@@ -2,9 +2,10 @@
 
     python -m tests.training.process_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASES OUT
 
-CASES maps a name to the fields of `problems.fit`, with `loss_fn` by its name there, and
-`last_round`, after which a callback ends the run, and `update_secs`, which each process takes
-longer between two local phases; process 0 writes OUT/NAME.npz and .json.
+CASES maps a name to the fields of `problems.fit`, with `loss_fn` by its name there and `rule` by
+its name in `RULES`, and `last_round`, after which a callback ends the run, and `update_secs`, which
+each process takes longer between two local phases; process 0 writes OUT/NAME.npz and .json. A case
+of the rule `hessian_product` is rounds without update, and its `params` are what they found.
 """
 
 import json
@@ -14,11 +15,18 @@ import time
 
 import jax
 import numpy as np
+import optax
 
 import hetjax
 from hetjax.cluster import exchange, processes
 from hetjax.training import shared_sums
+from tests.own_parts import hessian_product, local_sgd
 from tests.training import problems
+
+RULES = {
+    "local_sgd": lambda loss_fn: local_sgd.local_sgd(loss_fn, optax.sgd(0.1, momentum=0.9)),
+    "hessian_product": hessian_product.hessian_product,
+}
 
 add_up, connect, post = shared_sums.add_up, exchange.connect, shared_sums.SharedSums.post
 connected, added = [], []
@@ -41,6 +49,27 @@ def slowed(function, secs):
     return call
 
 
+def resolved(fields):
+    """The fields with functions in place of their names."""
+    loss_fn = getattr(problems, fields.get("loss_fn", "softmax_loss"))
+    rule = {"rule": RULES[fields["rule"]](loss_fn)} if "rule" in fields else {}
+    return {**fields, "loss_fn": loss_fn, **rule}
+
+
+def products(data, weights, rounds=3, **fields):
+    """(what rounds without update found, their quotas), each with a vector of its own."""
+    loss_fn, found, quotas = fields.pop("loss_fn"), [], []
+    fields = {"microbatch_size": 4, "budget": 8, **fields}
+    with hetjax.Run(loss_fn, weights, None, data, **fields) as run:
+        state = run.init(given=np.zeros_like(weights))
+        for seed in range(rounds):
+            given = np.random.default_rng(seed).normal(size=weights.shape)
+            state, report = run.round(state, given=given)
+            found.append(np.asarray(report.mean.addressable_data(0)[0]))
+            quotas.append(report.quotas)
+    return np.stack(found), quotas
+
+
 def main(process_id, num_processes, coordinator, cases, out):
     place = processes.find_place(int(process_id), int(num_processes), coordinator)
     processes.join(place)
@@ -53,14 +82,17 @@ def main(process_id, num_processes, coordinator, cases, out):
         shared_sums.SharedSums.post = slowed(post, update_secs[place.process_id])
         added.clear()
         callbacks = [lambda line, last=last_round: line.round == last]
-        fields["loss_fn"] = getattr(problems, fields.get("loss_fn", "softmax_loss"))
-        result = problems.fit(
-            problems.classification(), problems.initial_weights(), callbacks=callbacks, **fields
-        )
+        problem = problems.classification(), problems.initial_weights()
+        if fields.get("rule") == "hessian_product":
+            params, quotas = products(*problem, **resolved(fields))
+            best, told = params, {"summary": {}, "history": [{"quotas": each} for each in quotas]}
+        else:
+            result = problems.fit(*problem, callbacks=callbacks, **resolved(fields))
+            params, best = result.params, result.best_params
+            told = {"summary": result.summary, "history": result.history}
         if place.process_id == 0:
             path = pathlib.Path(out) / name
-            np.savez(path.with_suffix(".npz"), params=result.params, best=result.best_params)
-            told = {"summary": result.summary, "history": result.history}
+            np.savez(path.with_suffix(".npz"), params=params, best=best)
             told["summary"]["by_sockets"] = bool(connected) and connected[-1] is not None
             told["summary"]["times_added"] = len(added)
             path.with_suffix(".json").write_text(json.dumps(told))

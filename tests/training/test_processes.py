@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.training import problems
+from tests.training import problems, process_cases
 
 SPEEDS = [1.0, 1.5, 2.0, 4.0]
 VIRTUAL = {"num_workers": 4, "secs_per_microbatch": SPEEDS, "clock": "virtual"}
@@ -37,12 +37,23 @@ CASES = {
     },
     "weighted_private": {"data": {"sharing": "private"}, "loss_fn": "weighted_softmax_loss"},
 }
-CUT = ("d_psgd", "d_grab_exact", "pair_balance", "private")
+OWN = {
+    "own_parts": {
+        "quota": {"policy": "tests.own_parts.policy:one_at_a_time", "least": 2},
+        "ordering": {"method": "tests.own_parts.signed_order:harder_first"},
+        "reducer": {"name": "tests.own_parts.reducer:rounded_sum"},
+        "gate": {"trigger": "tests.own_parts.gate:after", "most": 6},
+    },
+    "own_rule": {"rule": "local_sgd", "ordering": "tests.own_parts.order:rotated"},
+}
+PRODUCT = {"hessian_product": {"rule": "hessian_product", "loss_fn": "weighted_softmax_loss"}}
+CUT = ("own_rule", "d_psgd", "d_grab_exact", "pair_balance", "private")
 WALL = {"num_workers": 4, "secs_per_microbatch": [0.02, 0.02, 0.02, 0.2]}
 LIVE = {
     "live_first": {"gate": {"trigger": "first"}},
     "live_quorum": {"gate": {"trigger": "quorum", "quorum": 5}},
     "live_deadline": {"gate": {"trigger": "deadline", "deadline_secs": 0.05}},
+    "live_own": {"gate": {"trigger": "tests.own_parts.gate:after", "most": 5}},
 }
 
 
@@ -84,7 +95,8 @@ def run_gang(cases, directory, num_processes, **variables):
 
 @pytest.fixture(scope="module")
 def gang(tmp_path_factory):
-    cases = {name: {**EVAL, **fields} for name, fields in CASES.items()}
+    named = {**CASES, **OWN, **PRODUCT}
+    cases = {name: {**EVAL, **fields} for name, fields in named.items()}
     live = {
         name: {"epochs": 2, "cluster": WALL, "quota": {"policy": "equal"}, **fields}
         for name, fields in LIVE.items()
@@ -119,6 +131,7 @@ SHARED = (
 def shared_gang(tmp_path_factory):
     """As a launcher runs it: the gradients are added up in memory."""
     cases = {name: {**EVAL, **CASES[name]} for name in SHARED}
+    cases |= {name: {**EVAL, **fields} for name, fields in {**OWN, **PRODUCT}.items()}
     even = {"num_workers": 4, "secs_per_microbatch": [0.02] * 4}
     cases["slow_update"] = {**EVAL, "cluster": even, "update_secs": [0, 0.06]}
     cases["slow_update_of_0"] = {**EVAL, "cluster": even, "update_secs": [0.06, 0]}
@@ -132,18 +145,30 @@ def shared_gang(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [(name, "gang") for name in CASES] + [(name, "shared_gang") for name in SHARED],
+    [(name, "gang") for name in [*CASES, *OWN]]
+    + [(name, "shared_gang") for name in [*SHARED, *OWN]],
 )
 def test_two_processes_train_as_one_does(name, form, request, float64):
     params, summary, history = request.getfixturevalue(form)[name]
-    fields = {**EVAL, **CASES[name]}
-    fields["loss_fn"] = getattr(problems, fields.get("loss_fn", "softmax_loss"))
+    fields = process_cases.resolved({**EVAL, **{**CASES, **OWN}[name]})
     alone = problems.fit(problems.classification(), problems.initial_weights(), **fields)
     for key in ("quotas", "microbatches_done", "examples_counted", "compute_secs", "bytes_sent"):
         assert [line[key] for line in history] == [line[key] for line in alone.history], key
-    np.testing.assert_allclose(params, alone.params, rtol=1e-10)
+    np.testing.assert_allclose(params, alone.params, rtol=1e-12 if name in OWN else 1e-10)
     assert summary["examples_missing"] == summary["examples_duplicated"] == 0
     assert summary["train_loss"] == pytest.approx(alone.summary["train_loss"], rel=1e-8)
+
+
+@pytest.mark.parametrize("form", ["gang", "shared_gang"])
+def test_rounds_without_update_find_the_same_in_two_processes(form, request, float64):
+    found, _, history = request.getfixturevalue(form)["hessian_product"]
+    fields = process_cases.resolved({**EVAL, **PRODUCT["hessian_product"]})
+    alone, quotas = process_cases.products(
+        problems.classification(), problems.initial_weights(), **fields
+    )
+    assert [line["quotas"] for line in history] == quotas
+    assert min(min(each) for each in quotas) < max(max(each) for each in quotas)
+    np.testing.assert_allclose(found, alone, rtol=1e-12, atol=1e-14)
 
 
 def test_who_needs_longer_for_the_update_gets_less(shared_gang):

@@ -1,0 +1,224 @@
+"""What bad parts get: the contract, what was given and an example, before anything is computed."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax import gates, ordering, quota, topology
+from hetjax.training import gradients
+from tests.own_parts import gate, hessian_product, order, policy, reducer
+from tests.training import problems
+
+DATA, WEIGHTS = problems.classification(61, np.float32), problems.initial_weights(np.float32)
+LOSS = problems.softmax_loss
+
+
+def make(**fields):
+    fields = {"workers": 4, "microbatch_size": 4, "budget": 8, **fields}
+    return hetjax.Run(LOSS, WEIGHTS, fields.pop("optimizer", optax.sgd(0.1)), DATA, **fields)
+
+
+def mixing(facts):
+    return topology.d_psgd().make(facts)
+
+
+POLICY = r"Quota policy: a hetjax\.quota\.QuotaPolicy of init\(.*Such as quota=hetjax\.quota\.ada"
+ORDERING = r"Ordering: a hetjax\.ordering\.Ordering of init\(.*ordering\.d_grab\(block_pairs=4\)"
+REDUCER = r"Reducer: a hetjax\.topology\.Reducer of make\(facts\).*topology\.matcha\("
+GATE = r"Gate: a hetjax\.gates\.Gate of open\(board, clock\).*gates\.quorum\(12\)"
+RULE = r"It must be a hetjax\.LocalRule with begin\(shared, worker\).*gradients\.gradient_sums"
+NO_PART = [
+    ({"quota": None}, f"quota: got None, which has no init, assign, observe. {POLICY}"),
+    ({"quota": lambda x: x}, f"got the function <lambda>, which has no init, .*{POLICY}"),
+    ({"quota": policy.State}, f"got the class State, which has no init, .*{POLICY}"),
+    ({"quota": gate.after(3)}, f"quota: got a Gate, which has no init, assign, .*{POLICY}"),
+    (
+        {"quota": policy.one_at_a_time()._replace(assign=lambda state: 0)},
+        rf"got a QuotaPolicy, whose assign\(state\) does not take 3 arguments\. {POLICY}",
+    ),
+    (
+        {"quota": "tests.own_parts.order:rotated"},
+        f"policy: 'tests.own_parts.order:rotated' makes an Ordering, which has no a.*{POLICY}",
+    ),
+    ({"ordering": order.rotated}, f"got the function rotated, .*call it, .*{ORDERING}"),
+    ({"ordering": topology.d_psgd()}, f"got a Reducer, which has no init, place. {ORDERING}"),
+    ({"reducer": 3}, f"reducer: got 3, which has no make. {REDUCER}"),
+    (
+        {"reducer": topology.Reducer(lambda: 0, keeps_replicas_equal=True)},
+        rf"whose make\(\) does not take 1 argument\. {REDUCER}",
+    ),
+    ({"gate": gates.Gate(None, None)}, f"got a Gate, whose open is None and no function. {GATE}"),
+    ({"rule": gradients.gradient_sums}, f"rule: got a function; call it, if .*{RULE}"),
+    (
+        {"rule": hetjax.LocalRule(lambda shared: 0, lambda: 0, lambda: 0)},
+        rf"rule: its begin\(shared\) does not take 2 arguments\. {RULE}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), NO_PART)
+def test_what_is_no_part_gets_the_contract_what_was_given_and_an_example(fields, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        make(**fields)
+    assert " at 0x" not in str(raised.value)  # no addresses for a person to read over
+
+
+MADE_WRONG = [
+    (
+        {"reducer": topology.Reducer(lambda facts: 3, keeps_replicas_equal=True)},
+        r"its make\(facts\) made 3; it must make a hetjax\.topology\.Reduction",
+    ),
+    (
+        {"ordering": order.rotated()._replace(make_observer=lambda sizes: 3)},
+        r"its make_observer\(sizes\) made 3; it must make a hetjax\.ordering\.Observer",
+    ),
+    (
+        {"gate": gates.Gate(lambda board, clock: 3, lambda ends, quotas: 0.0)},
+        r"made 3 without begin, is_open, finished; it must make .*hetjax\.gates\.AlwaysOpen",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), MADE_WRONG)
+def test_what_a_part_makes_for_a_run_is_looked_at_when_the_run_is_made(fields, message):
+    with pytest.raises(ValueError, match=message):
+        make(**fields)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "shown"),
+    [
+        (lambda total, caps: (np.full(4, total), 0), r"\[8, 8, 8, 8\]"),
+        (lambda total, caps: (np.array([9, -1, 0, 0]), 0), r"\[9, -1, 0, 0\]"),
+        (lambda total, caps: (np.array([4, 4]), 0), r"\[4, 4\]"),
+        (lambda total, caps: (np.full(4, total / 4), 0), r"\[2\.0, 2\.0, 2\.0, 2\.0\]"),
+        (lambda total, caps: np.full(4, 2), "a ndarray"),
+    ],
+)
+def test_quotas_that_are_none_are_shown_with_what_they_must_be(assigned, shown):
+    own = quota.QuotaPolicy(
+        lambda num_workers, budget: 0,
+        lambda state, total, caps: assigned(total, caps),
+        lambda state, times: state,
+    )
+    message = rf"total=8, caps=\[8, 8, 8, 8\]\) .* returned {shown}\. It must .*largest_remainder"
+    with make(quota=own) as run:
+        state = run.init()
+        with pytest.raises(ValueError, match=message):
+            run.round(state)
+
+
+CONTRADICTIONS = [
+    (
+        {"ordering": "d_grab", "reducer": "d_psgd"},
+        "'d_grab' does not work with reducer.name='d_psgd': it coordinates .*all_reduce, ring",
+    ),
+    (
+        {
+            "ordering": ordering.d_grab(),
+            "reducer": reducer.rounded_sum()._replace(keeps_replicas_equal=False),
+        },
+        "does not work with reducer.name='given: tests.own_parts.reducer:rounded_sum",
+    ),
+    (
+        {"ordering": order.rotated()._replace(coordinated=True)},
+        "says coordinated=True and has no make_observer.*Give it one, or coordinated=False",
+    ),
+    (
+        {"reducer": topology.Reducer(mixing, keeps_replicas_equal=True, gossips=True)},
+        "says gossips=True and keeps_replicas_equal=True.*set one of the two to False",
+    ),
+    (
+        {"reducer": topology.Reducer(mixing, False, gossips=True, is_plain_sum=True)},
+        "says gossips=True and is_plain_sum=True.*set one of the two to False",
+    ),
+    (
+        {"reducer": reducer.rounded_sum()._replace(keeps_replicas_equal=False, is_plain_sum=True)},
+        "says is_plain_sum=True and keeps_replicas_equal=False",
+    ),
+    (
+        {"reducer": topology.Reducer(mixing, keeps_replicas_equal=False)},
+        "says gossips=False, and its .* with a mixing; set gossips=True",
+    ),
+    (
+        {"reducer": reducer.rounded_sum()._replace(gossips=True, keeps_replicas_equal=False)},
+        "says gossips=True, and its .* with no mixing; set gossips=False",
+    ),
+    (
+        {"ordering": "d_grab", "rule": hessian_product.hessian_product(LOSS), "optimizer": None},
+        "rule: the order balances gradients .*computes something else.*random_reshuffling",
+    ),
+    (
+        {"gate": gate.after(3), "local": "fused"},
+        "got 'tests.own_parts.gate:after' with local='fused'.*Set local='stepped'",
+    ),
+    (
+        {"gate": "first", "quota": quota.static((1, 1, 1, 0)), "budget": 3},
+        "got 'first', but worker 3 has a quota of 0 .*Give it a larger part",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), CONTRADICTIONS)
+def test_parts_that_contradict_each_other_are_refused_when_the_run_is_made(fields, message):
+    with pytest.raises(ValueError, match=message):
+        make(**fields)
+
+
+def test_an_option_of_another_part_is_named_with_whose_it_is():
+    for fields, message in (
+        ({"gate": {"quorum": 3}}, "it is one of 'quorum'.*has no options.*gate.trigger='quorum'"),
+        (
+            {"quota": {"policy": "adaptive", "band": 0.1}},
+            r"one of 'dead_band'.*Leave it out, or set quota\.policy='dead_band'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(**fields)
+
+
+# --- States and plans ---
+
+
+def test_a_plan_of_another_run_or_a_spent_one_computes_nothing():
+    with make(seed=1) as run, make(seed=2) as other:
+        state = run.init()
+        plan = run.plan(state)
+        with pytest.raises(ValueError, match="another run's, and nothing was computed"):
+            other.execute(plan)
+        executed = run.execute(plan)
+        done = executed.done, executed.clocks, executed.sums
+        with pytest.raises(ValueError, match=r"spent.*generation 0.*newest is 1"):
+            run.execute(plan)
+        with pytest.raises(ValueError, match="plan is of another state"):
+            other.commit(other.init(), plan, *done)
+        new = run.commit(state, plan, *done)
+        before = jax.device_get(new.train), new.stream.examples_processed
+        with pytest.raises(ValueError, match="generation 0 is committed already"):
+            run.commit(state, plan, *done)
+        for call in (other.round, other.plan):
+            with pytest.raises(ValueError, match="another run's"):
+                call(new)
+        jax.tree.map(np.testing.assert_array_equal, before[0], jax.device_get(new.train))
+        assert run.round(new)[0].stream.examples_processed > before[1]
+
+
+def test_a_state_that_is_none_and_a_closed_run_are_told():
+    with make() as run:
+        state = run.init()
+        with pytest.raises(ValueError, match="got a TrainState; give the state that init"):
+            run.round(state.train)
+    with pytest.raises(ValueError, match="this run is closed; make another Run"):
+        run.round(state)
+
+
+def test_values_of_a_round_of_other_shapes_than_at_the_beginning_are_told():
+    with make(optimizer=None, rule=hessian_product.hessian_product(LOSS)) as run:
+        state = run.init(given=np.zeros_like(WEIGHTS))
+        with pytest.raises(ValueError, match=r"given has no arrays, .*began with .*\[5, 3\]"):
+            run.round(state)
+        with pytest.raises(ValueError, match=r"shapes \[3\], .*began with .*\[5, 3\]"):
+            run.round(state, given=np.zeros(3, np.float32))
+        run.round(state, given=np.ones_like(WEIGHTS))
