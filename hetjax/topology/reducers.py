@@ -2,9 +2,11 @@
 
 A reducer is written once, for one worker and the axis of all workers: `collective`, inside
 `shard_map`. On one device that is mapped over the workers by `jax.vmap`, or the reducer brings a
-form `array` of its own for there, on leaves with a leading worker axis. Two kinds: those that sum
-the workers' gradients, so that replicas stay equal, and those that gossip, where each worker
-updates from its own gradients and averages its parameters with its neighbours'.
+form `array` of its own for there, on leaves with a leading worker axis.
+
+Two kinds: those that sum the workers' gradients, so that replicas stay equal, and those that
+gossip, where each worker updates from its own gradients and averages its parameters with its
+neighbours'.
 """
 
 import functools

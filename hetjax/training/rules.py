@@ -204,7 +204,8 @@ def _add(
 
     def guarded(before: types.Carried) -> tuple[types.Carried, jax.Array]:
         after = step(before.worker, before.sums)
-        finite = trees.all_finite(rule.checked(*after))
+        # The barrier has XLA decide once, and not anew for each number that is added.
+        finite = jax.lax.optimization_barrier(trees.all_finite(rule.checked(*after)))
         counts = finite & active
         worker, sums = trees.select(counts, after, (before.worker, before.sums))
         evidence = jax.tree.map(
