@@ -283,6 +283,8 @@ def main(argv: list[str]) -> None:
     if not chosen:
         names = "\n".join(arm["name"] for arm in arms())
         sys.exit(f"--only: no arm is like {', '.join(given.only)}; there are\n{names}")
+    if given.directory and any(pathlib.Path(given.directory).glob("*")):
+        sys.exit(f"--directory: {given.directory} holds something already; give an empty one")
     with tempfile.TemporaryDirectory(prefix="hetjax-checkouts-") as temporary:
         directory = pathlib.Path(given.directory or temporary)
         name = "float64" if given.float64 else "float32"
