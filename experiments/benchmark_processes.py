@@ -31,8 +31,11 @@ from experiments.launched_runs import SHARES
 from experiments.rows import Row, print_tables
 from hetjax.data import datasets, sources
 
-_ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Directory of the data sets.")
+# Other programs have flags of these names too, and tests import several of them.
+_ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.", allow_override=True)
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "Directory of the data sets.", allow_override=True
+)
 _TORCH_PYTHON = flags.DEFINE_string("torch_python", sys.executable, "Interpreter that has torch.")
 _BEFORE = flags.DEFINE_string("before", None, "Checkout that mlp and lenet are compared with.")
 _REPEATS = flags.DEFINE_integer("repeats", 2, "Runs of each arm.", 1)

@@ -40,6 +40,14 @@ _PARTS = {
     "params": "params",
     "progress_rounds": "progress",
 }
+_LEDGER = {  # what each version calls it
+    "counts": "counts",
+    "ever": "ever",
+    "missing": "missing",
+    "closed_missing": "missing",
+    "duplicated": "duplicated",
+    "closed_duplicated": "duplicated",
+}
 _COUNTS = (
     "rounds",
     "interrupted",
@@ -126,10 +134,10 @@ def add_checkpoint(outcome: Outcome, step: int, arrays: Mapping[str, np.ndarray]
     for name, array in arrays.items():
         *parents, last = name.split("/")
         path = "/".join(parents)
-        if last in ("counts", "ever", "missing", "duplicated"):
-            ledger[last] = array
+        if last in _LEDGER or last == "reached":
+            ledger[_LEDGER.get(last, last)] = array
         elif last in ("order", "realised", "signs", "num_placed", "pass_index"):
-            passes[path.removesuffix("/state")].setdefault(last, array)
+            passes[path.removesuffix("/state").removesuffix("/order_state")].setdefault(last, array)
         elif last in ("remaining", "queue", "head"):
             passes[path][last] = array
         for part in _PARTS:
@@ -138,6 +146,8 @@ def add_checkpoint(outcome: Outcome, step: int, arrays: Mapping[str, np.ndarray]
                 kept[_PARTS[part]][own] = array
                 break
     found = [fields for fields in passes.values() if "order" in fields]
+    if "reached" in ledger:  # in finished passes; the other form has those of the open one too
+        ledger["ever"] = ledger.pop("reached") | (ledger["counts"] > 0)
     lacks = [what for what, there in (("orders", found), ("ledger", ledger)) if not there]
     lacks += [f"{what} arrays" for what in ("params", "opt_state") if what not in kept]
     lacks += ["queues"] * any("remaining" not in f and "queue" not in f for f in found)

@@ -366,7 +366,7 @@ def are_bit_equal(first: pathlib.Path, second: pathlib.Path) -> bool:
     if any(one is None for one in saved):
         return False
     arrays = [
-        {name: array for name, array in one.arrays.items() if not name.startswith("run/policy")}
+        {name: array for name, array in one.arrays.items() if not name.startswith("run/policies/")}
         for one in saved
         if one is not None
     ]

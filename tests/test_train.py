@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import config_flag, train
+from experiments import train
 from hetjax import config as config_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -133,8 +133,7 @@ def test_lenet_learns_from_real_cifar10(test_data, tmp_path):
                 "secs_per_microbatch": (1, 2, 3, 4),
                 "clock": "virtual",
             },
-        },
-        choices=config_flag.choices(),
+        }
     )
     result = train.train_and_evaluate(config, str(tmp_path / "run"), progress=False)
     losses = [line["loss"] for line in result.history]

@@ -156,5 +156,5 @@ def test_every_public_name_resolves():
     for name in topology.__all__:
         assert getattr(topology, name) is not None
     assert set(topology.__all__) <= set(dir(topology))
-    with pytest.raises(AttributeError, match="reducer"):
-        topology.reducer  # noqa: B018
+    with pytest.raises(AttributeError, match="reducerr"):
+        topology.reducerr  # noqa: B018
