@@ -23,7 +23,7 @@ import sys
 
 from absl import app, flags
 
-from experiments import comparison
+from experiments.comparisons import comparison
 
 _CONFIGS = flags.DEFINE_multi_string("configs", [], "An arm: 'FILE FIELD=VALUE …'; or files.")
 _SET = flags.DEFINE_multi_string("set", [], "FIELD=VALUE, for all arms.")

@@ -31,15 +31,15 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from experiments import order_report, order_results, order_tasks
-from experiments.order_tasks import Run, Task
+from experiments.comparisons import order_report, order_results, order_tasks
+from experiments.comparisons.order_tasks import Run, Task
 
 STAGES = ("all", "plan", "run", "time", "report")
 _ONLY = flags.DEFINE_list("only", [], "Tasks, or groups of them; all if empty.")
 _JOBS = flags.DEFINE_integer("jobs", len(os.sched_getaffinity(0)), "Runs at a time.", 1)
 _MINUTES = flags.DEFINE_float("minutes", 90.0, "Start no run after this time.", 0.0)
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Directory of the data sets.")
-_DIRECTORY = flags.DEFINE_string("directory", "experiments/orders", "Results and report.")
+_DIRECTORY = flags.DEFINE_string("directory", "experiments/results/orders", "Results and report.")
 _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "What to do.")
 
 Arrays = tuple[dict[str, Any], dict[str, Any]]  # to train on; to evaluate, with 'is_test'

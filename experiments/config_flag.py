@@ -23,7 +23,8 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from hetjax import config, config_fields, kinds, parts
+from hetjax import config, kinds, parts
+from hetjax.config import fields
 
 _NAME = "config"
 _MISSING = f"--{_NAME} is missing. Give a file first, such as --{_NAME}=configs/digits.py."
@@ -140,7 +141,7 @@ def _check(name: str, text: str | None, following: str | None) -> list[str]:
     for part in reversed(parts):
         given = {part: given}
     errors: list[str] = []
-    config_fields.parse_group(config.ExperimentConfig, given, "", errors)
+    fields.parse_group(config.ExperimentConfig, given, "", errors)
     return errors
 
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from experiments import config_flag
-from hetjax.cluster import processes
+from hetjax.processes import join
 
 config_flag.define()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
@@ -30,7 +30,7 @@ def train_and_evaluate(
     workdir: str | None,
     *,
     progress: bool = True,
-    place: processes.Place | None = None,
+    place: join.Place | None = None,
 ) -> Any:
     """Runs a checked configuration; returns a `hetjax.FitResult`.
 
@@ -39,16 +39,15 @@ def train_and_evaluate(
     """
     import hetjax
 
-    processes.join(place)
+    join.join(place)
     hetjax.use_cpu_workers(_own_workers(config, place))
 
     import optax
     from flax import nnx
 
     from experiments import problems
-    from hetjax import models
+    from hetjax import models, optimizers
     from hetjax.data import datasets, sources
-    from hetjax.training import optimizers
 
     dataset = datasets.load(config.data.name, config.data.dir or None)
     if dataset.num_classes is None or dataset.example_shape is None:
@@ -93,7 +92,7 @@ def train_and_evaluate(
     )
 
 
-def _own_workers(config: Any, place: processes.Place | None) -> int:
+def _own_workers(config: Any, place: join.Place | None) -> int:
     num_workers = config.cluster.num_workers
     if config.local == "virtual":
         if place is not None:
@@ -179,7 +178,7 @@ def main(argv: list[str]) -> None:
         _end("--workdir is missing: the directory that gets this run's files.")
     place = None
     try:
-        place = processes.find_place(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
+        place = join.find_place(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
         result = train_and_evaluate(config, workdir, place=place)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
@@ -190,7 +189,7 @@ def main(argv: list[str]) -> None:
             _end(str(error))
         if place is None:
             raise
-        if isinstance(error, ValueError | RuntimeError) and processes.is_loss_of_others(error):
+        if isinstance(error, ValueError | RuntimeError) and join.is_loss_of_others(error):
             first_line = str(error).splitlines()[0]
             _leave(1, f"Process {place.process_id} has lost the others: {first_line}")
         _leave(2 if is_users else 1, str(error) if is_users else traceback.format_exc())

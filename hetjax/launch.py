@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetjax.cluster import cpu_shares, supervisor
+from hetjax.launcher import cpu_shares, supervisor
 
 _FLAGS: tuple[tuple[str, Callable[[str], Any], Any, str], ...] = (
     ("cpus", str, "", "share of one core of each worker: 1,0.5,… (no limits)"),

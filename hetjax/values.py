@@ -3,7 +3,7 @@
 A `Rule` turns a value as it comes from Python, JSON or the command line into the value that is
 kept, or refuses it: a bool is not a number, an integer is good for a float, a list or a single
 value for a tuple. `hetjax.parts` gives rules to the options of a part's factory, and
-`hetjax.config_fields` to the fields of a configuration.
+`hetjax.config.fields` to the fields of a configuration.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pytest
 
 import hetjax
 from hetjax import gates, ordering, quota, topology
-from hetjax.training import gradients
+from hetjax.rounds import gradients
 from tests.own_parts import gate, hessian_product, order, policy, reducer
 from tests.training import problems
 

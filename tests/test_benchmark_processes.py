@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from experiments import benchmark_processes, core_speed, launched_runs
+from experiments.benchmarks import core_speed, launched_runs, processes
 from hetjax import config
 
 
@@ -64,17 +64,17 @@ def test_a_configuration_has_the_given_fields_alone(tmp_path):
 def test_two_checkouts_take_turns(tmp_path, monkeypatch):
     (tmp_path / "hetjax").mkdir()
     (tmp_path / "hetjax" / "__init__.py").touch()
-    root, speeds, asked = benchmark_processes._ROOT, itertools.count(100), []
+    root, speeds, asked = processes._ROOT, itertools.count(100), []
 
     def run(task, policy, num_rounds, shares, *, checkout):
         asked.append((policy, "this" if checkout == root else "before"))
         assert checkout in (root, tmp_path)
         return launched_runs.Arm(next(speeds) * (2 if checkout == tmp_path else 1), 1.0)
 
-    monkeypatch.setattr(benchmark_processes, "run_hetjax", run)
-    monkeypatch.setattr(benchmark_processes, "_BEFORE", types.SimpleNamespace(value=tmp_path))
-    monkeypatch.setattr(benchmark_processes, "_REPEATS", types.SimpleNamespace(value=2))
-    first, second = benchmark_processes.task_rows("lenet")
+    monkeypatch.setattr(processes, "run_hetjax", run)
+    monkeypatch.setattr(processes, "_BEFORE", types.SimpleNamespace(value=tmp_path))
+    monkeypatch.setattr(processes, "_REPEATS", types.SimpleNamespace(value=2))
+    first, second = processes.task_rows("lenet")
     assert asked[:4] == [("adaptive", side) for side in ("before", "this", "this", "before")]
     assert "policy adaptive" in first.figure
     assert "policy equal" in second.figure
@@ -97,7 +97,7 @@ def test_the_products_of_a_layer_are_those_of_its_gradients():
 
 def test_the_baseline_has_the_models_of_hetjax():
     torch = pytest.importorskip("torch")
-    from experiments import ddp_baseline
+    from experiments.benchmarks import ddp_baseline
 
     sizes = {
         name: sum(p.numel() for p in ddp_baseline.make_model(name).parameters())
@@ -110,7 +110,7 @@ def test_the_baseline_has_the_models_of_hetjax():
 
 def test_processes_of_the_baseline_share_each_batch():
     pytest.importorskip("torch")
-    from experiments import ddp_baseline
+    from experiments.benchmarks import ddp_baseline
 
     parts = [
         next(ddp_baseline.own_batches(16, 8, rank=rank, num_ranks=4)).tolist() for rank in range(4)

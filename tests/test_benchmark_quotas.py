@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments import quota_overhead
+from experiments.benchmarks import quota_overhead
 
 
 def test_the_ratio_is_that_of_the_medians_and_lies_in_its_interval():

@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from experiments import checkout_drill, checkout_outcomes
-from experiments.checkout_drill import Result
+from experiments.drills import checkout_outcomes, checkouts
+from experiments.drills.checkouts import Result
 
 ALONE = "1/stepped/d_grab/ring/shared/first"
 CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
@@ -17,7 +17,7 @@ TOGETHER = "2/stepped/pair_balance/d_psgd/private/quorum"
 
 @pytest.fixture(scope="module")
 def arms():
-    named = {arm["name"]: arm for arm in checkout_drill.arms()}
+    named = {arm["name"]: arm for arm in checkouts.arms()}
     return [named[ALONE], named[TOGETHER]]
 
 
@@ -25,9 +25,9 @@ def arms():
 def directory(arms, tmp_path_factory):
     """Both sides of this checkout against itself."""
     directory = tmp_path_factory.mktemp("checkouts")
-    root = checkout_drill.ROOT
-    results = checkout_drill.run_both(arms, root, root, directory)
-    text, is_good = checkout_drill.table(results, {})
+    root = checkouts.ROOT
+    results = checkouts.run_both(arms, root, root, directory)
+    text, is_good = checkouts.table(results, {})
     assert is_good, text
     assert "| all | 2 | 2 | 2 |" in text
     return directory
@@ -39,11 +39,11 @@ def outcome(directory):
 
 
 def test_arms_are_every_combination_that_works_together():
-    arms = checkout_drill.arms()
+    arms = checkouts.arms()
     names = [arm["name"].split("/") for arm in arms]
     assert len({tuple(name) for name in names}) == len(arms)
     pairs = {(ordering, reducer) for _, _, ordering, reducer, *_ in names}
-    assert {tuple(c[1:]) for c in checkout_drill.fault_drill.combinations()} == pairs
+    assert {tuple(c[1:]) for c in checkouts.faults.combinations()} == pairs
     for processes, local, sharings in (
         ("1", "stepped", 2),
         ("1", "fused", 2),
@@ -72,18 +72,18 @@ def test_the_runs_are_cut_and_end_a_pass(outcome):
 def test_another_seed_is_found(arms, directory, tmp_path):
     other = copy.deepcopy(arms[:1])
     other[0]["fields"]["seed"] = 1
-    checkout_drill.run_checkout(checkout_drill.ROOT, other, tmp_path, cache=CACHE)
-    (result,) = checkout_drill.compare(arms[:1], directory / "before", tmp_path)
+    checkouts.run_checkout(checkouts.ROOT, other, tmp_path, cache=CACHE)
+    (result,) = checkouts.compare(arms[:1], directory / "before", tmp_path)
     assert not result.identical
     assert "orders[0][0]" in result.told
-    assert not checkout_drill.table([result], {})[1]
+    assert not checkouts.table([result], {})[1]
 
 
 def test_an_arm_that_fails_says_why(arms, directory, tmp_path):
     other = copy.deepcopy(arms[:1])
     other[0]["fields"]["budget"] = 0
-    checkout_drill.run_checkout(checkout_drill.ROOT, other, tmp_path, cache=CACHE)
-    (result,) = checkout_drill.compare(arms[:1], directory / "before", tmp_path)
+    checkouts.run_checkout(checkouts.ROOT, other, tmp_path, cache=CACHE)
+    (result,) = checkouts.compare(arms[:1], directory / "before", tmp_path)
     assert not result.identical
     assert result.told.startswith("after: Traceback")
     assert "budget: got 0" in result.told
@@ -163,11 +163,11 @@ def test_rounding_is_named_and_more_fails():
         Result(arms[1], True, False, "arrays[params of 1][0]"),
         Result(arms[2], True, False, "numbers[0][loss]"),
     ]
-    text, is_good = checkout_drill.table(results[:2], {arms[1]["name"]: 1e-14})
+    text, is_good = checkouts.table(results[:2], {arms[1]["name"]: 1e-14})
     assert is_good
     assert f"rounding: {arms[1]['name']} (float64: largest relative gap 1.0e-14)" in text
     gaps = {arms[1]["name"]: 1e-14, arms[2]["name"]: 1e-9}
-    text, is_good = checkout_drill.table(results, gaps)
+    text, is_good = checkouts.table(results, gaps)
     assert not is_good
     assert f"FAILED: {arms[2]['name']}" in text
     assert "| fused, 1 process | 3 | 3 | 1 |" in text

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from experiments import comparison
+from experiments.comparisons import comparison
 
 pytestmark = pytest.mark.slow
 

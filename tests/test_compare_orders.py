@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import hetjax
-from experiments import compare_orders, order_report, order_results, order_tasks
+from experiments import compare_orders
+from experiments.comparisons import order_report, order_results, order_tasks
 
 pytestmark = pytest.mark.slow
 

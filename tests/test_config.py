@@ -16,7 +16,9 @@ import ml_collections
 import pytest
 from hypothesis import strategies as st
 
-from hetjax import config, config_fields, config_groups
+from hetjax import config
+from hetjax.config import fields
+from hetjax.config import groups as groups_lib
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem != "__init__")
@@ -221,7 +223,7 @@ def test_the_frozen_form_has_tuples_floats_and_records():
     assert experiment.model.hidden == (64, 32)
     assert experiment.cluster.overhead_secs == (0.0, 0.25, 0.0, 1.0)
     assert all(type(share) is float for share in experiment.quota.proportions)
-    assert experiment.cluster.changes[0] == config_groups.Change(round=3, worker=2, present=False)
+    assert experiment.cluster.changes[0] == groups_lib.Change(round=3, worker=2, present=False)
     hash(experiment)
     with pytest.raises(dataclasses.FrozenInstanceError):
         experiment.seed = 3
@@ -259,7 +261,7 @@ def test_overhead_may_be_a_number_or_one_for_each_worker():
         assert config.validate(given).cluster.overhead_secs == overhead
 
 
-LEAVES = config_fields.leaf_names(config.ExperimentConfig)
+LEAVES = fields.leaf_names(config.ExperimentConfig)
 SCALARS = (
     st.none()
     | st.booleans()
@@ -269,7 +271,7 @@ SCALARS = (
     | st.text(max_size=8)
     | st.sampled_from(["static", "quorum", "fused", "virtual", "private", "step", "mlp"])
 )
-CHANGE_KEYS = st.sampled_from([field.name for field in dataclasses.fields(config_groups.Change)])
+CHANGE_KEYS = st.sampled_from([field.name for field in dataclasses.fields(groups_lib.Change)])
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (

@@ -9,7 +9,8 @@ import pytest
 from absl import flags
 
 from experiments import config_flag
-from hetjax import config, config_groups
+from hetjax import config
+from hetjax.config import groups
 
 DIGITS = str(pathlib.Path(__file__).parents[1] / "configs" / "digits.py")
 
@@ -54,7 +55,7 @@ def test_overrides_work_the_same_on_both_kinds_of_file(path):
     assert (experiment.optimizer.learning_rate, experiment.optimizer.nesterov) == (1.0, True)
     assert experiment.quota.proportions == (4.0, 3.0, 2.0, 1.0)
     assert experiment.cluster.overhead_secs == (0.1, 0.0, 0.0, 0.0)
-    assert experiment.cluster.changes == (config_groups.Change(round=3, worker=0, present=False),)
+    assert experiment.cluster.changes == (groups.Change(round=3, worker=0, present=False),)
     assert experiment.cluster.secs_per_microbatch == (0.024, 0.032, 0.048, 0.096)
 
 

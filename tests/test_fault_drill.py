@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments import fault_cases, fault_drill
+from experiments.drills import fault_cases, faults
 
 
 def write(results, drill, *records):
@@ -14,8 +14,8 @@ def write(results, drill, *records):
 
 
 def test_killed_workers_are_recovered_exactly(tmp_path, capfd):
-    fault_drill.run("kill", tmp_path, trials=2, seed=1)
-    *kills, gang = fault_drill.read(tmp_path, "kill")
+    faults.run("kill", tmp_path, trials=2, seed=1)
+    *kills, gang = faults.read(tmp_path, "kill")
     assert [record["recovered"] for record in kills] == [True, True], capfd.readouterr().err
     assert all(record["named"] for record in kills)
     assert gang["kills"] == gang["restarts"] == 2
@@ -25,8 +25,8 @@ def test_killed_workers_are_recovered_exactly(tmp_path, capfd):
 
 
 def test_mutated_configurations_run_or_get_one_message(tmp_path, capfd):
-    fault_drill.run("mutate", tmp_path, trials=20, seed=1)
-    counts = fault_drill.read(tmp_path, "mutate")
+    faults.run("mutate", tmp_path, trials=20, seed=1)
+    counts = faults.read(tmp_path, "mutate")
     assert [record["faults"] for record in counts] == [[], []], capfd.readouterr().err
     assert counts[0]["trials"] == 20
     assert counts[0]["ran"] > 2
@@ -44,7 +44,7 @@ def test_the_table_adds_up_over_runs(tmp_path):
     hung = {"kind": "loader", "named": True, "went_on": True}
     write(tmp_path, "hang", {**hung, "heartbeats": 1.8}, {**hung, "heartbeats": None})
     write(tmp_path, "mutate", {"trials": 50, "ran": 30, "refused": 20, "faults": []})
-    text = fault_drill.table(tmp_path)
+    text = faults.table(tmp_path)
     for row in (
         "| `kill -9`: recovered | N of N | 4 of 4 (95 %: at most 75.0% fail) |",
         "| … of them process 0 |  | 2 |",
@@ -64,14 +64,14 @@ def test_combinations_that_are_done_are_not_repeated(tmp_path, monkeypatch):
         names = dict(zip(("local", "ordering", "reducer"), combination, strict=True))
         return {"drill": "resume", **names, "cuts": 5, "bit_equal": True}
 
-    monkeypatch.setattr(fault_drill, "cut_every_round", cut)
-    everything = fault_drill.combinations()
-    fault_drill.run("resume", tmp_path, trials=3)
-    fault_drill.run("resume", tmp_path, trials=1000)
+    monkeypatch.setattr(faults, "cut_every_round", cut)
+    everything = faults.combinations()
+    faults.run("resume", tmp_path, trials=3)
+    faults.run("resume", tmp_path, trials=1000)
     assert asked == everything
-    fault_drill.run("resume", tmp_path, trials=1, again=True)
+    faults.run("resume", tmp_path, trials=1, again=True)
     assert asked[-1] == everything[0]
-    assert f"{len(everything)} of {len(everything)}" in fault_drill.table(tmp_path)
+    assert f"{len(everything)} of {len(everything)}" in faults.table(tmp_path)
 
 
 @pytest.mark.parametrize(

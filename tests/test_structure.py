@@ -11,7 +11,7 @@ import pathlib
 
 import pytest
 
-from experiments import code_size
+from experiments.benchmarks import code_size
 
 ROOT = pathlib.Path(__file__).parent.parent
 MOST_FUNCTION_LINES, MOST_FILE_LINES = 80, 400
@@ -28,7 +28,7 @@ TEST_FILES = {
 PUBLIC = {"_replace", "_asdict", "_make", "_fields", "_field_defaults", "_exit"}
 # What other libraries give no public name.
 NOT_OURS = {
-    "hetjax/cluster/processes.py": {"_src", "_CACHE_SUFFIX", "_cache_write"},  # of jax
+    "hetjax/processes/join.py": {"_src", "_CACHE_SUFFIX", "_cache_write"},  # of jax
     "hetjax/data/builders/prepared.py": {"_active"},  # of tensorflow_datasets
 }
 
@@ -117,7 +117,7 @@ def test_the_lists_name_files_that_are_there():
         ("def f(run): run._round(0)", {"_round"}),
         ("def f(run): run._state = 0", {"_state"}),
         ("def f(run): getattr(run, '_state')", {"_state"}),
-        ("from hetjax.training.loop import _Round", {"_Round"}),
+        ("from hetjax.rounds.loop import _Round", {"_Round"}),
         ("from jax._src import core", {"_src"}),
         ("import jax._src.core as core", {"_src"}),
         ("import m\ndef _read(): return m.__doc__, m._read", set()),
@@ -254,9 +254,9 @@ def test_imports_make_no_circles(kinds):
 def test_every_kind_of_import_is_seen():
     kinds = ("import", "call", "typing")
     when_imported, when_called, for_types = (edges((kind,)) for kind in kinds)
-    assert "hetjax.training.driver" in when_imported["hetjax.training.fit"]
-    assert "hetjax.quota" in when_imported["hetjax.training.planning"]
-    assert "hetjax.ordering" in when_called["experiments.fault_drill"]
+    assert "hetjax.driver" in when_imported["hetjax.fitting"]
+    assert "hetjax.quota" in when_imported["hetjax.rounds.planning"]
+    assert "hetjax.ordering" in when_called["experiments.drills.faults"]
     assert for_types["hetjax.ordering"] == {"hetjax.ordering.balance"}
 
 

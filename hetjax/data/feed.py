@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax import types
-from hetjax.data import rounds, sources
+from hetjax.data import sources, stream
 
 _BLOCK_ROWS = 8  # microbatches that are read at a time
 
@@ -113,7 +113,7 @@ class StreamedFeed:
         """Has rows i32[B] read, as one block: a source reads many records faster than one."""
         block: concurrent.futures.Future = concurrent.futures.Future()
         ids = np.stack(rows)
-        self._wanted.put((block, np.where(ids == rounds.PADDING, ids[:, :1], ids)))
+        self._wanted.put((block, np.where(ids == stream.PADDING, ids[:, :1], ids)))
         self._ready |= {row.tobytes(): (block, place) for place, row in enumerate(rows)}
 
     def _read_row(self, row: np.ndarray) -> types.PyTree:
@@ -128,7 +128,7 @@ class StreamedFeed:
         raise concurrent.futures.CancelledError("the feed was closed")
 
     def _row(self, row: np.ndarray) -> types.PyTree:
-        if row[0] == rounds.PADDING:
+        if row[0] == stream.PADDING:
             return jax.tree.map(lambda leaf: np.stack([leaf] * len(row)), self._like)
         examples = self._read_row(row)
         del self._ready[row.tobytes()]
@@ -136,7 +136,7 @@ class StreamedFeed:
 
     def wait(self, example_ids: np.ndarray) -> None:
         for row in example_ids:
-            if row[0] != rounds.PADDING:
+            if row[0] != stream.PADDING:
                 self._read_row(row)
 
     def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
@@ -147,7 +147,7 @@ class StreamedFeed:
             joined = leaves[0] if len(leaves) == 1 else np.stack(leaves)
             return joined.reshape(*shape, *leaves[0].shape[1:])
 
-        mask = (example_ids != rounds.PADDING).astype(np.float32)
+        mask = (example_ids != stream.PADDING).astype(np.float32)
         microbatch = types.Microbatch(example_ids, mask, jax.tree.map(join, *rows))
         return jax.device_put(microbatch, self._devices[worker])
 

@@ -7,7 +7,7 @@ is one array. Every item of a source has the same structure, shapes and dtypes.
 
 This module turns items into batches, `fetch` for the streamed feed and `load_all` for the
 resident one, and names the record that cannot be read. Which ids make a batch is not its
-business (`hetjax.data.rounds`), nor are names of data sets (`hetjax.data.datasets`).
+business (`hetjax.data.stream`), nor are names of data sets (`hetjax.data.datasets`).
 It needs NumPy alone.
 """
 

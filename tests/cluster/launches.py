@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from hetjax.cluster import cpu_shares
+from hetjax.launcher import cpu_shares
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE_SECS = 30
@@ -21,7 +21,7 @@ attempt = int(os.environ["HETJAX_ATTEMPT"])
 print("pid", os.getpid())
 """
 BEACONS = """
-from hetjax.cluster import beacons
+from hetjax.processes import beacons
 beacon = beacons.start()
 beacon.at("computing" if worker == 1 else "waiting", 17)
 print("ready")

@@ -13,7 +13,7 @@ import zlib
 
 import pytest
 
-from hetjax.cluster import beacons
+from hetjax.processes import beacons
 
 ROOT = pathlib.Path(__file__).parents[2]
 Entry, Snapshot = beacons.Entry, beacons.Snapshot
@@ -282,7 +282,7 @@ def test_a_busy_interpreter_hardly_delays_the_beacon(environ, tmp_path):
     """The writer gets the interpreter back after 50 ms, and may let it go twice for a write."""
     program = """
 import sys
-from hetjax.cluster import beacons
+from hetjax.processes import beacons
 sys.setswitchinterval(0.05)
 beacons.start().at("computing", 1)
 while True:
@@ -309,7 +309,7 @@ while True:
 def test_a_process_writes_its_stacks_when_it_is_asked(environ, tmp_path):
     program = """
 import time
-from hetjax.cluster import beacons
+from hetjax.processes import beacons
 beacons.start().at("computing", 1)
 def endless():
     time.sleep(60)

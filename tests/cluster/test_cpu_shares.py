@@ -13,7 +13,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from hetjax.cluster import cpu_shares, enter, guardian
+from hetjax.launcher import cpu_shares, enter, guardian
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 BUSY = "while True: pass"

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hetjax.cluster import exchange
+from hetjax.processes import exchange
 
 pytestmark = pytest.mark.skipif(
     not hasattr(socket, "SOCK_SEQPACKET") or os.uname().sysname != "Linux", reason="needs Linux"

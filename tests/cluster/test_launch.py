@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hetjax import launch as launcher
-from hetjax.cluster import cpu_shares, gang
+from hetjax.launcher import cpu_shares, gang
 from tests.cluster import launches
 
 

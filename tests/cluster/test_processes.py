@@ -3,7 +3,7 @@
 import pytest
 from jax._src import compiler, distributed, lru_cache
 
-from hetjax.cluster import exchange, processes
+from hetjax.processes import exchange, join
 
 LAUNCHER = {
     "HETJAX_PROCESS_ID": "1",
@@ -32,7 +32,7 @@ SLURM = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "8"}
 def test_arguments_come_before_the_launcher_and_the_launcher_before_a_scheduler(
     arguments, environment, place
 ):
-    assert processes.find_place(*arguments, environment=environment) == place
+    assert join.find_place(*arguments, environment=environment) == place
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_arguments_come_before_the_launcher_and_the_launcher_before_a_scheduler(
 )
 def test_a_wrong_place_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
-        processes.find_place(*arguments, environment={})
+        join.find_place(*arguments, environment={})
 
 
 def test_a_process_that_is_alone_has_no_board():
     with pytest.raises(RuntimeError, match="this process is alone"):
-        processes.Board()
+        join.Board()
 
 
 class Client:
@@ -85,21 +85,21 @@ class Client:
 )
 def test_a_long_value_is_read_as_it_was_put_up(value, monkeypatch):
     monkeypatch.setattr(distributed.global_state, "client", Client())
-    board = processes.Board()
+    board = join.Board()
     board.post_long("p", value)
     assert board.wait_long("p", 1.0) == value
 
 
 def test_joining_alone_does_nothing():
-    processes.join(None)
+    join.join(None)
 
 
 def test_a_process_of_several_that_did_not_join_does_not_train_alone(monkeypatch):
     monkeypatch.setenv("HETJAX_NUM_PROCESSES", "4")
     with pytest.raises(ValueError, match=r"one of 4.*call hetjax.join_processes"):
-        processes.check_joined()
+        join.check_joined()
     monkeypatch.setenv("HETJAX_NUM_PROCESSES", "1")
-    processes.check_joined()
+    join.check_joined()
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_a_process_of_several_that_did_not_join_does_not_train_alone(monkeypatch
     ],
 )
 def test_the_loss_of_others_is_told_from_mistakes(error, is_loss):
-    assert processes.is_loss_of_others(error) == is_loss
+    assert join.is_loss_of_others(error) == is_loss
 
 
 def test_of_a_writer_that_ends_meanwhile_no_half_of_a_program_is_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)  # put back at the end
     monkeypatch.setattr(lru_cache.LRUCache, "put", lru_cache.LRUCache.put)
-    processes._keep_all_programs()
+    join._keep_all_programs()
     cache = lru_cache.LRUCache(str(tmp_path), max_size=-1)
 
     def end_meanwhile(path, data):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from hetjax.cluster import stacks
+from hetjax.launcher import stacks
 from tests.cluster import launches
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
@@ -249,7 +249,7 @@ while time.monotonic() < end:
     )
     code = f"""
 import sys
-from hetjax.cluster import supervisor
+from hetjax.launcher import supervisor
 command = (sys.executable, "-c", {launches.PREAMBLE + program!r})
 sys.exit(supervisor.supervise(supervisor.Options(
     command, 2, cpus=(0.1, 0.1), cpu_method="duty_cycle", heartbeat_secs=0.5, max_restarts=0)))

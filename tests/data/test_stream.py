@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetjax.data import ledger, rounds
+from hetjax.checkpoints import leaves
+from hetjax.data import ledger
+from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
-from hetjax.training import leaves
 
 ORDERINGS = {
     "random_reshuffling": orders.random_reshuffling,
@@ -196,7 +197,7 @@ def drawn_quotas(rng, total, present):
 def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, name, gated, seed):
     """Random quotas, workers that are absent, work that returns; saved and taken up in between."""
     rng = np.random.default_rng(seed)
-    kind = rounds.SharedStream if shared else rounds.PrivateStream
+    kind = stream_lib.SharedStream if shared else stream_lib.PrivateStream
     stream = kind(
         num_examples, num_workers, microbatch_size=size, ordering=ORDERINGS[name](), seed=seed
     )
@@ -244,7 +245,7 @@ def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, na
 
 def test_six_units_by_hand():
     """Workers 0 and 1 have two and one of three microbatches; each finishes one."""
-    stream = rounds.SharedStream(
+    stream = stream_lib.SharedStream(
         6, 2, microbatch_size=2, ordering=orders.random_reshuffling(), seed=0
     )
     state = stream.init()
@@ -260,7 +261,7 @@ def test_six_units_by_hand():
     assert (ledger.missing(state.ledger), ledger.duplicated(state.ledger)) == (0, 0)
 
 
-@pytest.mark.parametrize("kind", [rounds.SharedStream, rounds.PrivateStream])
+@pytest.mark.parametrize("kind", [stream_lib.SharedStream, stream_lib.PrivateStream])
 def test_within_a_pass_no_array_of_the_length_of_the_data_is_made(kind):
     stream = kind(400, 2, microbatch_size=4, ordering=orders.balanced(), seed=0)
     state = stream.init()

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from experiments import round_interleavings
+from experiments.benchmarks import round_interleavings
 from hetjax import gates
 from tests.training import problems
 

@@ -10,8 +10,7 @@ import optax
 import pytest
 from flax import nnx
 
-from hetjax import models
-from hetjax.models import adapters
+from hetjax import adapters, models
 
 BATCH = 6
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from hetjax import config_groups, models
+from hetjax import models
+from hetjax.config import groups
 from hetjax.models import layers
 
 
@@ -111,9 +112,7 @@ def test_normalised_examples_do_not_depend_on_their_batch():
 
 
 def test_the_configuration_allows_exactly_the_registered_names():
-    rule = inspect.getattr_static(config_groups.ModelConfig, "__dataclass_fields__")[
-        "name"
-    ].metadata
+    rule = inspect.getattr_static(groups.ModelConfig, "__dataclass_fields__")["name"].metadata
     assert set(rule["rule"].names) == set(models.MODELS)
 
 

@@ -10,13 +10,13 @@ import pytest
 from flax import nnx
 
 import hetjax
-from experiments import ordering_losses
 from experiments import problems as classifiers
+from experiments.benchmarks import ordering_losses
 from hetjax import models, ordering, parts, types
 from hetjax.ordering import halves, matrix_free
-from hetjax.training import gradients as gradients_lib
-from hetjax.training import losses as losses_lib
-from hetjax.training import rules
+from hetjax.rounds import gradients as gradients_lib
+from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import rules
 from tests.training import problems
 
 LOSSES = {**ordering_losses.HARD, **ordering_losses.EASY}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import hetjax
-from hetjax.training import losses
+from hetjax.rounds import losses
 
 
 def hessian_product(loss_fn):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 import hetjax
-from hetjax.training import losses
+from hetjax.rounds import losses
 
 
 def local_sgd(loss_fn, inner):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import speed_traces
+from experiments.benchmarks import speed_traces
 from hetjax import quota
 from hetjax.cluster import emulate
 from hetjax.quota import estimate, sampled

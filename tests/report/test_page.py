@@ -125,6 +125,6 @@ report.write_report(sys.argv[1], config={}, summary={}, history=history)
 assert "matplotlib" in sys.modules
 assert "matplotlib.pyplot" not in sys.modules
 assert "jax" not in sys.modules
-assert not [name for name in sys.modules if name.startswith("hetjax.training")]
+assert not [name for name in sys.modules if name.startswith("hetjax.rounds")]
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "report.html")], check=True)

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 import hetjax
-from hetjax.cluster import processes
+from hetjax.processes import join
 from hetjax.quota import policies
 from hetjax.topology import gossip, schedules
 from tests.training import problems
@@ -59,8 +59,8 @@ def kept(make):
 
 def main(process_id, num_processes, coordinator, case, out):
     case = json.loads(case)
-    place = processes.find_place(int(process_id), int(num_processes), coordinator)
-    processes.join(place)
+    place = join.find_place(int(process_id), int(num_processes), coordinator)
+    join.join(place)
     hetjax.use_cpu_workers(4 // place.num_processes)
     weights = problems.initial_weights(np.float32)
     if place.process_id == 1:

@@ -5,7 +5,7 @@ import os
 import jax
 import numpy as np
 
-from hetjax.training import checkpoint
+from hetjax.checkpoints import checkpoint
 
 
 def bits(leaf) -> tuple:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from hetjax import ordering
-from hetjax.data import rounds
+from hetjax.data import stream as stream_lib
 
 WORKERS, SIZE, BUDGET, EPOCHS = 4, 6, 7, 4
 LEARNING_RATE, MOMENTUM = 0.3, 0.9
@@ -117,7 +117,7 @@ def reference_run(data, weights, trace, *, method, sharing, block_pairs):
     if sharing == "shared":
         shards, seeds = [np.arange(num_examples)], [(0,)]
     else:
-        stream = rounds.PrivateStream(
+        stream = stream_lib.PrivateStream(
             num_examples,
             WORKERS,
             microbatch_size=SIZE,

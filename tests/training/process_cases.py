@@ -18,8 +18,7 @@ import numpy as np
 import optax
 
 import hetjax
-from hetjax.cluster import exchange, processes
-from hetjax.training import shared_sums
+from hetjax.processes import exchange, join, shared_sums
 from tests.own_parts import hessian_product, local_sgd
 from tests.training import problems
 
@@ -71,8 +70,8 @@ def products(data, weights, rounds=3, **fields):
 
 
 def main(process_id, num_processes, coordinator, cases, out):
-    place = processes.find_place(int(process_id), int(num_processes), coordinator)
-    processes.join(place)
+    place = join.find_place(int(process_id), int(num_processes), coordinator)
+    join.join(place)
     hetjax.use_cpu_workers(4 // place.num_processes)
     jax.config.update("jax_enable_x64", True)
     exchange.connect, shared_sums.add_up = recorded, counted

@@ -8,9 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from hetjax.data import rounds
+from hetjax.checkpoints import checkpoint
+from hetjax.data import stream
+from hetjax.processes import solutions
+from hetjax.rounds import agreement
 from hetjax.topology import schedules
-from hetjax.training import agreement, checkpoint, solutions
 from tests.training import problems
 from tests.training.test_processes import free_port
 
@@ -123,7 +125,7 @@ def test_what_a_checkpoint_kept_is_not_solved_again():
 
 
 def test_each_part_of_a_plan_has_a_digest_of_its_own():
-    plan = rounds.RoundPlan(np.arange(8).reshape(2, 4), np.arange(3), np.zeros(2, int))
+    plan = stream.RoundPlan(np.arange(8).reshape(2, 4), np.arange(3), np.zeros(2, int))
     base = {"limits": np.array([1, 1]), "active": np.array([True, False]), "may_close": True}
     own = agreement.digests_of(plan, 5, **base)
     assert own == agreement.digests_of(plan, 5, **base)

@@ -12,12 +12,12 @@ import optax
 import pytest
 
 from hetjax import mesh as mesh_lib
-from hetjax.data import rounds
+from hetjax.checkpoints import checkpoint, leaves
+from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
 from hetjax.quota import policies
 from hetjax.quota.adaptive import adaptive
-from hetjax.training import checkpoint, leaves
-from hetjax.training import state as state_lib
+from hetjax.rounds import state as state_lib
 from tests.training import checkpoints
 
 
@@ -202,7 +202,7 @@ def test_an_adaptive_policy_goes_on_as_if_never_stopped(tmp_path, guard):
     assert play(restored, 25, 60)[0] == play(state, 25, 60)[0]
 
 
-@pytest.mark.parametrize("kind", [rounds.SharedStream, rounds.PrivateStream])
+@pytest.mark.parametrize("kind", [stream_lib.SharedStream, stream_lib.PrivateStream])
 @pytest.mark.parametrize("method", [orders.random_reshuffling, orders.fixed_map])
 def test_a_stream_goes_on_as_if_never_stopped(tmp_path, kind, method):
     def play(stream, state, count: int) -> tuple:

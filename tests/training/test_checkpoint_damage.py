@@ -11,8 +11,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from experiments import checkpoint_drill
-from hetjax.training import checkpoint, checkpoint_files
+from experiments.drills import checkpoints as checkpoints_lib
+from hetjax.checkpoints import checkpoint, files
 from tests.training import checkpoints
 
 
@@ -66,10 +66,10 @@ def test_any_flipped_bit_of_the_manifest_is_found(pair):
     content = path.read_bytes()
     for bit in range(0, 8 * len(content), 7):
         flip(path, bit)
-        with pytest.raises(checkpoint_files.DamageError):
-            checkpoint_files.verify(path.parent)
+        with pytest.raises(files.DamageError):
+            files.verify(path.parent)
         path.write_bytes(content)
-    checkpoint_files.verify(path.parent)
+    files.verify(path.parent)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_orbax_cannot_read_is_set_aside(pair, capfd):
     step = pair / "00000002"
     (step / "arrays" / "_METADATA").write_text("{}")
     (step / "manifest.json").unlink()
-    checkpoint_files.seal(step, 2)  # the sums agree
+    files.seal(step, 2)  # the sums agree
     assert_falls_back(pair, capfd, "Orbax cannot read it")
 
 
@@ -129,7 +129,7 @@ def test_arrays_that_the_index_does_not_know_are_set_aside(pair, capfd):
     described["arrays"]["order"] = ["int64", [9]]
     (step / "about.json").write_text(json.dumps(described))
     (step / "manifest.json").unlink()
-    checkpoint_files.seal(step, 2)
+    files.seal(step, 2)
     assert_falls_back(pair, capfd, "the arrays are not those that were saved")
 
 
@@ -157,14 +157,14 @@ def test_a_file_that_may_not_be_read_is_no_damage(pair, monkeypatch):
     def refuse(path, *args):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(checkpoint_files, "_file_entry", refuse)
+    monkeypatch.setattr(files, "_file_entry", refuse)
     with pytest.raises(ValueError, match=r"cannot be read: .*Permission denied.* this user may"):
         checkpoint.newest(pair)
     assert checkpoints.names_in(pair) == ["00000001", "00000002"]
 
 
 def test_a_newer_format_is_no_damage(pair, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "_FORMAT", 0)
+    monkeypatch.setattr(files, "_FORMAT", 0)
     with pytest.raises(ValueError, match=r"has format 1 and .* reads format 0; take the version"):
         checkpoint.newest(pair)
     assert checkpoints.names_in(pair) == ["00000001", "00000002"]
@@ -262,7 +262,7 @@ TWO_PROCESSES = """
     process, port, directory = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, process)
     from jax.experimental import multihost_utils
-    from hetjax.training import checkpoint
+    from hetjax.checkpoints import checkpoint
     assert jax.process_count() == 2
     if process == 0:
         store = checkpoint.Checkpoints(directory)
@@ -303,7 +303,7 @@ QUIET = """
     import sys
     from absl import app
     import numpy as np
-    from hetjax.training import checkpoint
+    from hetjax.checkpoints import checkpoint
     def main(argv):
         store = checkpoint.Checkpoints(argv[1])
         store.save(1, {"w": np.arange(5.0)}, {})
@@ -324,8 +324,8 @@ def test_nothing_is_logged_and_orbax_comes_late(tmp_path):
 def test_a_short_drill_finds_all_damage_and_every_kill(tmp_path):
     path = tmp_path / "results" / "drill.jsonl"
     for _ in range(2):  # the second adds to the first
-        text = checkpoint_drill.run(12, path)
-    damaged, killed = (checkpoint_drill.add_up(path, drill) for drill in ("damage", "kill"))
+        text = checkpoints_lib.run(12, path)
+    damaged, killed = (checkpoints_lib.add_up(path, drill) for drill in ("damage", "kill"))
     assert damaged == {"trials": 24, "found": 24, "silent": 0, "fell_back": 24, "runs": 2}
     assert (killed["trials"], killed["found"], killed["wrong_values"]) == (6, 6, 0)
     assert "| damaged checkpoints found and set aside | 24 of 24 | 24 of 24 |" in text

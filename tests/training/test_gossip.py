@@ -9,7 +9,7 @@ import pytest
 
 import hetjax
 from hetjax import topology
-from hetjax.data import rounds
+from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
 from tests.training import problems
 from tests.training.order_reference import example_gradients
@@ -22,7 +22,7 @@ FORMS = ("stepped", "fused", "virtual")
 def reference(data, weights, lines, *, name, graph, sharing, weighting, weighted):
     """The replicas f64[W, ...] after a trace, in the most obvious way."""
     num_examples = len(data["y"])
-    kind = rounds.SharedStream if sharing == "shared" else rounds.PrivateStream
+    kind = stream_lib.SharedStream if sharing == "shared" else stream_lib.PrivateStream
     stream = kind(
         num_examples,
         WORKERS,

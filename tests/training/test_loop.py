@@ -10,7 +10,7 @@ import pytest
 
 import hetjax
 from hetjax.ordering import methods, ordering, pairs
-from hetjax.training import gradients
+from hetjax.rounds import gradients
 from tests.own_parts import gate
 from tests.training import problems
 

@@ -6,12 +6,12 @@ import optax
 import pytest
 
 import hetjax
-from experiments import round_objectives
+from experiments.benchmarks import round_objectives
 from hetjax import topology, types
-from hetjax.data import rounds
+from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
-from hetjax.training import gradients as gradients_lib
-from hetjax.training import rules, sync
+from hetjax.rounds import gradients as gradients_lib
+from hetjax.rounds import rules, sync
 from tests.training import problems
 
 WORKERS, NOMINAL = 5, 40
@@ -212,7 +212,7 @@ def test_d_psgd_ends_where_linear_algebra_says(weighting, float64):
         reducer={"name": "d_psgd", "graph": "ring"},
         **parts,
     )
-    stream = rounds.PrivateStream(
+    stream = stream_lib.PrivateStream(
         64,
         4,
         microbatch_size=4,

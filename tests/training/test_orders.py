@@ -10,9 +10,11 @@ import pytest
 import hetjax.config
 from hetjax import ordering
 from hetjax import parts as parts_lib
-from hetjax.data import rounds, sources
+from hetjax.checkpoints import leaves
+from hetjax.data import sources
+from hetjax.data import stream as stream_lib
 from hetjax.ordering import methods
-from hetjax.training import leaves, setup
+from hetjax.rounds import setup
 from tests.own_parts import gate
 from tests.training import problems
 from tests.training.order_reference import (
@@ -109,7 +111,7 @@ def test_orders_and_parameters_equal_the_reference(
         replay=str(tmp_path / "metrics.jsonl"),
     )
     if sharing == "private":  # commits are positions in the worker's shard there
-        stream = rounds.PrivateStream(
+        stream = stream_lib.PrivateStream(
             103, WORKERS, microbatch_size=SIZE, ordering=ordering.random_reshuffling(), seed=0
         )
         of_shard = {int(unit): i for shard in stream.shards for i, unit in enumerate(shard)}
@@ -205,7 +207,7 @@ def test_the_herding_bound_equals_the_reference(sharing, float64):
     if sharing == "shared":  # 4 workers, 8 microbatches of 4
         in_rounds = np.array_split(states[-1].order, [32, 64, 96])
     else:
-        stream = rounds.PrivateStream(
+        stream = stream_lib.PrivateStream(
             104, WORKERS, microbatch_size=4, ordering=ordering.random_reshuffling(), seed=0
         )
         last = states[-WORKERS:]  # the closing commits of the four shards, each of 26

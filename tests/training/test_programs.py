@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.training import fused
+from hetjax.rounds import fused
 from tests.training import problems
 
 LOCAL = ["stepped", "fused", "virtual"]

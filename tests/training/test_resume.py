@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from hetjax.training import resume
+from hetjax.rounds import resume
 from tests.training import problems
 
 STATIC = {

@@ -7,7 +7,7 @@ import pytest
 
 import hetjax
 from hetjax import quota
-from hetjax.training import run_records
+from hetjax.rounds import run_records
 from tests.own_parts import hessian_product, local_sgd
 from tests.training import problems
 

@@ -10,8 +10,7 @@ import pytest
 
 from hetjax import mesh as mesh_lib
 from hetjax import types
-from hetjax.cluster import exchange, processes
-from hetjax.training import shared_sums
+from hetjax.processes import exchange, join, shared_sums
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="needs Linux")
 ALONE = exchange.Exchange(0, {})  # of a process that has no others
@@ -102,7 +101,7 @@ def test_no_room_is_found_out_at_the_beginning(tmp_path, monkeypatch):
     ],
 )
 def test_what_does_not_fit_is_left_to_the_collectives(like, most_bytes, tmp_path, monkeypatch):
-    monkeypatch.setenv(processes.SHARED_MEMORY, str(tmp_path))
+    monkeypatch.setenv(join.SHARED_MEMORY, str(tmp_path))
     monkeypatch.setattr(shared_sums, "_MOST_BYTES", most_bytes)
     mesh = mesh_lib.make_worker_mesh(2)
     monkeypatch.setattr(mesh_lib, "own_workers", lambda mesh: [0])

@@ -7,7 +7,7 @@ import pytest
 
 import hetjax
 from hetjax import ordering, topology
-from hetjax.training import gradients, rules, sync
+from hetjax.rounds import gradients, rules, sync
 from tests.training import problems
 from tests.training.order_reference import Balancer, example_gradients
 

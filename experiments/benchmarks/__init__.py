@@ -1,0 +1,1 @@
+"""Programs that measure: `ordering`, `quotas`, `rounds` and `processes` print tables of figures."""

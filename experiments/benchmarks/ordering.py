@@ -1,0 +1,47 @@
+"""The figures of example orders, as one table.
+
+    python -m experiments.benchmarks.ordering [--only=steps,kernel]
+
+Timings first, on a machine that does nothing else; on a GPU the groups `kernel`, `steps` and
+`per_example` run there. The comparison on real data is `experiments.compare_orders`.
+"""
+
+import sys
+
+from absl import app, flags
+
+import hetjax
+
+_ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+    hetjax.use_cpu_workers(8)
+    from experiments.benchmarks import (
+        ordering_checks,
+        ordering_kernels,
+        ordering_steps,
+        ordering_toys,
+        rows,
+    )
+
+    groups = {
+        "steps": ordering_steps.step_rows,
+        "per_example": ordering_steps.per_example_rows,
+        "memory": ordering_steps.memory_rows,
+        "check": ordering_checks.cost_rows,
+        "losses": ordering_checks.gradient_rows,
+        "kernel": ordering_kernels.kernel_rows,
+        "exactness": ordering_kernels.exactness_rows,
+        "wire": ordering_kernels.wire_rows,
+        "small_toy": ordering_toys.small_toy_rows,
+        "large_toy": ordering_toys.large_toy_rows,
+        "low_rank": ordering_toys.low_rank_rows,
+    }
+    rows.print_tables(groups, _ONLY.value)
+
+
+if __name__ == "__main__":
+    app.run(main)

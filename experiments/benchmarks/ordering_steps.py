@@ -1,0 +1,198 @@
+"""What does balancing cost a training step? Figures with JAX, on the default backend.
+
+A step is a round of one worker with one microbatch of 32, as the training loop runs it: the
+local phase, then the sync phase with momentum SGD. Forms are timed in turn, so that what the
+machine does beside hits all of them; ratios are medians of ratios within a turn.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from experiments import problems
+from experiments.benchmarks.rows import Row
+from hetjax import config as config_lib
+from hetjax import types
+from hetjax.data import sources
+from hetjax.rounds import local, rules, setup
+
+_MICROBATCH, _SHAPE = 32, (32, 32, 3)
+_MODELS: dict[str, dict[str, Any]] = {
+    "lenet": {},
+    "mlp": {"hidden": (1024, 1024, 1024)},
+}
+
+
+class Step:
+    """One worker's round, called again and again on the same microbatches.
+
+    Args:
+        model: a name of `_MODELS`.
+        quota: microbatches.
+        microbatch_size: examples.
+        ordering: fields of the configuration.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        quota: int = 1,
+        microbatch_size: int = _MICROBATCH,
+        **ordering: Any,
+    ) -> None:
+        loss_fn, params = problems.classifier(model, _SHAPE, input_max=255.0, **_MODELS[model])
+        data = problems.images(microbatch_size * quota, _SHAPE)
+        self.examples = {name: x[:microbatch_size] for name, x in data.items()}
+        fields = {
+            "microbatch_size": microbatch_size,
+            "budget": quota,
+            "cluster": {"num_workers": 1},
+            "quota": {"policy": "equal"},
+            "ordering": ordering,
+        }
+        config = config_lib.validate(fields)
+        self.parts = setup.build(
+            loss_fn,
+            params,
+            optax.sgd(1e-4, momentum=0.9),
+            sources.as_source(data),
+            config=config,
+            per_example_rng=False,
+        )
+        stream = self.parts.stream
+        self._plan = stream.plan(stream.init(), np.array([quota]))
+        self._state, self._carried = self.parts.state, self.parts.main.begin(self.parts.state)
+        self._keys = [self.parts.rng]
+        self()
+
+    def held_bytes(self) -> tuple[int, int, int]:
+        """Bytes of the parameters; of the order's sums; of the local phase's temporaries."""
+        params, kept = (
+            sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+            for tree in (
+                self._state.params,
+                (self._state.memory, self._carried.evidence),
+            )
+        )
+        microbatch = self.parts.feed.load(0, self._plan.rows(0)[0])
+        shared = types.Shared(self._state.params)
+        add = local.jit_add(rules.with_observer(self.parts.main.rule, self.parts.observer))
+        compiled = add.lower(shared, self._carried, microbatch, self._keys[0]).compile()
+        return params, kept, compiled.memory_analysis().temp_size_in_bytes
+
+    def __call__(self) -> tuple[float, float]:
+        """Runs one round; seconds of the local and of the sync phase."""
+        began = time.perf_counter()
+        result: local.LocalResult = self.parts.main.local.run(
+            None,
+            self._state,
+            self._carried,
+            self._plan,
+            rngs=self._keys,
+            limits=self._plan.quotas,
+        )
+        jax.block_until_ready(result.contributed)
+        between = time.perf_counter()
+        done = self.parts.main.sync(self._state, result.contributed, self.parts.shares, ())
+        self._state, self._carried = done.state, done.carried
+        jax.block_until_ready(done)
+        return between - began, time.perf_counter() - between
+
+
+@contextlib.contextmanager
+def _steps(makers: Sequence[Callable[[], Step]]) -> Iterator[list[Step]]:
+    steps = [make() for make in makers]
+    try:
+        yield steps
+    finally:
+        for step in steps:
+            step.parts.close()
+
+
+def in_turn(steps: Sequence[Step], repeats: int) -> np.ndarray:
+    """f64[repeats, len(steps), 2]: seconds of the local and the sync phase."""
+    return np.array([[step() for step in steps] for _ in range(repeats)])
+
+
+def step_rows(repeats: int = 60) -> list[Row]:
+    """The step with balancing against the step without, by block size."""
+    rows = []
+    for model, target in (("lenet", "≤ 1.7x"), ("mlp", "≤ 1.4x")):
+        blocks = (16, 8, 4, 2)
+        makers: list[Callable[[], Step]] = [lambda model=model: Step(model)]
+        makers += [
+            lambda model=model, b=block: Step(model, method="d_grab", block_pairs=b)
+            for block in blocks
+        ]
+        with _steps(makers) as steps:
+            secs = in_turn(steps, repeats)
+        whole = secs.sum(axis=2)
+        ratios = np.median(whole / whole[:, :1], axis=0)
+        phases = np.median(secs / secs[:, :1], axis=0)
+        for i, block in enumerate(blocks, start=1):
+            plain, balanced = np.median(whole[:, 0]) * 1e3, np.median(whole[:, i]) * 1e3
+            rows.append(
+                Row(
+                    f"training step, {model}, microbatch {_MICROBATCH}, blocks of {block} pairs, "
+                    "against without (local phase, sync phase alone)",
+                    target if block == max(blocks) else "-",
+                    f"{ratios[i]:.2f}x ({phases[i, 0]:.2f}x, {phases[i, 1]:.2f}x); "
+                    f"{balanced:.1f} ms against {plain:.1f} ms",
+                )
+            )
+    return rows
+
+
+def per_example_rows(repeats: int = 5) -> list[Row]:
+    """The local phase with the matrix-free form against gradients of every example by `vmap`."""
+    makers = [
+        lambda: Step("mlp", method="pair_balance"),
+        lambda: Step("mlp", method="pair_balance_exact"),
+    ]
+    with _steps(makers) as steps:
+        secs = in_turn(steps, repeats)
+    ratio = np.median(secs[:, 1].sum(axis=1) / secs[:, 0].sum(axis=1))
+    return [
+        Row(
+            "training step, mlp: gradients of every example by vmap against the matrix-free form",
+            "≥ 20x",
+            f"{ratio:.1f}x ({np.median(secs[:, 1].sum(axis=1)) * 1e3:.0f} ms against "
+            f"{np.median(secs[:, 0].sum(axis=1)) * 1e3:.1f} ms)",
+        )
+    ]
+
+
+def memory_rows() -> list[Row]:
+    """What the compiled local phase and the state hold more than without an order's signs.
+
+    In copies of the parameters, from the compiler's own account: kept between calls, and
+    temporary within one.
+    """
+    rows = []
+    for model in ("lenet", "mlp"):
+        kept, temporary, sizes = [], [], []
+        for batch in (_MICROBATCH, 4 * _MICROBATCH):
+            for ordering in ({}, {"method": "d_grab", "block_pairs": batch // 2}):
+                step = Step(model, microbatch_size=batch, **ordering)
+                params, *state = step.held_bytes()
+                kept.append(state[0] / params)
+                temporary.append(state[1] / params)
+                sizes.append(params)
+                step.parts.close()
+        rows.append(
+            Row(
+                f"memory of the matrix-free form, {model}, copies of the parameters a worker, "
+                f"microbatch {_MICROBATCH} and {4 * _MICROBATCH}: kept; temporary, without → with",
+                "≤ 3 more",
+                f"{kept[1] - kept[0]:.2f} and {kept[3] - kept[2]:.2f} more; "
+                f"{temporary[0]:.2f} → {temporary[1]:.2f} and "
+                f"{temporary[2]:.2f} → {temporary[3]:.2f}",
+            )
+        )
+    return rows

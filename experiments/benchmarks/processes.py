@@ -1,0 +1,380 @@
+"""What do real processes at unequal CPU shares reach, against equal split and PyTorch DDP?
+
+    python -m experiments.benchmarks.processes [--only=GROUP,…] [--data_dir=DIR]
+        [--torch_python=PATH] [--repeats=2] [--before=DIR]
+
+Prints the tables that BUILD.md keeps. Groups: alone, mlp, lenet, batches, kill. All train on
+CIFAR-10, which has to be in DIR. Every arm is a run of `hetjax.launch` of its own, so that all are
+held to their shares in the same way, and arms take turns. torch may belong to another interpreter.
+With --before, a checkout of an earlier version, mlp and lenet compare this one with it alone.
+Nothing else may need the machine meanwhile: cores that are shared out in full have nothing left.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import app, flags, logging
+
+from experiments.benchmarks import core_speed, launched_runs, process_recovery
+from experiments.benchmarks.launched_runs import SHARES
+from experiments.benchmarks.rows import Row, print_tables
+from hetjax.data import datasets, sources
+
+# Other programs have flags of these names too, and tests import several of them.
+_ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.", allow_override=True)
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "Directory of the data sets.", allow_override=True
+)
+_TORCH_PYTHON = flags.DEFINE_string("torch_python", sys.executable, "Interpreter that has torch.")
+_BEFORE = flags.DEFINE_string("before", None, "Checkout that mlp and lenet are compared with.")
+_REPEATS = flags.DEFINE_integer("repeats", 2, "Runs of each arm.", 1)
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_BASELINE = pathlib.Path(__file__).with_name("ddp_baseline.py")
+_CORE_SPEED = pathlib.Path(__file__).with_name("core_speed.py")
+
+
+class Task(NamedTuple):
+    """A model, its rounds, and how long each arm runs."""
+
+    title: str
+    model: dict[str, Any]
+    microbatch_size: int
+    budget: int
+    rounds: Mapping[str, int]  # of each arm
+    ddp_flags: tuple[str, ...]
+    target_over_ddp: str
+
+    @property
+    def batch(self) -> int:
+        return self.microbatch_size * self.budget
+
+
+TASKS = {
+    "mlp": Task(
+        "MLP 3072-1024-1024-1024-10 (5.3 million parameters)",
+        {"name": "mlp", "hidden": (1024, 1024, 1024)},
+        microbatch_size=512,
+        budget=8,  # half as many examples each take longer by a twentieth
+        rounds={"adaptive": 98, "equal": 28, "ddp": 16},
+        ddp_flags=(),
+        target_over_ddp="≥ 2",
+    ),
+    "lenet": Task(
+        "LeNet (62,006 parameters)",
+        {"name": "lenet"},
+        microbatch_size=32,
+        budget=64,
+        rounds={"adaptive": 200, "equal": 64, "ddp": 44},
+        ddp_flags=("--channels_last",),  # 1.2x as fast
+        target_over_ddp="≥ 1.5",
+    ),
+}
+# First rounds: until the policy has settled, and memory and caches are as they stay.
+SKIPPED = {"adaptive": 50, "equal": 4, "ddp": 4}
+# The faster one counts. Compiled is measured alone: a quarter of a core compiles for minutes.
+_DDP_VARIANTS = {
+    "as torch has it": ("--plain",),
+    "bucket views, static graph, fused optimiser": (),
+}
+_COMPILED = {"the same, compiled": ("--compile",)}
+
+
+def run_hetjax(
+    task: Task,
+    policy: str,
+    num_rounds: int,
+    shares: Sequence[float],
+    *,
+    checkout: pathlib.Path | None = None,
+) -> launched_runs.Arm:
+    """One run of hetjax at these shares, of another checkout where one is given."""
+    workdir = pathlib.Path(tempfile.mkdtemp(dir=launched_runs.directory()))
+    epochs = -(-num_rounds * task.batch // 50_000)
+    rounds_per_epoch = -(-num_rounds // epochs)
+    command = launched_runs.train_command(
+        workdir,
+        _DATA_DIR.value,
+        epochs=epochs,
+        eval_every=1_000,
+        microbatch_size=task.microbatch_size,
+        budget=task.budget,
+        data={"num_train": rounds_per_epoch * task.batch},
+        model=task.model,
+        optimizer={"learning_rate": 0.01},
+        quota={"policy": policy},
+        cluster={"num_workers": len(shares)},
+        checkpoint={"every_secs": 0.0},
+    )
+    launched_runs.run_workers(shares, command, checkout=checkout)
+    return launched_runs.of_lines(_read_lines(workdir / "metrics.jsonl"), SKIPPED.get(policy, 4))
+
+
+def _read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@functools.cache
+def _arrays() -> tuple[str, str]:
+    """The training set as files for a program without hetjax."""
+    data = sources.load_all(datasets.load("cifar10", _DATA_DIR.value).train).arrays
+    names = []
+    for field in ("image", "label"):
+        names.append(str(launched_runs.directory() / f"{field}.npy"))
+        np.save(names[-1], data[field])
+    return names[0], names[1]
+
+
+@functools.cache
+def _torch_version() -> str | None:
+    code = "import torch; print(torch.__version__)"
+    with contextlib.suppress(OSError):
+        found = subprocess.run(
+            [_TORCH_PYTHON.value, "-c", code], capture_output=True, text=True, check=False
+        )
+        return found.stdout.strip() if found.returncode == 0 else None
+    return None
+
+
+def _no_torch() -> str:
+    return (
+        f"not measured: {_TORCH_PYTHON.value} has no torch. pip install 'hetjax[benchmark]' (its "
+        "build for CPU will do), or name an interpreter that has it by --torch_python"
+    )
+
+
+def run_torch(
+    name: str, task: Task, num_steps: int, shares: Sequence[float], options: Sequence[str]
+) -> launched_runs.Arm:
+    """One run of the PyTorch program at these shares; without DDP where there is one worker."""
+    images, labels = _arrays()
+    out = launched_runs.directory() / "ddp.json"
+    out.unlink(missing_ok=True)
+    command = [_TORCH_PYTHON.value, str(_BASELINE), f"--model={name}", f"--batch={task.batch}"]
+    command += [f"--images={images}", f"--labels={labels}", f"--steps={num_steps}", f"--out={out}"]
+    launched_runs.run_workers(shares, [*command, *task.ddp_flags, *options])
+    return launched_runs.of_steps(json.loads(out.read_text()), SKIPPED["ddp"])
+
+
+def alone_rows() -> list[Row]:
+    """One core, no communication: what each side computes."""
+    rows = []
+    for name, task in TASKS.items():
+        own = task._replace(budget=task.budget // len(SHARES))  # as much as a worker's part
+        variants = _DDP_VARIANTS | _COMPILED if _torch_version() else {}
+        arms: dict[str, list[float]] = {title: [] for title in ("hetjax", *variants)}
+        for _ in range(_REPEATS.value):
+            arms["hetjax"].append(run_hetjax(own, "equal", 24, (1.0,)).examples_per_sec)
+            for title, options in variants.items():
+                arms[title].append(run_torch(name, own, 24, (1.0,), options).examples_per_sec)
+        texts = [
+            f"{title} {launched_runs.middle(speeds, ',.0f')}" for title, speeds in arms.items()
+        ]
+        rows.append(
+            Row(
+                f"{task.title}, one process on one core, {own.batch} examples a round (hetjax in "
+                f"microbatches of {own.microbatch_size}): examples a second of hetjax, PyTorch",
+                "none",
+                "; ".join(texts if variants else [*texts, _no_torch()]),
+            )
+        )
+    return rows + core_speed_rows()
+
+
+def _gflops(operations: int, secs: float) -> float:
+    return operations / secs / 1e9
+
+
+def core_speed_rows() -> list[Row]:
+    """What both libraries reach in the products of the MLP, and the forms of LeNet."""
+    interpreters = {"jax": sys.executable} | (
+        {"torch": _TORCH_PYTHON.value} if _torch_version() else {}
+    )
+    secs: dict[str, list[dict[str, dict[str, float]]]] = {library: [] for library in interpreters}
+    for _ in range(_REPEATS.value):
+        for library, interpreter in interpreters.items():
+            out = launched_runs.directory() / "core_speed.json"
+            flags_ = [f"--library={library}", f"--out={out}"]
+            launched_runs.run_workers((1.0,), [interpreter, str(_CORE_SPEED), *flags_])
+            secs[library].append(json.loads(out.read_text()))
+
+    def lines(group: str, scale: Callable[[float], float], form: str) -> str:
+        texts = []
+        for library, runs in secs.items():
+            values = {name: [scale(run[group][name]) for run in runs] for name in runs[0][group]}
+            texts += [
+                f"{library}, {name} {launched_runs.middle(found, form)}"
+                for name, found in values.items()
+            ]
+        return "; ".join(texts if _torch_version() else [*texts, _no_torch()])
+
+    rows = []
+    for layer, sizes in core_speed.LAYERS.items():
+        operations = 2 * core_speed.BATCH * math.prod(sizes)
+        rows.append(
+            Row(
+                f"products of the MLP's {layer}, {core_speed.BATCH} rows, one core: GFLOP/s",
+                "none",
+                lines(layer, functools.partial(_gflops, operations), ".0f"),
+            )
+        )
+    rows.append(
+        Row(
+            f"LeNet, loss and gradient of {core_speed.IMAGES} images, one core: ms",
+            "none",
+            lines("lenet", lambda secs: 1e3 * secs, ".2f"),
+        )
+    )
+    return rows
+
+
+def checkout_rows(name: str, before: pathlib.Path) -> list[Row]:
+    """This checkout and an earlier one in turn, each policy."""
+    if not (before / "hetjax" / "__init__.py").exists():
+        sys.exit(f"--before: {before} is no checkout: it has no hetjax/__init__.py")
+    task, rows = TASKS[name], []
+    checkouts = {"this": _ROOT, "before": before.resolve()}
+    for policy in ("adaptive", "equal"):
+        arms: dict[str, list[launched_runs.Arm]] = {side: [] for side in checkouts}
+        for turn in range(_REPEATS.value):
+            for side in list(checkouts)[:: 1 if turn % 2 else -1]:  # neither is always the first
+                num_rounds, checkout = task.rounds[policy], checkouts[side]
+                arms[side].append(run_hetjax(task, policy, num_rounds, SHARES, checkout=checkout))
+        rows.append(
+            Row(
+                f"{task.title}, CIFAR-10, 4 processes at shares "
+                f"{' : '.join(f'{share:g}' for share in SHARES)}, {task.batch} examples a round, "
+                f"policy {policy}: examples a second over those of the checkout before, medians "
+                f"of {_REPEATS.value} runs in turn without the first {SKIPPED[policy]} rounds",
+                "≥ 0.98",
+                _ratio(arms["this"], arms["before"]),
+            )
+        )
+    return rows
+
+
+def task_rows(name: str) -> list[Row]:
+    """Adaptive quotas, equal split and DDP in turn."""
+    if _BEFORE.value:
+        return checkout_rows(name, pathlib.Path(_BEFORE.value))
+    task, variants = TASKS[name], _DDP_VARIANTS if _torch_version() else {}
+    arms: dict[str, list[launched_runs.Arm]] = {
+        title: [] for title in ("adaptive", "equal", *variants)
+    }
+    for _ in range(_REPEATS.value):
+        for policy in ("adaptive", "equal"):
+            arms[policy].append(run_hetjax(task, policy, task.rounds[policy], SHARES))
+        for title, options in variants.items():
+            arms[title].append(run_torch(name, task, task.rounds["ddp"], SHARES, options))
+    over_ddp = _no_torch()
+    if variants:
+        best = max(variants, key=lambda t: statistics.median(a.examples_per_sec for a in arms[t]))
+        over_ddp = f"{_ratio(arms['adaptive'], arms[best])} ({best}); equal split over DDP "
+        over_ddp += _ratio(arms["equal"], arms[best])
+    return [
+        Row(
+            f"{task.title}, CIFAR-10, 4 processes at shares "
+            f"{' : '.join(f'{share:g}' for share in SHARES)}, {task.batch} examples a round "
+            f"(microbatches of {task.microbatch_size}): examples a second, adaptive quotas over "
+            f"equal split, medians of {_REPEATS.value} runs in turn without the first "
+            f"{SKIPPED['adaptive']} and {SKIPPED['equal']} rounds",
+            "≥ 1.8 (bound 2)",
+            _ratio(arms["adaptive"], arms["equal"]),
+        ),
+        Row(
+            "the same: seconds of a round; waiting; share of the round beside its longest local "
+            "phase; quotas reached; examples a second of the first rounds",
+            "none",
+            "; ".join(_details(policy, arms[policy]) for policy in ("adaptive", "equal")),
+        ),
+        Row(
+            f"the same: adaptive quotas over PyTorch {_torch_version() or ''} DDP with Gloo, a "
+            f"quarter of the batch each, without the first {SKIPPED['ddp']} steps",
+            task.target_over_ddp,
+            over_ddp,
+        ),
+    ]
+
+
+def _ratio(first: Sequence[launched_runs.Arm], second: Sequence[launched_runs.Arm]) -> str:
+    pairs = zip(first, second, strict=True)
+    ratio = launched_runs.middle([a.examples_per_sec / b.examples_per_sec for a, b in pairs])
+    speeds = [
+        launched_runs.middle([arm.examples_per_sec for arm in arms], ",.0f")
+        for arms in (first, second)
+    ]
+    return f"{ratio}: {speeds[0]} over {speeds[1]}"
+
+
+def _details(policy: str, arms: Sequence[launched_runs.Arm]) -> str:
+    parts = [
+        launched_runs.middle([arm.round_secs for arm in arms], ".3f"),
+        launched_runs.middle([arm.waiting for arm in arms], ".1%"),
+        launched_runs.middle([arm.beside for arm in arms], ".1%"),
+        " ".join(map(str, arms[-1].quotas)),
+        launched_runs.middle([arm.first_examples_per_sec for arm in arms], ",.0f"),
+    ]
+    return f"{policy} {', '.join(parts)}"
+
+
+def batches_rows() -> list[Row]:
+    """How much of the gain is left with smaller batches."""
+    rows = []
+    for name, task in TASKS.items():
+        texts = []
+        for divisor in (4, 2):
+            budget = max(task.budget // divisor, 8)
+            size = task.batch // divisor // budget
+            smaller = task._replace(budget=budget, microbatch_size=size)
+            adaptive, equal = (
+                run_hetjax(smaller, policy, task.rounds[policy], SHARES)
+                for policy in ("adaptive", "equal")
+            )
+            ratio = adaptive.examples_per_sec / equal.examples_per_sec
+            texts.append(
+                f"{smaller.batch} examples, microbatches of {size}: {ratio:.2f} (beside the "
+                f"longest local phase {adaptive.beside:.1%} of the adaptive round)"
+            )
+        rows.append(
+            Row(
+                f"{name} in smaller rounds, one run of each: examples a second, adaptive quotas "
+                "over equal split",
+                "none",
+                "; ".join(texts),
+            )
+        )
+    return rows
+
+
+GROUPS: dict[str, Callable[[], list[Row]]] = {
+    "alone": alone_rows,
+    "mlp": functools.partial(task_rows, "mlp"),
+    "lenet": functools.partial(task_rows, "lenet"),
+    "batches": batches_rows,
+    "kill": lambda: process_recovery.kill_rows(_DATA_DIR.value),
+}
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
+    logging.set_verbosity(logging.WARNING)
+    if os.getloadavg()[0] > 0.5:
+        load = os.getloadavg()[0]
+        print(f"The machine is not idle (load {load:.1f}): figures may be void.", file=sys.stderr)
+    print_tables(GROUPS, _ONLY.value)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,388 @@
+"""How good are the quotas? Figures of the policies on a virtual clock.
+
+Every function returns rows (figure, target, reached). Workers are independent here; those that
+share cores are in `quota_shared_cores`. Nothing sleeps and nothing is trained: a
+round lasts as long as its slowest worker computes, so the figures are about the quotas alone.
+
+    python -m experiments.benchmarks.quota_simulation
+"""
+
+import time
+
+import numpy as np
+from absl import app
+
+from experiments.benchmarks.rows import Row
+from hetjax import quota
+from hetjax.cluster import emulate
+
+_NEVER = 10_000  # rounds, where something did not happen within the simulation
+_NOISE = 0.1
+
+
+def steady_state_rows(num_rounds: int = 120, skipped: int = 20) -> list[Row]:
+    """Mean round of `adaptive` after the first rounds, constant speeds spread geometrically."""
+    rows = []
+    for num_workers in (2, 4, 8):
+        fractions, distances = [], []
+        for ratio in (1, 2, 4, 8):
+            secs = ratio ** (np.arange(num_workers) / (num_workers - 1))
+            for overhead in (0.0, 1.0):
+                cluster = emulate.EmulatedCluster(tuple(secs), overhead)
+                budget = 8 * num_workers
+                _, _, round_secs = emulate.simulate_policy(
+                    quota.adaptive(), cluster, budget, num_rounds
+                )
+                optimum = _optimum(cluster, 0, budget)
+                fractions.append(optimum / round_secs[skipped:].mean())
+                bound = quota.continuous_bound_secs(cluster.costs_at(0), budget)
+                distances.append(bound / optimum)
+        rows.append(
+            Row(
+                f"steady state, speed ratios 1:1 to 8:1, n = {num_workers}: integer optimum / "
+                "mean round, least",
+                "≥ 97 %",
+                f"{min(fractions):.1%} (continuous bound / optimum {min(distances):.1%} to "
+                f"{max(distances):.1%})",
+            )
+        )
+    return rows
+
+
+def convergence_rows(num_clusters: int = 100, num_rounds: int = 30) -> list[Row]:
+    """Rounds until within 1 % of the optimum, random clusters of 8, 8 microbatches a worker.
+
+    Seconds a microbatch are uniform in 1 to 4; the overhead is the stated share of a worker's
+    own round under equal split. Noise is gamma, on each microbatch and on the overhead.
+    """
+    rows = []
+    for noise in (0.0, _NOISE):
+        for share in (0.0, 0.1, 0.3, 0.5):
+            rounds = []
+            for seed in range(num_clusters):
+                cluster = _random_cluster(seed, share, noise)
+                quotas, _, _ = emulate.simulate_policy(quota.adaptive(), cluster, 64, num_rounds)
+                rounds.append(_rounds_until(quotas, cluster, 64, 0, 0.01))
+            rows.append(
+                Row(
+                    f"rounds until within 1 % of the optimum, overhead {share:.0%}, noise "
+                    f"{noise:.0%} a microbatch: median, 95th percentile",
+                    "≤ 10" if noise else "≤ 3",
+                    f"{_show(np.median(rounds))}, {_show(np.percentile(rounds, 95))}",
+                )
+            )
+    return rows
+
+
+def reaction_rows(num_clusters: int = 40) -> list[Row]:
+    """Rounds from a worker's change by 2x until the quotas are those of the new speeds."""
+    rows = []
+    for noise, per in ((0.0, "microbatch"), (_NOISE, "microbatch"), (_NOISE, "round")):
+        for tolerance in (0.01, 0.05):
+            reached = []
+            slower, back = [], []
+            for seed in range(num_clusters):
+                cluster = _random_cluster(seed, 0.1, noise, per=per, slow_rounds=(60, 120))
+                quotas, _, _ = emulate.simulate_policy(quota.adaptive(), cluster, 64, 180)
+                slower.append(_rounds_until(quotas[:120], cluster, 64, 60, tolerance))
+                back.append(_rounds_until(quotas, cluster, 64, 120, tolerance))
+            for name, rounds in (("slower", slower), ("back", back)):
+                reached.append(f"{name} {_show(np.median(rounds))}, {_show(max(rounds))}")
+            rows.append(
+                Row(
+                    f"rounds to react to a worker 2x slower, noise {noise:.0%} a {per}, until "
+                    f"within {tolerance:.0%} of the new optimum: median, most",
+                    "≤ 5",
+                    "; ".join(reached),
+                )
+            )
+    return [*rows, _reaction_from_equal_row(num_clusters)]
+
+
+def _reaction_from_equal_row(num_clusters: int) -> Row:
+    """The same from equal workers, where the quotas are equal or equal split is held."""
+    reached = []
+    for noise in (0.0, _NOISE):
+        slower, back = [], []
+        for seed in range(num_clusters):
+            cluster = emulate.EmulatedCluster(
+                (1.0,) * 8,
+                delay="gamma" if noise else "constant",
+                delay_cv=noise or _NOISE,
+                changes=(emulate.Change(120, 1, 2.0), emulate.Change(240, 1, 1.0)),
+                seed=seed,
+            )
+            quotas, _, _ = emulate.simulate_policy(quota.adaptive(), cluster, 64, 360)
+            slower.append(_rounds_until(quotas[:240], cluster, 64, 120, 0.05))
+            back.append(_rounds_until(quotas, cluster, 64, 240, 0.05))
+        for name, rounds in (("slower", slower), ("back", back)):
+            reached.append(
+                f"noise {noise:.0%} {name} {_show(np.median(rounds))}, {_show(max(rounds))}"
+            )
+    return Row(
+        "rounds to react to one of 8 equal workers 2x slower, noise a microbatch, until within "
+        "5% of the new optimum: median, most",
+        "≤ 5",
+        "; ".join(reached),
+    )
+
+
+def noise_rows(num_rounds: int = 10_000, burn_in: int = 300, num_seeds: int = 2) -> list[Row]:
+    """Moves of the quotas, and the mean round, under 10 % noise and no change, n = 8."""
+    rows = []
+    for per in ("microbatch", "round"):
+        moves, false_moves, ratios, counted = 0, 0, [], 0
+        for seed in range(num_seeds):
+            cluster = _random_cluster(1000 + seed, 0.0, _NOISE, per=per)
+            quotas, _, round_secs = emulate.simulate_policy(
+                quota.adaptive(), cluster, 64, num_rounds
+            )
+            changed = (quotas[1:] != quotas[:-1]).any(axis=1)
+            moves += int(changed[burn_in:].sum())
+            counted += changed[burn_in:].size
+            for round in np.flatnonzero(changed[burn_in:]) + burn_in:
+                old, new = cluster.costs_at(0).round_secs(quotas[round : round + 2]).max(axis=1)
+                false_moves += int(new >= old)
+            best = _best_fixed_secs(cluster, 64, range(burn_in, min(num_rounds, 2000)))
+            ratios.append(round_secs[burn_in:2000].mean() / best)
+        rows.append(
+            Row(
+                f"moves without a change, noise 10 % a {per}, n = 8, in {counted} rounds of "
+                f"the cluster after the first {burn_in}",
+                "≤ 1 in 10,000",
+                f"{moves} ({1e4 * moves / counted:.2f} in 10,000), of which {false_moves} did "
+                "not shorten the round at the true costs",
+            )
+        )
+        rows.append(
+            Row(
+                f"mean round over the best fixed quotas, noise 10 % a {per}: mean, most",
+                "≤ 2 % above",
+                f"{np.mean(ratios) - 1:+.2%}, {max(ratios) - 1:+.2%}",
+            )
+        )
+    return rows
+
+
+def membership_rows(settled: int = 40) -> list[Row]:
+    """A worker is replaced, added, or leaves: round time against Σv and the integer optimum.
+
+    32 microbatches a worker, no overhead, so that the law, which divides microbatches, and the
+    integer optimum are close.
+    """
+    secs, budget, when = (1.0, 1.25, 1.5, 4.0), 128, 20
+    away = emulate.Change(0, 3, present=False)
+    cases = {
+        "replace a worker 4x slower by a fast one": (emulate.Change(when, 3, 1.0),),
+        "replace it, told to the policy as leave and join": (
+            emulate.Change(when, 3, present=False),
+            emulate.Change(when + 1, 3, 1.0, present=True),
+        ),
+        "add a worker of speed 1": (away, emulate.Change(when, 3, 1.0, present=True)),
+        "add a worker 4x slower": (away, emulate.Change(when, 3, present=True)),
+        "add a worker 200x slower": (away, emulate.Change(when, 3, 200.0, present=True)),
+        "a worker of speed 1 leaves": (emulate.Change(when, 0, present=False),),
+    }
+    rows = []
+    for name, changes in cases.items():
+        cluster = emulate.EmulatedCluster(secs, changes=changes)
+        _, _, round_secs = emulate.simulate_policy(
+            quota.adaptive(), cluster, budget, when + settled + 4000
+        )
+        before = np.median(round_secs[10:when])
+        after = round_secs[when + settled :].mean()
+        usual = np.median(round_secs[when + settled :])
+        total_speed = [
+            (cluster.present_at(round) / cluster.costs_at(round).secs_per_microbatch).sum()
+            for round in (0, when + settled)
+        ]
+        law = before * total_speed[0] / total_speed[1]
+        optimum = _optimum(cluster, when + settled, budget)
+        added = name.startswith("add")
+        rows.append(
+            Row(
+                f"{name}: round over the law, over the integer optimum",
+                "within 3 %" + ("; never slower than before" if added else ""),
+                f"{after / law - 1:+.2%}, {after / optimum - 1:+.2%}"
+                + (
+                    f"; {after / before - 1:+.2%} (but for probes {usual / before - 1:+.2%})"
+                    if added
+                    else ""
+                ),
+            )
+        )
+    return rows
+
+
+def solver_rows(num_workers: int = 1024, repeats: int = 101) -> list[Row]:
+    """Milliseconds of one solution."""
+    rng = np.random.default_rng(0)
+    spreads = {
+        "equal": np.ones(num_workers),
+        "1 to 4": rng.uniform(1, 4, num_workers),
+        "10⁻⁴ to 10⁴": 10 ** rng.uniform(-4, 4, num_workers),
+    }
+    rows = []
+    for total in (num_workers, 64 * num_workers):
+        for name, secs in spreads.items():
+            costs = quota.WorkerCosts(rng.uniform(0, 8, num_workers) * secs, secs)
+            current = quota.solve_quotas(costs, total)
+            millis = []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                quota.solve_quotas(costs, total, current=current)
+                millis.append(1e3 * (time.perf_counter() - start))
+            rows.append(
+                Row(
+                    f"solver, n = {num_workers}, {total} microbatches, seconds a microbatch "
+                    f"{name}: median",
+                    "< 1 ms",
+                    f"{np.median(millis):.2f} ms",
+                )
+            )
+    return rows
+
+
+def comparison_rows(num_clusters: int = 10, num_rounds: int = 200) -> list[Row]:
+    """All policies on the same traces: mean round over the integer optimum of its speeds."""
+    epoch_rounds = 20
+    contenders = {
+        "equal": quota.equal(),
+        "proportional each epoch": quota.proportional(period_rounds=epoch_rounds),
+        "proportional each round": quota.proportional(),
+        "dead_band": quota.dead_band(),
+        "adaptive": quota.adaptive(),
+    }
+    traces = {
+        "constant, no overhead": (0.0, 0.0, None),
+        "constant, 30 % overhead": (0.3, 0.0, None),
+        "10 % noise a microbatch, 10 % overhead": (0.1, _NOISE, None),
+        "10 % noise, a worker 2x slower for the second half": (
+            0.1,
+            _NOISE,
+            (num_rounds // 2, num_rounds),
+        ),
+    }
+    rows = []
+    for trace, (share, noise, slow_rounds) in traces.items():
+        reached = []
+        for name, policy in contenders.items():
+            ratios = []
+            for seed in range(num_clusters):
+                cluster = _random_cluster(seed, share, noise, slow_rounds=slow_rounds)
+                _, _, round_secs = emulate.simulate_policy(policy, cluster, 64, num_rounds)
+                half = num_rounds // 2
+                optima = [_optimum(cluster, round, 64) for round in (0, half)]
+                ratios.append(round_secs.sum() / (half * sum(optima)))
+            reached.append(f"{name} {np.mean(ratios):.3f}")
+        rows.append(
+            Row(
+                f"mean round over the optimum, {num_rounds} rounds from equal split with an "
+                f"epoch of {epoch_rounds}: {trace}",
+                "none",
+                "; ".join(reached),
+            )
+        )
+    return rows
+
+
+def _random_cluster(
+    seed: int,
+    overhead_share: float,
+    noise: float,
+    *,
+    per: str = "microbatch",
+    slow_rounds: tuple[int, int] | None = None,
+) -> emulate.EmulatedCluster:
+    """8 workers of 1 to 4 s a microbatch; one of them 2x slower between the two rounds."""
+    rng = np.random.default_rng(seed)
+    secs = rng.uniform(1, 4, 8)
+    overhead = overhead_share / (1 - overhead_share) * 8 * secs
+    worker = int(rng.integers(8))
+    changes = []
+    if slow_rounds is not None:
+        for round, factor in zip(slow_rounds, (2.0, 1.0), strict=True):
+            changes.append(
+                emulate.Change(round, worker, factor * secs[worker], factor * overhead[worker])
+            )
+    return emulate.EmulatedCluster(
+        tuple(secs),
+        tuple(overhead),
+        delay="gamma" if noise else "constant",
+        delay_cv=noise or _NOISE,
+        delay_per=per,
+        changes=tuple(changes),
+        seed=seed,
+    )
+
+
+def _optimum(cluster: emulate.EmulatedCluster, round: int, budget: int) -> float:
+    caps = np.where(cluster.present_at(round), budget, 0)
+    return quota.optimal_round_secs(cluster.costs_at(round), budget, caps=caps)
+
+
+def _rounds_until(
+    quotas: np.ndarray,
+    cluster: emulate.EmulatedCluster,
+    budget: int,
+    start: int,
+    tolerance: float,
+) -> int:
+    """Rounds after `start` whose quotas are not yet within the tolerance, at the true costs."""
+    costs = cluster.costs_at(start)
+    enough = _optimum(cluster, start, budget) * (1 + tolerance + 1e-9)
+    for round in range(start, len(quotas)):
+        if costs.round_secs(quotas[round]).max() <= enough:
+            return round - start
+    return _NEVER
+
+
+def _best_fixed_secs(
+    cluster: emulate.EmulatedCluster, budget: int, rounds: range, most: int = 33
+) -> float:
+    """Mean round of the best fixed quotas in these very rounds, by local search."""
+    workers = np.arange(cluster.num_workers)
+    ends = np.zeros((workers.size, most + 1, len(rounds)))
+    for index, round in enumerate(rounds):
+        for worker in workers:
+            ends[worker, 1:, index] = cluster.microbatch_ends(round, int(worker), most)
+
+    def mean_secs(quotas: np.ndarray) -> float:
+        return ends[workers, np.minimum(quotas, most)].max(axis=0).mean()
+
+    best = quota.solve_quotas(cluster.costs_at(0), budget)
+    best_secs, improved = mean_secs(best), True
+    while improved:
+        improved = False
+        moves = np.eye(workers.size, dtype=np.int64)
+        for donor in np.flatnonzero(best):
+            for taker in workers[best < most]:
+                moved = best - moves[donor] + moves[taker]
+                if moved.min() >= 0 and moved.max() <= most and mean_secs(moved) < best_secs:
+                    best, best_secs, improved = moved, mean_secs(moved), True
+    return best_secs
+
+
+def _show(rounds: float) -> str:
+    return "not reached" if rounds >= _NEVER / 2 else f"{rounds:.3g}"
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
+    print("| figure | target | reached |\n|---|---|---|")
+    for measure in (
+        steady_state_rows,
+        convergence_rows,
+        reaction_rows,
+        noise_rows,
+        membership_rows,
+        solver_rows,
+        comparison_rows,
+    ):
+        for row in measure():
+            print(f"| {row.figure} | {row.target} | {row.reached} |", flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,1 @@
+"""Programs that disturb: `faults`, `checkpoints`; and `checkouts`, which compares two versions."""

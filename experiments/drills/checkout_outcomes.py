@@ -1,0 +1,230 @@
+"""What a run of `checkout_worker` left behind, and where two of them differ.
+
+Names of arrays in a checkpoint change from version to version, so each is found by parts of its
+path that say what it is. Where a version has another form for the same thing (what is left of a
+pass as an array, or as a queue with a head), both are brought to one form.
+"""
+
+import collections
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+IDENTICAL, BITS = ("rounds", "orders", "queues", "ledger", "counts"), ("numbers", "arrays")
+TOLERANCE = 1e-12
+"""Of float64, relative to the largest entry of an array."""
+
+_EXACT = (
+    "round",
+    "epoch",
+    "examples",
+    "examples_processed",
+    "skipped_examples",
+    "quotas",
+    "microbatches_done",
+    "examples_counted",
+    "present",
+    "full",
+    "bytes_sent",
+)
+_NUMBERS = ("loss", "eval", "consensus", "herding")
+_VIRTUAL_NUMBERS = ("compute_secs", "local_secs", "round_secs", "optimal_round_secs")
+_PARTS = {
+    "best_params": "best_params",
+    "opt_state": "opt_state",
+    "running_sum": "memory",
+    "memory": "memory",
+    "params": "params",
+    "progress_rounds": "progress",
+}
+_LEDGER = {  # what each version calls it
+    "counts": "counts",
+    "ever": "ever",
+    "missing": "missing",
+    "closed_missing": "missing",
+    "duplicated": "duplicated",
+    "closed_duplicated": "duplicated",
+}
+_COUNTS = (
+    "rounds",
+    "interrupted",
+    "examples_missing",
+    "examples_duplicated",
+    "examples_never_processed",
+    "clock",
+)
+
+
+class Outcome(NamedTuple):
+    """A run, in parts that are compared one by one."""
+
+    rounds: list[dict[str, Any]]
+    """What has to be identical of each round."""
+    orders: list[list[np.ndarray]]
+    """Of each checkpoint: order, and units and signs placed in this pass, of each pass."""
+    queues: list[list[np.ndarray]]
+    """Of each checkpoint: example ids still to come, of each pass."""
+    ledger: list[list[np.ndarray]]
+    counts: dict[str, Any]
+    numbers: list[dict[str, Any]]
+    """Losses and virtual seconds of each round, to 9 digits."""
+    arrays: dict[str, list[np.ndarray]]
+    """Parameters and optimiser state of each checkpoint, and what `fit` returned."""
+
+
+def read(directory: pathlib.Path) -> Outcome:
+    """Reads the outcome of one arm.
+
+    Raises:
+        ValueError: it has none, or its checkpoints lack what is to be compared; says which.
+    """
+    if not (directory / "result.npz").exists():
+        error = directory / "error.txt"
+        raise ValueError(error.read_text() if error.exists() else "the process ended before it")
+    lines = [json.loads(t) for t in (directory / "run/metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((directory / "run/summary.json").read_text())
+    numbers = _NUMBERS + (_VIRTUAL_NUMBERS if summary.get("clock") == "virtual" else ())
+    with np.load(directory / "result.npz") as result:
+        returned = [result[name] for name in sorted(result.files)]
+    outcome = Outcome(
+        [_taken(line, _EXACT) for line in lines],
+        [],
+        [],
+        [],
+        _taken(summary, _COUNTS),
+        [_without_wall_secs(_taken(line, numbers)) for line in lines],
+        {"returned": returned},
+    )
+    steps = sorted(
+        path for path in (directory / "run/checkpoints").iterdir() if path.name.isdigit()
+    )
+    for step in steps:
+        add_checkpoint(outcome, int(step.name), _read_arrays(step))
+    return outcome
+
+
+def _taken(line: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: line[name] for name in names if name in line}
+
+
+def _without_wall_secs(line: dict[str, Any]) -> dict[str, Any]:
+    """Without the seconds that measuring the herding bound took."""
+    if "herding" in line:
+        line["herding"] = {n: value for n, value in line["herding"].items() if n != "secs"}
+    return line
+
+
+def _read_arrays(step: pathlib.Path) -> dict[str, np.ndarray]:
+    """All arrays of a checkpoint, those without elements too."""
+    from hetjax.checkpoints import files  # with JAX
+
+    index = json.loads((step / "about.json").read_text())["arrays"]
+    empty = {n: np.zeros(shape, dtype) for n, (dtype, shape) in index.items() if 0 in shape}
+    return files.read_arrays(step / files.ARRAYS) | empty
+
+
+def add_checkpoint(outcome: Outcome, step: int, arrays: Mapping[str, np.ndarray]) -> None:
+    """Adds what is compared of one checkpoint; raises ValueError where it has none."""
+    passes: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
+    kept: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
+    ledger = {}
+    for name, array in arrays.items():
+        *parents, last = name.split("/")
+        path = "/".join(parents)
+        if last in _LEDGER or last == "reached":
+            ledger[_LEDGER.get(last, last)] = array
+        elif last in ("order", "realised", "signs", "num_placed", "pass_index"):
+            passes[path.removesuffix("/state").removesuffix("/order_state")].setdefault(last, array)
+        elif last in ("remaining", "queue", "head"):
+            passes[path][last] = array
+        for part in _PARTS:
+            if part in name.split("/"):
+                own = "/".join(name.split("/")[name.split("/").index(part) + 1 :])
+                kept[_PARTS[part]][own] = array
+                break
+    found = [fields for fields in passes.values() if "order" in fields]
+    if "reached" in ledger:  # in finished passes; the other form has those of the open one too
+        ledger["ever"] = ledger.pop("reached") | (ledger["counts"] > 0)
+    lacks = [what for what, there in (("orders", found), ("ledger", ledger)) if not there]
+    lacks += [f"{what} arrays" for what in ("params", "opt_state") if what not in kept]
+    lacks += ["queues"] * any("remaining" not in f and "queue" not in f for f in found)
+    if lacks:
+        raise ValueError(f"checkpoint {step} has no {', '.join(lacks)}: {sorted(arrays)}")
+    outcome.orders.append([array for fields in found for array in _order(fields)])
+    outcome.queues.append([_left(fields) for fields in found])
+    outcome.ledger.append([ledger[name] for name in sorted(ledger)])
+    for part, named in kept.items():
+        outcome.arrays[f"{part} of {step}"] = [named[name] for name in sorted(named)]
+
+
+def _order(fields: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The order; with signs also the units that are placed of this pass, and their signs."""
+    if "signs" not in fields:
+        return [fields["order"]]
+    count = int(fields["num_placed"])
+    return [fields["order"], fields["realised"][:count], fields["signs"][:count]]
+
+
+def _left(fields: Mapping[str, np.ndarray]) -> np.ndarray:
+    if "remaining" in fields:
+        return fields["remaining"]
+    return fields["queue"][int(fields["head"]) :]
+
+
+def differences(before: Outcome, after: Outcome) -> list[str]:
+    """Names the parts that are not the same to the bit, each with the first place."""
+    found = []
+    for name in IDENTICAL + BITS:
+        first, second = getattr(before, name), getattr(after, name)
+        if not _same(first, second):
+            found.append(f"{name}{_place(first, second)}")
+    return found
+
+
+def largest_gap(before: Outcome, after: Outcome) -> float:
+    """The largest difference of an array, relative to its largest entry; inf: other shapes."""
+    gaps = [0.0]
+    for name in sorted(before.arrays.keys() | after.arrays.keys()):
+        first, second = before.arrays.get(name, []), after.arrays.get(name, [])
+        if [a.shape for a in first] != [a.shape for a in second]:
+            return np.inf
+        for a, b in zip(first, second, strict=True):
+            if a.size:
+                gap = np.abs(a.astype(np.float64) - b.astype(np.float64)).max()
+                gaps.append(float(gap / max(np.abs(a).max(), np.finfo(np.float64).tiny)))
+    return max(gaps)
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, np.ndarray):
+        return (
+            first.dtype == second.dtype
+            and first.shape == second.shape
+            and first.tobytes() == second.tobytes()
+        )
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_same(first[n], second[n]) for n in first)
+    if isinstance(first, list):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return first == second
+
+
+def _place(first: Any, second: Any) -> str:
+    """Where two values differ first, as `[3][0]`."""
+    if isinstance(first, dict):
+        for name in sorted(first.keys() ^ second.keys()):
+            return f"[{name}] on one side alone"
+        pairs: Iterable[tuple[Any, Any]] = [(name, name) for name in first]
+    elif isinstance(first, list):
+        if len(first) != len(second):
+            return f", {len(first)} and {len(second)} of them"
+        pairs = enumerate(range(len(first)))
+    else:
+        return ""
+    for name, _ in pairs:
+        if not _same(first[name], second[name]):
+            return f"[{name}]{_place(first[name], second[name])}"
+    return ""

@@ -1,0 +1,316 @@
+"""Does another version of hetjax train to the bit as an earlier one?
+
+    python -m experiments.drills.checkouts --before=DIR [--after=DIR] [--only=PATTERN,…]
+        [--every=7] [--float64]
+
+DIR are two checkouts. Each arm is one ordering with one reducer and one form of the local phase,
+in one process of four workers or in two launched processes of two workers each: a run of
+several passes that a callback ends in the middle, and its resumption. Quotas are static, or
+adaptive on the virtual clock, so that nothing depends on how fast the machine is. Both checkouts
+run all arms with the same interpreter, each in processes of its own.
+
+Quotas, microbatches done, orders, what is left of each pass, and the ledger have to be identical
+after every round: one flipped sign is a failure. Parameters, optimiser state and losses have to
+be equal to the bit. An arm whose numbers are not is run again in float64, and named. Exit code 1
+where an arm has failed.
+"""
+
+import concurrent.futures
+import fnmatch
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from absl import app, flags, logging
+
+from experiments.drills import checkout_outcomes, fault_cases, faults
+
+ROOT = pathlib.Path(__file__).parents[2]
+_WORKER = pathlib.Path(__file__).with_name("checkout_worker.py")
+_LOCALS = ("stepped", "fused", "virtual")
+_NUM_PROCESSES = 2
+_MOST_SECS = 3600.0
+
+Arm = dict[str, Any]
+
+_SPEEDS = {"num_workers": 4, "secs_per_microbatch": [1.0, 1.5, 2.0, 4.0], "clock": "virtual"}
+_CHANGES = [
+    {"round": 1, "worker": 0, "secs_per_microbatch": 3.0},
+    {"round": 2, "worker": 1, "present": False},
+    {"round": 4, "worker": 1, "present": True},
+]
+_ADAPTIVE = {"quota.policy": "adaptive", "cluster": _SPEEDS}
+_STATIC = {"quota.policy": "static", "quota.proportions": [4, 3, 2, 1]}
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "static": {
+        "quota.policy": "static",
+        "quota.proportions": [4, 3, 1, 0],
+        "cluster": {"num_workers": 4},
+    },
+    "adaptive": {**_ADAPTIVE, "cluster": {**_SPEEDS, "changes": _CHANGES}},
+    "quorum": {**_ADAPTIVE, "gate.trigger": "quorum", "gate.quorum": 5},
+    "first": {
+        **_STATIC,
+        "cluster": _SPEEDS,
+        "gate.trigger": "first",
+        "gate.in_flight": "drop",
+    },
+    "deadline": {
+        **_ADAPTIVE,
+        "cluster": {**_SPEEDS, "delay": "exponential"},
+        "gate.trigger": "deadline",
+        "gate.deadline_secs": 4.0,
+    },
+}
+
+
+def arms() -> list[Arm]:
+    """Every combination that works together, in one process and in several.
+
+    Quotas and gates take turns; model, optimiser, feed and weighting are drawn for each arm.
+    """
+    found = []
+    pairs = list(dict.fromkeys((o, r) for _, o, r in faults.combinations()))
+    for processes in (1, _NUM_PROCESSES):
+        for local in _LOCALS if processes == 1 else ("stepped", "fused"):
+            for index, (ordering, reducer) in enumerate(pairs):
+                both = ("shared", "private")
+                for sharing in both if processes == 1 else both[index // 2 % 2 :][:1]:
+                    found.append(_arm(processes, local, ordering, reducer, sharing, index))
+    return found
+
+
+def _arm(processes: int, local: str, ordering: str, reducer: str, sharing: str, index: int) -> Arm:
+    turn = index + _LOCALS.index(local) + 2 * (processes > 1) + (sharing == "private")
+    variants = [
+        name for name in _VARIANTS if local != "fused" or "gate.trigger" not in _VARIANTS[name]
+    ]
+    variant = variants[turn % len(variants)]
+    name = f"{processes}/{local}/{ordering}/{reducer}/{sharing}/{variant}"
+    rng = random.Random(name)
+    fields: dict[str, Any] = {
+        "epochs": 3,
+        "microbatch_size": 4,
+        "budget": 8,
+        "local": local,
+        "data.sharing": sharing,
+        "data.feed": rng.choice(("resident", "resident", "streamed")),
+        "ordering.method": ordering,
+        "ordering.herding_every": 1 if index % 6 == 0 else 0,
+        "reducer.name": reducer,
+        "checkpoint.every_rounds": 1,
+        "checkpoint.keep": 1000,
+        **_VARIANTS[variant],
+    }
+    if sharing == "private":
+        fields["data.weighting"] = rng.choice(("shard", "example", "shard_mean"))
+    if local == "virtual" and variant == "static":
+        fields["cluster"] = _SPEEDS
+    return {
+        "name": name,
+        "processes": processes,
+        "model": rng.choice(("logistic", "mlp")),
+        "optimizer": rng.choice(("sgd", "sgd", "adam")),
+        "num_examples": 51,
+        "cut_round": 2,
+        "fields": fault_cases.nested(fields),
+    }
+
+
+def run_checkout(
+    checkout: pathlib.Path,
+    chosen: Sequence[Arm],
+    directory: pathlib.Path,
+    *,
+    cache: pathlib.Path,
+    float64: bool = False,
+) -> str:
+    """Runs the arms with one checkout's hetjax; what it printed. An arm may lack an outcome.
+
+    Args:
+        checkout: directory that holds `hetjax/`.
+        chosen: the arms.
+        directory: gets a directory for each arm.
+        cache: directory of compiled programs; those of equal programs are shared.
+        float64: 64-bit numbers.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **{n: v for n, v in os.environ.items() if not n.startswith(("HETJAX_", "XLA_FLAGS"))},
+        **fault_cases.environment(cache),
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+        "JAX_ENABLE_X64": str(int(float64)),
+        "PYTHONPATH": str(checkout.resolve()),
+    }
+    printed = ""
+    for processes in sorted({arm["processes"] for arm in chosen}):
+        path = directory / f"arms_{processes}.json"
+        path.write_text(json.dumps([arm for arm in chosen if arm["processes"] == processes]))
+        command = [sys.executable, "-P", str(_WORKER), str(path), str(directory)]
+        if processes > 1:
+            launch = ["hetjax.launch", f"--workers={processes}", "--max_restarts=0"]
+            command = [sys.executable, "-P", "-m", *launch, "--start_secs=inf", "--", *command]
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_MOST_SECS,
+            check=False,
+        )
+        printed += done.stdout
+    return printed
+
+
+class Result(NamedTuple):
+    """What became of one arm."""
+
+    arm: Arm
+    identical: bool
+    bit_equal: bool
+    told: str = ""
+    """Where the checkouts differ, or why there is nothing to compare."""
+
+
+def compare(chosen: Sequence[Arm], before: pathlib.Path, after: pathlib.Path) -> list[Result]:
+    """The arms' outcomes in two directories that `run_checkout` filled."""
+    results = []
+    for arm in chosen:
+        outcomes = []
+        try:
+            for side in (before, after):
+                outcomes.append(checkout_outcomes.read(side / arm["name"]))
+        except ValueError as error:
+            side_name = ("before", "after")[len(outcomes)]
+            results.append(Result(arm, False, False, f"{side_name}: {error}"))
+            continue
+        found = checkout_outcomes.differences(*outcomes)
+        wrong = [text for text in found if text.startswith(checkout_outcomes.IDENTICAL)]
+        results.append(Result(arm, not wrong, not found, "; ".join(found)))
+    return results
+
+
+def run_both(
+    chosen: Sequence[Arm],
+    before: pathlib.Path,
+    after: pathlib.Path,
+    directory: pathlib.Path,
+    *,
+    float64: bool = False,
+) -> list[Result]:
+    """Runs the arms in both checkouts at the same time, and compares them."""
+    given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    cache = pathlib.Path(given) if given else directory / "cache"
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        runs = [
+            threads.submit(run_checkout, at, chosen, directory / side, cache=cache, float64=float64)
+            for side, at in (("before", before), ("after", after))
+        ]
+        printed = [run.result() for run in runs]
+    results = compare(chosen, directory / "before", directory / "after")
+    if any("ended before" in result.told for result in results):
+        print("\n".join(text[-4000:] for text in printed), file=sys.stderr)
+    return results
+
+
+def exceptions(
+    results: Sequence[Result], before: pathlib.Path, after: pathlib.Path, directory: pathlib.Path
+) -> dict[str, float]:
+    """The largest relative gap in float64 of each arm that is identical and not bit-equal.
+
+    Infinite where even its quotas, orders or ledger differ then.
+    """
+    again = [result.arm for result in results if result.identical and not result.bit_equal]
+    if not again:
+        return {}
+    repeated = run_both(again, before, after, directory, float64=True)
+    return {
+        arm["name"]: checkout_outcomes.largest_gap(
+            *(
+                checkout_outcomes.read(directory / side / arm["name"])
+                for side in ("before", "after")
+            )
+        )
+        if result.identical
+        else float("inf")
+        for arm, result in zip(again, repeated, strict=True)
+    }
+
+
+def table(results: Sequence[Result], gaps: dict[str, float]) -> tuple[str, bool]:
+    """The figures as Markdown, those that failed named below; whether all is well."""
+    lines = ["| arms | number | identical | equal to the bit |", "|---|---|---|---|"]
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        processes, local = result.arm["name"].split("/")[:2]
+        title = f"{local}, {processes} process{'es' if processes != '1' else ''}"
+        groups.setdefault(title, []).append(result)
+    for title, own in [*groups.items(), ("all", list(results))]:
+        identical, equal = (sum(column) for column in zip(*(r[1:3] for r in own), strict=True))
+        lines.append(f"| {title} | {len(own)} | {identical} | {equal} |")
+    is_good = True
+    for result in results:
+        if result.bit_equal:
+            continue
+        gap = gaps.get(result.arm["name"])
+        rounding = gap is not None and gap <= checkout_outcomes.TOLERANCE
+        is_good &= rounding
+        said = "" if gap is None else f" (float64: largest relative gap {gap:.1e})"
+        word = "rounding" if rounding else "FAILED"
+        lines.append(f"\n{word}: {result.arm['name']}{said}: {result.told}")
+    return "\n".join(lines), is_good
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+    logging.set_verbosity(logging.WARNING)  # not every backend that JAX looks for
+    given = flags.FLAGS
+    before, after = (pathlib.Path(given[name].value).resolve() for name in ("before", "after"))
+    for checkout in (before, after):
+        if not (checkout / "hetjax" / "__init__.py").exists():
+            sys.exit(f"{checkout} is no checkout: it has no hetjax/__init__.py")
+    chosen = [a for a in arms() if not given.only or _is_asked(a["name"], given.only)]
+    chosen = chosen[:: given.every]
+    if not chosen:
+        names = "\n".join(arm["name"] for arm in arms())
+        sys.exit(f"--only: no arm is like {', '.join(given.only)}; there are\n{names}")
+    if given.directory and any(pathlib.Path(given.directory).glob("*")):
+        sys.exit(f"--directory: {given.directory} holds something already; give an empty one")
+    with tempfile.TemporaryDirectory(prefix="hetjax-checkouts-") as temporary:
+        directory = pathlib.Path(given.directory or temporary)
+        name = "float64" if given.float64 else "float32"
+        results = run_both(chosen, before, after, directory / name, float64=given.float64)
+        gaps = {}
+        if not given.float64:
+            gaps = exceptions(results, before, after, directory / "again")
+    text, is_good = table(results, gaps)
+    print(text)
+    sys.exit(0 if is_good else 1)
+
+
+def _is_asked(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("before", None, "Checkout of the earlier version.", required=True)
+    flags.DEFINE_string("after", str(ROOT), "Checkout of the later version; this one by default.")
+    flags.DEFINE_list(
+        "only",
+        [],
+        "Patterns of arms, named PROCESSES/LOCAL/ORDERING/REDUCER/SHARING/QUOTAS, such as "
+        "'1/*/d_grab*/ring/*'; all by default.",
+    )
+    flags.DEFINE_integer("every", 1, "Of the arms, each one in so many: 7 for a quick look.", 1)
+    flags.DEFINE_bool("float64", False, "Compare in float64, to the bit too.")
+    flags.DEFINE_string("directory", None, "Keeps what the runs leave; none is kept by default.")
+    app.run(main)

@@ -1,0 +1,362 @@
+"""Kills, hangs, stops and cuts training runs, and looks whether each one is recovered exactly.
+
+    python -m experiments.drills.faults [--only=kill,hang] [--trials=20] [--minutes=15]
+
+`kill`: `kill -9` of any worker of a gang at a random round, again and again until the run is
+finished; its ledger has to be whole, and its parameters equal to the bit to those of a run that
+replays its trace undisturbed. `resume`: a run is cut after each round, for every ordering,
+reducer and form of the local phase in one process. `hang`: a worker is stopped, sleeps in a
+callback, or waits for a loader that is dead. `stop`: SIGTERM to one worker, or to the launcher.
+`mutate`: configurations that were changed at random, in this process and as commands.
+
+Each drill adds its lines to a file of its own, and the table is about all of them.
+"""
+
+import collections
+import importlib.metadata
+import json
+import pathlib
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tqdm
+from absl import app, flags, logging
+
+from experiments.drills import fault_cases, fault_gangs
+from experiments.drills.fault_gangs import Record, Session
+
+_COMBINATION = ("local", "ordering", "reducer")
+_PER_COMMAND = 20  # mutated configurations in this process for one as a whole command
+_PER_LINE = 50  # that share a line
+
+
+# Cuts
+
+
+def resume(session: Session, *, again: bool = False) -> None:
+    """Cuts one combination after another; those that earlier runs have done are left out."""
+    import hetjax
+
+    hetjax.use_cpu_workers(4)
+    done = set() if again else {tuple(r[k] for k in _COMBINATION) for r in session.earlier}
+    left = [combination for combination in combinations() if combination not in done]
+    directories = fault_gangs.new_directories(session)
+    with fault_cases.keeping_programs(session.cache):
+        for combination in tqdm.tqdm(left[: session.trials], desc="resume"):
+            if session.is_late:
+                break
+            session.write(cut_every_round(next(directories), *combination))
+
+
+def combinations() -> list[tuple[str, str, str]]:
+    """Each local form in one process, ordering and reducer that work together."""
+    from hetjax import kinds, ordering, topology
+
+    return [
+        (local, name, reducer)
+        for local in ("virtual", "stepped")
+        for name, factory in ordering.ORDERINGS.items()
+        for reducer, make in topology.REDUCERS.items()
+        if not list(kinds.of_two(factory(), make()))
+    ]
+
+
+def cut_every_round(directory: pathlib.Path, local: str, ordering: str, reducer: str) -> Record:
+    """Trains at one go, and cut after each round; compares all that is left of both."""
+    import jax
+    import optax
+
+    import hetjax
+
+    rng = np.random.default_rng(7)
+    data = {"x": rng.normal(size=(51, 5)).astype(np.float32), "y": rng.integers(3, size=51)}
+    weights = rng.normal(size=(5, 3)).astype(np.float32)
+
+    def loss_fn(weights: Any, batch: Any, rng: Any) -> Any:
+        noise = 0.1 * jax.random.normal(rng, weights.shape)  # so that wrong keys are seen
+        logits = batch["x"] @ (weights + noise)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+
+    def fit(workdir: pathlib.Path, *callbacks: Callable[[Any], bool]) -> Any:
+        return hetjax.fit(
+            loss_fn,
+            weights,
+            optax.sgd(0.3, momentum=0.9),
+            data,
+            eval_source=data,
+            workdir=workdir,
+            callbacks=callbacks,
+            progress=False,
+            epochs=3,
+            microbatch_size=4,
+            budget=8,
+            local=local,
+            ordering={"method": ordering, "herding_every": 0},
+            reducer={"name": reducer},
+            quota={"policy": "static", "proportions": [4, 3, 2, 1]},
+            cluster={
+                "num_workers": 4,
+                "secs_per_microbatch": [1.0, 1.5, 2.0, 4.0],
+                "clock": "virtual",
+            },
+            checkpoint={"every_rounds": 1},
+        )
+
+    began = time.perf_counter()
+    whole = fit(directory / "whole")
+    cuts = 0
+    while (cut := fit(directory / "cut", lambda line: True)).summary["interrupted"]:
+        cuts += 1
+    leaves = [jax.tree.leaves((r.params, r.best_params, r.state)) for r in (whole, cut)]
+    is_equal = all(
+        np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in zip(*leaves, strict=True)
+    )
+    jax.clear_caches()
+    return {
+        "drill": "resume",
+        **dict(zip(_COMBINATION, (local, ordering, reducer), strict=True)),
+        "cuts": cuts,
+        "bit_equal": is_equal and whole.history == cut.history,
+        "secs": round(time.perf_counter() - began, 1),
+    }
+
+
+# Mutated configurations
+
+
+def mutate(session: Session) -> None:
+    """Runs mutated configurations in this process, and a twentieth as many as commands."""
+    import hetjax
+    from experiments.drills import fault_configs
+
+    hetjax.use_cpu_workers(8)
+    fault_configs.prepare(session.directory)
+
+    def in_process(changes: Record, number: int) -> "fault_configs.Outcome":
+        if number % _PER_LINE == 0:
+            fault_configs.forget_programs()
+        is_kept = number % 4 == 0 or any(name.startswith("checkpoint") for name in changes)
+        return fault_configs.run(changes, next(directories), is_kept=is_kept)
+
+    def as_command(changes: Record, number: int) -> "fault_configs.Outcome":
+        return fault_configs.run_command(changes, next(directories), by_file=number % 2 == 0)
+
+    directories = fault_gangs.new_directories(session)
+    with fault_cases.keeping_programs(session.cache):
+        _mutate_each(session, "mutate", session.trials, in_process)
+    _mutate_each(session, "mutate_commands", -(-session.trials // _PER_COMMAND), as_command)
+
+
+def _mutate_each(
+    session: Session, name: str, count: int, run: Callable[[Record, int], Any]
+) -> None:
+    from experiments.drills import fault_configs
+
+    counts: collections.Counter[str] = collections.Counter()
+    faults: list[Record] = []
+
+    def write() -> None:
+        if counts:
+            session.write({"drill": name, **counts, "faults": list(faults)})
+        counts.clear()
+        faults.clear()
+
+    def one(changes: Record) -> None:
+        if session.is_late or bar.n >= count:
+            return
+        outcome = run(changes, bar.n)
+        counts.update({"trials": 1, outcome.kind: 1})
+        is_fault = outcome.kind not in ("ran", "refused")
+        if is_fault:
+            faults.append({"kind": outcome.kind, "changes": repr(changes)})
+        if is_fault or session.show:
+            told = f"{outcome.kind}, {outcome.secs:.1f} s: {changes}\n{outcome.message}"
+            print(told, file=sys.stderr)
+        bar.update()
+        if bar.n % _PER_LINE == 0:
+            write()
+
+    with tqdm.tqdm(total=count, desc=name) as bar:
+        seed = session.rng.randrange(1 << 32)
+        fault_configs.for_each(one, count, directory=session.directory, seed=seed)
+    write()
+
+
+# Results
+
+DRILLS: dict[str, tuple[Callable[..., None], int]] = {
+    "kill": (fault_gangs.kill, 100),
+    "resume": (resume, 1000),
+    "hang": (fault_gangs.hang, 6),
+    "stop": (fault_gangs.stop, 6),
+    "mutate": (mutate, 2000),
+}
+"""Each with the trials that it makes by default."""
+
+
+def read(results: pathlib.Path, drill: str) -> list[Record]:
+    """All lines of a drill, of all runs."""
+    path = results / f"{drill}.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def table(results: pathlib.Path) -> str:
+    """The figures as Markdown; drills that never ran are left out."""
+    rows = [*_kill_rows(results), *_resume_rows(results), *_hang_rows(results)]
+    rows += [*_stop_rows(results), *_mutate_rows(results)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(["| figure | target | reached |", "|---|---|---|", *lines])
+
+
+def _share(good: Sequence[Any]) -> str:
+    """`9 of 10`; where none of N failed, with the bound 3 / N."""
+    n, count = len(good), sum(map(bool, good))
+    return f"{count} of {n}" + (f" (95 %: at most {min(1, 3 / n):.1%} fail)" if count == n else "")
+
+
+def _kill_rows(results: pathlib.Path) -> list[tuple[str, str, str]]:
+    records = read(results, "kill")
+    kills = [r for r in records if r["drill"] == "kill"]
+    gangs = [r for r in records if r["drill"] == "kill_gang"]
+    if not kills or not gangs:
+        return []
+    secs = [r["secs"] for r in kills if r["secs"] is not None]
+    lost = [sum(g[key] or 0 for g in gangs) for key in ("missing", "duplicated")]
+    return [
+        ("`kill -9`: recovered", "N of N", _share([r["recovered"] for r in kills])),
+        ("… of them process 0", "", str(sum(r["worker"] == 0 for r in kills))),
+        ("… the right worker named", "N of N", _share([r["named"] for r in kills])),
+        ("… examples missing, duplicated", "0, 0", f"{lost[0]}, {lost[1]}"),
+        ("… gangs: every round once", "N of N", _share([g["whole"] for g in gangs])),
+        ("… gangs: bit-equal to the replay", "N of N", _share([g["bit_equal"] for g in gangs])),
+        ("… restarts without a kill", "0", str(sum(g["restarts"] - g["kills"] for g in gangs))),
+        ("… to the next round", "", f"median {np.median(secs):.1f} s, most {max(secs):.1f} s"),
+    ]
+
+
+def _resume_rows(results: pathlib.Path) -> list[tuple[str, str, str]]:
+    newest = {tuple(r[k] for k in _COMBINATION): r for r in read(results, "resume")}
+    if not newest:
+        return []
+    done, cuts = [r["bit_equal"] for r in newest.values()], sum(r["cuts"] for r in newest.values())
+    what = f"cut at every round ({cuts} cuts), of {len(combinations())} combinations: bit-equal"
+    return [(what, "N of N", _share(done))]
+
+
+def _hang_rows(results: pathlib.Path) -> list[tuple[str, str, str]]:
+    rows = []
+    records = read(results, "hang")
+    for kind in sorted({r["kind"] for r in records}):
+        own = [r for r in records if r["kind"] == kind]
+        late = [r["heartbeats"] or np.inf for r in own]
+        good = [r["named"] and r["went_on"] and r["heartbeats"] for r in own]
+        rows += [
+            (f"hang, {kind}: right worker named, run went on", "N of N", _share(good)),
+            ("… noticed after", "≤ 2 heartbeats", f"at most {max(late):.2f}"),
+        ]
+    return rows
+
+
+def _stop_rows(results: pathlib.Path) -> list[tuple[str, str, str]]:
+    rows = []
+    records = read(results, "stop")
+    for to in sorted({r["to"] for r in records}):
+        own = [r for r in records if r["to"] == to]
+        ends = [r["same_round"] and r["exit_code"] == 143 for r in own]
+        rows += [
+            (f"SIGTERM to the {to}: all end at one round, code 143", "N of N", _share(ends)),
+            ("… exit", "≤ 10 s", f"at most {max(r['secs'] for r in own):.1f} s"),
+            ("… resumed, bit-equal to the replay", "N of N", _share([r["bit_equal"] for r in own])),
+        ]
+    return rows
+
+
+def _mutate_rows(results: pathlib.Path) -> list[tuple[str, str, str]]:
+    rows = []
+    for name, where in (("mutate", "in one process"), ("mutate_commands", "as commands")):
+        total: collections.Counter[str] = collections.Counter()
+        for record in read(results, "mutate"):
+            if record["drill"] == name:
+                total.update({k: v for k, v in record.items() if isinstance(v, int)})
+        n, good = total["trials"], total["ran"] + total["refused"]
+        if n:
+            reached = f"{_share([True] * good + [False] * (n - good))}; {total['ran']} ran"
+            rows += [(f"mutated configurations {where}: clean or one message", "N of N", reached)]
+    return rows
+
+
+def run(drill: str, results: pathlib.Path, *, trials: int, **options: Any) -> None:
+    """One drill; its lines are added to its file.
+
+    Args:
+        drill: a name in `DRILLS`.
+        results: directory of the files.
+        trials: how many.
+        **options: `seed` of the random choices, None for a new one; `minutes` after which no new
+            trial begins; `show` what is printed by each; `again`, see `resume`.
+    """
+    earlier = read(results, drill)
+    version = importlib.metadata.version("jax")
+    results.mkdir(parents=True, exist_ok=True)
+
+    def write(record: Record) -> None:
+        with (results / f"{drill}.jsonl").open("a") as file:
+            file.write(json.dumps({**record, "jax": version}) + "\n")
+
+    seed, minutes = options.get("seed"), options.get("minutes", np.inf)
+    with tempfile.TemporaryDirectory(prefix="hetjax-drill-") as name:
+        directory = pathlib.Path(name)
+        session = Session(
+            trials=trials,
+            ends=time.monotonic() + 60 * minutes,
+            rng=random.Random(seed),
+            directory=directory,
+            cache=directory / "cache",
+            earlier=earlier,
+            write=write,
+            show=options.get("show", False),
+        )
+        more = {"again": options["again"]} if drill == "resume" and "again" in options else {}
+        DRILLS[drill][0](session, **more)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
+    logging.set_verbosity(logging.WARNING)  # not every backend that JAX looks for
+    given = flags.FLAGS
+    if unknown := set(given.only) - set(DRILLS):
+        sys.exit(f"--only: there is no {', '.join(unknown)}; there are {', '.join(DRILLS)}")
+    results = pathlib.Path(given.results)
+    for drill in given.only or DRILLS:
+        trials = DRILLS[drill][1] if given.trials is None else given.trials
+        if trials:
+            run(
+                drill,
+                results,
+                trials=trials,
+                seed=given.seed,
+                minutes=given.minutes,
+                show=given.show,
+                again=given.again,
+            )
+    print(table(results))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list("only", [], f"Drills: {', '.join(DRILLS)}; all by default.")
+    flags.DEFINE_integer("trials", None, "Of each drill; 0: only print the table.", 0)
+    flags.DEFINE_float("minutes", np.inf, "After so many no trial of a drill begins.", 0)
+    flags.DEFINE_string(
+        "results", "experiments/results/faults", "Directory that lines are added to."
+    )
+    flags.DEFINE_integer("seed", None, "Of the random choices; None: a new one.")
+    flags.DEFINE_bool("again", False, "Resume: combinations that are done, too.")
+    flags.DEFINE_bool("show", False, "Print what each gang and each configuration printed.")
+    app.run(main)

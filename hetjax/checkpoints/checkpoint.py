@@ -1,0 +1,281 @@
+"""How is a run kept on disk, so that whatever happens the newest good state is found again?
+
+A directory holds a few checkpoints, each of them one commit: Orbax writes the arrays into a
+hidden directory, a manifest lists the SHA-256 sum of every file, all of it is flushed to the
+disk, and one rename makes it a checkpoint. Orbax restores a file with a flipped bit without a
+word, so a restore verifies the manifest first, and falls back where it does not agree.
+
+One process writes, in a background thread; the others never touch the directory. What belongs
+to a run and when it is saved is left to the loop. Nothing is ever unpickled.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax.checkpoints import files as files_lib
+from hetjax.checkpoints import leaves
+
+STAGES = ("begin", "arrays", "manifest", "commit", "prune", "end")
+"""The stages of one checkpoint's writing; it is committed between `commit` and `prune`."""
+
+_PARTIAL = ".partial-"
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ELOOP)
+
+
+class Saved(NamedTuple):
+    """A checkpoint that was read."""
+
+    step: int
+    arrays: dict[str, np.ndarray]
+    about: dict[str, Any]
+
+
+class Checkpoints:
+    """Writes checkpoints into a directory, one after another, in a background thread.
+
+    A directory belongs to one run, and one process writes to it. It is made with mode 0700,
+    and so is every checkpoint in it.
+
+    Args:
+        directory: made if it is not there.
+        keep: how many checkpoints stay, the newest ones.
+        on_stage: called in the background thread as each of the `STAGES` begins.
+
+    Raises:
+        ValueError: `keep` is less than 1, or the directory cannot be made or written to.
+    """
+
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        *,
+        keep: int = 2,
+        on_stage: Callable[[str], None] | None = None,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; at least 1 checkpoint has to stay")
+        self._directory = pathlib.Path(directory)
+        self._keep = keep
+        self._on_stage = on_stage or (lambda stage: None)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory.chmod(0o700)
+            probe = self._directory / f"{_PARTIAL}{os.getpid()}"
+            probe.mkdir(mode=0o700, exist_ok=True)  # a full or read-only disk shows at once
+            probe.rmdir()
+            self.latest: int | None = max(files_lib.steps(self._directory), default=None)
+        except OSError as error:
+            raise ValueError(
+                f"no checkpoints can be kept in {str(directory)!r}: {error}; give a directory "
+                "that can be written"
+            ) from error
+        self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: futures.Future[None] | None = None
+
+    def save(self, step: int, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+        """Begins to write a checkpoint, once the one before it is written, and returns.
+
+        Args:
+            step: 0 or more, and more than `latest`, that of the newest in the directory.
+            arrays: by name, as `flatten` gives them; not to be changed until it is written.
+            about: JSON values; floats must be finite.
+
+        Raises:
+            ValueError: an argument is not allowed, or the save before this one failed.
+        """
+        self.wait()
+        if step < 0:
+            raise ValueError(f"checkpoint {step}: a step is 0 or more")
+        if self.latest is not None and step <= self.latest:
+            raise ValueError(
+                f"checkpoint {step} in {str(self._directory)!r}, where {self.latest} is the "
+                "newest; go on from that one, or give an empty directory"
+            )
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise ValueError(f"{name!r} is a {type(array).__name__}, not a host array")
+            leaves.check_dtype(name, array.dtype)
+        index = {name: [str(array.dtype), list(array.shape)] for name, array in arrays.items()}
+        try:
+            text = json.dumps({"about": about, "arrays": index}, indent=1, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"`about` holds something that JSON does not: {error}") from error
+        # Orbax refuses arrays without elements; the index alone tells of them.
+        self._pending = self._thread.submit(
+            self._write, step, {n: a for n, a in arrays.items() if a.size}, text
+        )
+
+    def wait(self) -> None:
+        """Returns when nothing is being written any more.
+
+        Raises:
+            ValueError: writing failed. The checkpoints before it are untouched.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Waits, raises as `wait` does, and ends the thread; may be called twice."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def _write(self, step: int, arrays: dict[str, np.ndarray], about: str) -> None:
+        partial = self._directory / f"{_PARTIAL}{step:08d}"
+        try:
+            self._on_stage("begin")
+            for stale in self._directory.glob(f"{_PARTIAL}*"):
+                shutil.rmtree(stale)
+            self._check_room(sum(array.nbytes for array in arrays.values()))
+            partial.mkdir(mode=0o700)
+            self._on_stage("arrays")
+            if arrays:
+                files_lib.write_arrays(partial / files_lib.ARRAYS, arrays)
+            (partial / files_lib.ABOUT).write_text(about)
+            self._on_stage("manifest")
+            files_lib.seal(partial, step)
+            self._on_stage("commit")
+            partial.rename(self._directory / f"{step:08d}")
+            self.latest = step
+            files_lib.flush(self._directory)
+        except Exception as error:  # Orbax has errors of many types
+            shutil.rmtree(partial, ignore_errors=True)
+            raise ValueError(
+                f"checkpoint {step} could not be written to {str(self._directory)!r}: "
+                f"{files_lib.reason(error)}; see that there is room and that the directory "
+                "can be written, then resume: the checkpoints before it are untouched"
+            ) from error
+        self._on_stage("prune")
+        self._prune()
+        self._on_stage("end")
+
+    def _check_room(self, num_bytes: int) -> None:
+        """Orbax finds a full disk, too, but prints an error for each array that it writes."""
+        needed, free = num_bytes + (1 << 20), shutil.disk_usage(self._directory).free
+        if free < needed:
+            raise OSError(
+                errno.ENOSPC,
+                f"{os.strerror(errno.ENOSPC)}: {needed >> 20} MB needed, {free >> 20} MB free",
+            )
+
+    def _prune(self) -> None:
+        for step in sorted(files_lib.steps(self._directory))[: -self._keep]:
+            try:
+                _remove(self._directory, step)
+            except OSError as error:
+                raise ValueError(
+                    f"the old checkpoint {step} in {str(self._directory)!r} could not be removed: "
+                    f"{error}; remove it by hand, or see that the directory can be written"
+                ) from error
+
+
+def newest(directory: str | pathlib.Path) -> Saved | None:
+    """The newest checkpoint that is whole; None where there is none.
+
+    One that is damaged or incomplete is renamed to `<step>.damaged`, with a message on stderr,
+    and the one before it is tried. What an interrupted save left is not looked at.
+
+    Raises:
+        ValueError: the directory or a file in it may not be read, which is no damage, or a
+            checkpoint has a format that this version of hetjax does not know.
+    """
+    directory = pathlib.Path(directory)
+    try:
+        for step in sorted(files_lib.steps(directory), reverse=True):
+            path = directory / f"{step:08d}"
+            try:
+                return _read(path)
+            except files_lib.DamageError as damage:
+                _set_aside(path, str(damage))
+    except OSError as error:
+        raise ValueError(
+            f"the checkpoints in {str(directory)!r} cannot be read: {error}; see that the "
+            "directory is there and that this user may read and write it"
+        ) from error
+    return None
+
+
+def newest_about(directory: str | pathlib.Path) -> dict[str, Any] | None:
+    """The `about` of the newest checkpoint in which that is whole; its arrays are not looked at."""
+    directory = pathlib.Path(directory)
+    for step in sorted(files_lib.steps(directory), reverse=True):
+        path = directory / f"{step:08d}"
+        with contextlib.suppress(files_lib.DamageError, OSError):  # `newest` tells of them
+            files_lib.verify(path, only=files_lib.ABOUT)
+            return json.loads((path / files_lib.ABOUT).read_bytes())["about"]
+    return None
+
+
+def read(directory: str | pathlib.Path, step: int) -> Saved:
+    """One checkpoint, verified; for the processes that follow the one that chose it.
+
+    Raises:
+        ValueError: it is not there, or is not whole as this process sees it.
+    """
+    path = pathlib.Path(directory) / f"{step:08d}"
+    try:
+        return _read(path)
+    except (files_lib.DamageError, OSError) as error:
+        raise ValueError(
+            f"checkpoint {str(path)!r} cannot be read here: {error}; all processes of a run need "
+            "to see the same directory"
+        ) from error
+
+
+def clear(directory: str | pathlib.Path) -> None:
+    """Removes the checkpoints of a run that begins anew; those set aside as damaged stay."""
+    directory = pathlib.Path(directory)
+    for step in files_lib.steps(directory) if directory.is_dir() else ():
+        _remove(directory, step)
+
+
+def _remove(directory: pathlib.Path, step: int) -> None:
+    """Hidden first, so that a half-removed one is never taken for a damaged one."""
+    shutil.rmtree((directory / f"{step:08d}").rename(directory / f"{_PARTIAL}{step:08d}"))
+
+
+def _read(path: pathlib.Path) -> Saved:
+    try:
+        files_lib.verify(path)
+        described = json.loads((path / files_lib.ABOUT).read_bytes())
+    except OSError as error:
+        if error.errno in _DAMAGE:
+            raise files_lib.DamageError(str(error)) from error
+        raise
+    index = {name: (dtype, tuple(shape)) for name, (dtype, shape) in described["arrays"].items()}
+    arrays = {n: np.zeros(s, jnp.dtype(d)) for n, (d, s) in index.items() if 0 in s}
+    if len(arrays) < len(index):
+        # A thread of its own: where a notebook calls, an event loop is already running.
+        with futures.ThreadPoolExecutor(1) as thread:
+            arrays |= thread.submit(files_lib.read_arrays, path / files_lib.ARRAYS).result()
+    if {name: (str(a.dtype), a.shape) for name, a in arrays.items()} != index:
+        raise files_lib.DamageError("the arrays are not those that were saved")
+    return Saved(int(path.name), {name: arrays[name] for name in index}, described["about"])
+
+
+def _set_aside(path: pathlib.Path, damage: str) -> None:
+    names = [f"{path.name}.damaged", *(f"{path.name}.damaged-{n}" for n in range(2, 1000))]
+    target = next(path.with_name(n) for n in names if not os.path.lexists(path.with_name(n)))
+    try:
+        path.rename(target)
+        where = f"it was set aside as {target.name!r}"
+    except OSError as error:  # a directory that can only be read, or another process did it
+        where = f"it could not be set aside ({error})"
+    print(
+        f"checkpoint {str(path)!r} is damaged ({damage}); {where}, and the one before it is taken",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,186 @@
+"""What must hold between the fields of a configuration, each by itself already right.
+
+Every rule returns lines that name the fields, their values, what is allowed and how to mend it.
+Left to others: whether there are enough devices (needs jax), whether files and data sets exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hetjax import gates, kinds
+from hetjax import parts as parts_lib
+from hetjax.config import groups
+
+
+def problems(experiment: groups.ExperimentConfig, given: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each contradiction in `experiment`, none if it can be run.
+
+    Args:
+      experiment: the configuration.
+      given: the parts that were given as objects, by group.
+    """
+    lines = [
+        *_model(experiment),
+        *_optimizer(experiment),
+        *_emulation(experiment.cluster),
+    ]
+    try:
+        parts = kinds.of_config(experiment, given)
+    except ValueError as error:
+        lines.append(str(error))
+    else:
+        lines += [*_objective(experiment, parts), *_gate(experiment, parts.gate)]
+        lines += kinds.problems(parts, _facts(experiment))
+    # Presence over rounds means something only once the changes themselves do.
+    change_lines = list(_changes(experiment.cluster))
+    return [*lines, *change_lines, *([] if change_lines else _budget(experiment))]
+
+
+def _facts(experiment: groups.ExperimentConfig) -> parts_lib.Facts:
+    """What the run tells its parts."""
+    cluster = experiment.cluster
+    speeds, overhead = cluster.secs_per_microbatch, cluster.overhead_secs
+    starts = overhead if isinstance(overhead, tuple) else (overhead,) * len(speeds)
+    shortest = min((a + b for a, b in zip(starts, speeds, strict=False)), default=0.0)
+    return parts_lib.Facts(cluster.num_workers, experiment.budget, shortest)
+
+
+def _model(experiment: groups.ExperimentConfig) -> Iterator[str]:
+    if experiment.model.name == "mlp" and not experiment.model.hidden:
+        yield (
+            "model.hidden: got (), must be one or more widths with model.name='mlp'. Give "
+            "some, such as (128,), or set model.name='logistic'."
+        )
+
+
+def _objective(experiment: groups.ExperimentConfig, parts: kinds.Parts) -> Iterator[str]:
+    sums = not parts.reducer.gossips
+    if sums and experiment.data.sharing == "shared" and experiment.data.weighting != "shard":
+        yield (
+            f"data.weighting: got {experiment.data.weighting!r} with data.sharing='shared', "
+            "where there are no shards to weight. Leave it at 'shard', or set "
+            "data.sharing='private'."
+        )
+
+
+def _optimizer(experiment: groups.ExperimentConfig) -> Iterator[str]:
+    optimizer = experiment.optimizer
+    if optimizer.warmup_epochs > experiment.epochs:
+        yield (
+            f"optimizer.warmup_epochs: got {optimizer.warmup_epochs}, must be at most "
+            f"epochs={experiment.epochs}. Lower it, or raise epochs."
+        )
+    if optimizer.schedule == "step" and not optimizer.decay_every_epochs:
+        yield (
+            "optimizer.decay_every_epochs: got 0.0, must be above 0 with "
+            "optimizer.schedule='step'. Give the epochs between two steps."
+        )
+    if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum):
+        yield (
+            f"optimizer.nesterov: got True with optimizer.name={optimizer.name!r} and "
+            f"optimizer.momentum={optimizer.momentum}, needs 'sgd' and a momentum above 0. Set "
+            "those, or nesterov to False."
+        )
+
+
+def _emulation(cluster: groups.ClusterConfig) -> Iterator[str]:
+    n = cluster.num_workers
+    speeds, overhead = cluster.secs_per_microbatch, cluster.overhead_secs
+    if speeds and len(speeds) != n:
+        yield (
+            f"cluster.secs_per_microbatch: got {len(speeds)} values {speeds}, must be one for "
+            f"each of cluster.num_workers={n}, or () for no emulation. Change one of the two."
+        )
+    if isinstance(overhead, tuple) and len(overhead) != n:
+        yield (
+            f"cluster.overhead_secs: got {len(overhead)} values {overhead}, must be a number, "
+            f"or one for each of cluster.num_workers={n}. Change one of the two."
+        )
+    if speeds:
+        return
+    needing = {
+        "cluster.clock": (cluster.clock, cluster.clock == "virtual"),
+        "cluster.delay": (cluster.delay, cluster.delay != "constant"),
+        "cluster.overhead_secs": (overhead, overhead != 0.0),
+    }
+    for name, (value, needs_speeds) in needing.items():
+        if needs_speeds:
+            yield (
+                f"{name}: got {value!r}, needs emulated speeds, and "
+                "cluster.secs_per_microbatch is (). Give the seconds of each worker there."
+            )
+
+
+def _changes(cluster: groups.ClusterConfig) -> Iterator[str]:
+    n = cluster.num_workers
+    seen: set[tuple[int, int]] = set()
+    for index, change in enumerate(cluster.changes):
+        name = f"cluster.changes[{index}]"
+        if change.worker >= n:
+            yield (
+                f"{name}.worker: got {change.worker}, must be from 0 to {n - 1} with "
+                f"cluster.num_workers={n}. Count the workers that join later too."
+            )
+        if (change.round, change.worker) in seen:
+            yield (
+                f"{name}: worker {change.worker} is changed twice at round {change.round}. Put "
+                "both into one entry."
+            )
+        seen.add((change.round, change.worker))
+        timed = change.secs_per_microbatch is not None or change.overhead_secs is not None
+        if not timed and change.present is None:
+            yield (
+                f"{name}: nothing changes. Give secs_per_microbatch, overhead_secs or present "
+                "beside round and worker."
+            )
+        if timed and not cluster.secs_per_microbatch:
+            yield (
+                f"{name}: a speed changes, but cluster.secs_per_microbatch is (). Give the "
+                "seconds of each worker there."
+            )
+
+
+def _gate(experiment: groups.ExperimentConfig, gate: gates.Gate) -> Iterator[str]:
+    if gate.closes and experiment.local == "fused":
+        yield (
+            f"gate.trigger: got {experiment.gate.trigger!r} with local='fused', a single program "
+            "that nothing can close early. Set local='stepped', or gate.trigger='none'."
+        )
+    virtual = experiment.local == "virtual" or experiment.cluster.clock == "virtual"
+    if experiment.gate.in_flight == "drop" and not virtual:
+        yield (
+            "gate.in_flight: got 'drop' on the wall clock, but a program that runs on a device "
+            "cannot be taken back. Set it to 'finish', or cluster.clock='virtual'."
+        )
+
+
+def _budget(experiment: groups.ExperimentConfig) -> Iterator[str]:
+    quota = experiment.quota
+    cap = quota.max_microbatches or experiment.budget
+    for when, num_present in _presence(experiment.cluster):
+        if not num_present:
+            yield (
+                f"cluster.changes: no worker is present from round {when} on, must be one or "
+                "more. Let a worker stay."
+            )
+        elif num_present * cap < experiment.budget:
+            yield (
+                f"budget: got {experiment.budget} microbatches a round, but {num_present} "
+                f"workers of at most quota.max_microbatches={cap} hold {num_present * cap} "
+                f"(round {when}). Lower budget, or raise quota.max_microbatches (0: no cap)."
+            )
+        else:
+            continue
+        return  # the first such round says it all
+
+
+def _presence(cluster: groups.ClusterConfig) -> Iterator[tuple[int, int]]:
+    """Yields (round, workers present from then on) for round 0 and each one with a change."""
+    present = [True] * cluster.num_workers
+    for when in sorted({0, *(change.round for change in cluster.changes)}):
+        for change in cluster.changes:
+            if change.round == when and change.present is not None:
+                present[change.worker] = change.present
+        yield when, sum(present)

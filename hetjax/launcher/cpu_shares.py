@@ -1,0 +1,360 @@
+"""How is a local process held to its share of the processor?
+
+By a CPU controller group of its own, where the system lets us make one (control groups version 1
+and 2), and by pinning it to the fewest cores that have room for it. Elsewhere by the pinning and
+a duty cycle: a thread stops each process when it has used up its share and continues it later.
+A share is a number of cores: 0.25 is a quarter of one. Assumes that nothing else needs the
+machine: a share is the most that a process gets, and nobody promises it as much.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from hetjax.launcher import guardian
+
+METHODS = ("group", "duty_cycle")
+MIN_SHARE = 0.01
+_PERIOD_USECS = 20_000  # short: a worker that waits for a whole period stretches small rounds
+_MIN_QUOTA_USECS = 1_000  # the kernel's
+_TICK_SECS = 0.005
+_SAVED_SECS = 0.05  # what a process that was idle may catch up, times its share
+
+
+def available_cores() -> list[int]:
+    """The numbers of the cores that this process may use; [] where the system does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return []
+
+
+def check_shares(shares: Sequence[float], num_cores: int) -> None:
+    """Raises ValueError unless the shares are positive and the cores have room for them."""
+    for index, share in enumerate(shares):
+        if not MIN_SHARE <= share <= num_cores:
+            raise ValueError(
+                f"the CPU share of worker {index} is {share:g}; it must be from {MIN_SHARE} to "
+                f"{num_cores}, the cores of this machine that may be used"
+            )
+    if sum(shares) > num_cores + 1e-9:
+        raise ValueError(
+            f"the CPU shares {', '.join(f'{share:g}' for share in shares)} add up to "
+            f"{sum(shares):g}, but {num_cores} cores may be used here. Make them smaller; "
+            "their proportions are what decides the quotas."
+        )
+
+
+def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]:
+    """Decides which cores each process may use: one where its share fits on one.
+
+    The largest first, each onto the fullest core that has room for it, and otherwise onto as
+    many of the emptiest as it takes.
+
+    Args:
+        shares: of one core each; `check_shares` accepts them.
+        cores: their numbers.
+
+    Returns:
+        The numbers of the cores of each process.
+
+    Example:
+        >>> pack([1, 0.5, 0.25, 0.25], [0, 1])
+        [(0,), (1,), (1,), (1,)]
+        >>> pack([0.5, 1.5], [4, 5])
+        [(5,), (4, 5)]
+    """
+    room = dict.fromkeys(cores, 1.0)
+    result: dict[int, tuple[int, ...]] = {}
+    for index in sorted(range(len(shares)), key=lambda i: -shares[i]):
+        left = shares[index]
+        fitting = [core for core in cores if room[core] >= left - 1e-9]
+        if fitting:
+            chosen = [min(fitting, key=lambda core: room[core])]
+        else:
+            chosen = []
+            for core in sorted(cores, key=lambda core: -room[core]):
+                if sum(room[c] for c in chosen) < left - 1e-9:
+                    chosen.append(core)
+        for core in chosen:
+            taken = min(left, room[core])
+            room[core] -= taken
+            left -= taken
+        result[index] = tuple(sorted(chosen))
+    return [result[index] for index in range(len(shares))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a process goes before it becomes its command: what `enter.py` is told."""
+
+    cores: tuple[int, ...] = ()
+    group: str = ""  # the file that takes it into its group
+
+
+class NoShares:
+    """Every process may use the whole machine."""
+
+    description = "no CPU shares: every worker may use the whole machine"
+    groups: Sequence[str] = ()  # control groups, for the guardian
+
+    def place(self, index: int) -> Place:
+        """Where process `index` goes."""
+        del index
+        return Place()
+
+    def started(self, index: int, pid: int) -> None:
+        """Tells that process `index` runs, as the leader of its process group."""
+
+    def ended(self, index: int) -> None:
+        """Tells that process `index` has ended."""
+
+    def stops(self, index: int) -> bool:
+        """Whether process `index` is stopped and continued as a matter of course."""
+        del index
+        return False
+
+    def close(self) -> None:
+        """Puts everything away; the processes have ended."""
+
+
+class ControllerGroups(NoShares):
+    """Each process in a CPU controller group of its own."""
+
+    def __init__(self, shares: Sequence[float], directory: pathlib.Path, version: int):
+        name = f"hetjax-{os.getpid()}-{secrets.token_hex(4)}"
+        self._paths = [directory / f"{name}-{index}" for index in range(len(shares))]
+        self._cores = pack(shares, available_cores())
+        self.groups = [str(path) for path in self._paths]
+        self.description = (
+            f"CPU shares {_text(shares)} by CPU controller groups (version {version}) on cores "
+            f"{_text(self._cores)}"
+        )
+        try:
+            for path, share in zip(self._paths, shares, strict=True):
+                period = round(max(_PERIOD_USECS, _MIN_QUOTA_USECS / share))
+                path.mkdir()
+                if version == 1:
+                    (path / "cpu.cfs_period_us").write_text(str(period))
+                    (path / "cpu.cfs_quota_us").write_text(str(round(share * period)))
+                else:
+                    (path / "cpu.max").write_text(f"{round(share * period)} {period}")
+            _try_to_join(self._paths[0])
+        except OSError:
+            self.close()
+            raise
+
+    def place(self, index: int) -> Place:
+        return Place(self._cores[index], str(self._paths[index] / "cgroup.procs"))
+
+    def ended(self, index: int) -> None:
+        # Processes that left their process group are still in this one.
+        with contextlib.suppress(OSError):
+            for pid in (self._paths[index] / "cgroup.procs").read_text().split():
+                with contextlib.suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+    def close(self) -> None:
+        for path in self._paths:
+            if path.is_dir():
+                guardian.remove_control_group(str(path))
+
+
+class DutyCycle(NoShares):
+    """Each process stopped when it has used more than its share, and continued when it may go on.
+
+    The share is of the processor time that the process really used, all its threads together.
+    Processes that it starts are stopped with it, but their time is not counted.
+    """
+
+    def __init__(self, shares: Sequence[float], why: str = ""):
+        cores = available_cores()
+        self._shares = list(shares)
+        self._cores = pack(shares, cores) if cores else [()] * len(shares)
+        self._lock = threading.Lock()
+        self._running: dict[int, _Spent] = {}
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        reason = f" (no CPU controller group: {why})" if why else ""
+        self.description = (
+            f"CPU shares {_text(shares)} by affinity to cores {_text(self._cores)} and duty "
+            f"cycle{reason}"
+        )
+
+    def place(self, index: int) -> Place:
+        return Place(self._cores[index])
+
+    def started(self, index: int, pid: int) -> None:
+        if not self.stops(index):
+            return
+        with self._lock:
+            self._running[index] = _Spent(pid, self._shares[index])
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._cycle, name="duty cycle", daemon=True)
+            self._thread.start()
+
+    def ended(self, index: int) -> None:
+        with self._lock:
+            self._running.pop(index, None)
+
+    def stops(self, index: int) -> bool:
+        # Affinity alone holds a process to whole cores.
+        return self._shares[index] < (len(self._cores[index]) or float("inf"))
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _cycle(self) -> None:
+        while not self._closed.wait(_TICK_SECS):
+            with self._lock:  # no signal to a process that has been reported as ended
+                for spent in self._running.values():
+                    spent.tick()
+        with self._lock:
+            for spent in self._running.values():
+                spent.go_on()
+
+
+class _Spent:
+    """The account of one process: seconds that it may still use."""
+
+    def __init__(self, pid: int, share: float):
+        self._pid, self._share = pid, share
+        self._saved = 0.0
+        self._stopped = False
+        self._time, self._used = time.monotonic(), self._cpu_secs()
+
+    def tick(self) -> None:
+        now, used = time.monotonic(), self._cpu_secs()
+        self._saved += self._share * (now - self._time) - (used - self._used)
+        self._saved = min(self._saved, self._share * _SAVED_SECS)
+        self._time, self._used = now, used
+        if self._saved <= 0 and not self._stopped:
+            self._stopped = True
+            self._send(signal.SIGSTOP)
+        elif self._saved > 0:
+            # Also where it is not stopped by us: SIGSTOP from elsewhere is not for long.
+            self.go_on()
+
+    def go_on(self) -> None:
+        self._stopped = False
+        self._send(signal.SIGCONT)
+
+    def _send(self, signum: int) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self._pid, signum)
+
+    def _cpu_secs(self) -> float:
+        try:
+            # Linux: the clock of another process's processor time (clock_getcpuclockid(3)).
+            return time.clock_gettime((~self._pid << 3) | 2)
+        except OSError:  # it is over, or not Linux: as if it used one core whenever it may
+            return 0.0 if sys.platform == "linux" else self._wall_secs()
+
+    def _wall_secs(self) -> float:
+        if not hasattr(self, "_used"):
+            return 0.0
+        return self._used + (0.0 if self._stopped else time.monotonic() - self._time)
+
+
+def hold(shares: Sequence[float], *, method: str | None = None) -> NoShares:
+    """Prepares to hold processes to their shares, by the best method that works here.
+
+    Args:
+        shares: of one core each, for each process; none: nothing is held.
+        method: "group" or "duty_cycle"; None: groups where they are permitted.
+
+    Returns:
+        An object to ask where each process goes (`place`), to be told when it has started and
+        ended, and to be closed at the end. Its `description` says which method it is.
+
+    Raises:
+        ValueError: the machine has no room for the shares.
+        OSError: method is "group" and that is not permitted.
+    """
+    if not shares:
+        return NoShares()
+    check_shares(shares, len(available_cores()) or os.cpu_count() or 1)
+    if method == "duty_cycle":
+        return DutyCycle(shares)
+    try:
+        directory, version = find_controller(
+            pathlib.Path("/proc/self/mountinfo").read_text(),
+            pathlib.Path("/proc/self/cgroup").read_text(),
+        )
+        return ControllerGroups(shares, directory, version)
+    except OSError as error:
+        if method == "group":
+            raise
+        return DutyCycle(shares, why=error.strerror or str(error))
+
+
+def find_controller(mountinfo: str, own_groups: str) -> tuple[pathlib.Path, int]:
+    """Where groups with a CPU limit can be made.
+
+    Args:
+        mountinfo: content of /proc/self/mountinfo.
+        own_groups: content of /proc/self/cgroup.
+
+    Returns:
+        A directory, and the version of the control groups there, 1 or 2.
+
+    Raises:
+        OSError: nowhere.
+
+    Example:
+        >>> mounts = "31 24 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct"
+        >>> print(*find_controller(mounts, "4:cpu,cpuacct:/user"))
+        /sys/fs/cgroup/cpu/user 1
+    """
+    own = {}
+    for line in own_groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        own.update(dict.fromkeys(controllers.split(","), path))
+    unified = None
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        root, mount = before.split()[3:5]
+        kind, _, options = after.split(" ", 2)
+        if kind == "cgroup" and "cpu" in options.split(",") and "cpu" in own:
+            return _below(mount, root, own["cpu"]), 1
+        if kind == "cgroup2" and "" in own:
+            unified = mount, _below(mount, root, own[""])
+    if unified is not None:
+        mount, group = unified
+        # Version 2 has processes in its leaves alone: beside the own group, not below it.
+        for directory in (group, group.parent) if str(group) != mount else (group,):
+            with contextlib.suppress(OSError):
+                if "cpu" in (directory / "cgroup.subtree_control").read_text().split():
+                    return directory, 2
+    raise OSError("no CPU controller is mounted where this process may have groups")
+
+
+def _below(mount: str, root: str, group: str) -> pathlib.Path:
+    """The directory of a group, where a container shows its part of the tree as the whole."""
+    if root != "/":
+        group = group.removeprefix(root) if group.startswith(root) else "/"
+    return pathlib.Path(mount) / group.lstrip("/")
+
+
+def _try_to_join(group: pathlib.Path) -> None:
+    """A group that can be made may still let nobody in."""
+    code = "import sys; open(sys.argv[1], 'w').write('0')"
+    command = [sys.executable, "-I", "-S", "-c", code, str(group / "cgroup.procs")]
+    if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
+        raise PermissionError(1, "a process may not join the group that was made for it")
+
+
+def _text(values: Sequence) -> str:
+    return ", ".join(
+        "+".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}" for value in values
+    )

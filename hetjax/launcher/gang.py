@@ -1,0 +1,261 @@
+"""The processes of one attempt: how they are started, what they print, and how they are ended.
+
+Each has a session and a process group of its own, so that a Ctrl-C of the terminal reaches the
+launcher alone and all that a worker started can be ended with it. On Linux none outlives the
+launcher (`enter.py`), and the guardian puts away what a killed launcher leaves.
+"""
+
+import contextlib
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hetjax.launcher import cpu_shares, enter, guardian
+
+_PROGRESS_SECS = 5.0  # between two states of a progress bar in the log
+_MAX_LINE_BYTES = 1 << 16
+_DRAIN_SECS = 2.0
+
+
+class Ended(NamedTuple):
+    """A worker's process is over."""
+
+    worker: int
+    returncode: int  # negative: the signal that ended it
+    time: float  # monotonic
+
+
+class Signalled(NamedTuple):
+    """The launcher got a signal."""
+
+    signum: int
+
+
+Events = queue.SimpleQueue[Ended | Signalled]
+
+
+class Log:
+    """Whole lines from many threads to two file descriptors.
+
+    Args:
+        out: gets what workers print to standard output.
+        err: gets what they print to standard error, and the launcher's own lines.
+    """
+
+    def __init__(self, out: int = 1, err: int = 2):
+        self._out, self._err = out, err
+        self._lock = threading.Lock()
+        self._broken: set[int] = set()
+
+    def say(self, text: str) -> None:
+        """Writes a message of the launcher."""
+        self._write(self._err, f"hetjax.launch: {text}\n".encode())
+
+    def copy(self, source: int, index: int, *, to_stderr: bool) -> None:
+        """Copies lines until the source ends, each with the worker's number before it.
+
+        A progress bar, whose states end in a carriage return, becomes lines of worker 0 at a
+        modest rate, and nothing of other workers.
+        """
+        target = self._err if to_stderr else self._out
+        prefix = f"[{index}] ".encode()
+        rest, shown = b"", -_PROGRESS_SECS
+        while chunk := _read(source):
+            rest += chunk
+            pieces = rest.splitlines(keepends=True)
+            # A carriage return at the end may have its newline in the next chunk.
+            rest = b"" if pieces[-1].endswith(b"\n") else pieces.pop()
+            if len(rest) > _MAX_LINE_BYTES:
+                pieces.append(rest + b"\n")
+                rest = b""
+            for piece in pieces:
+                if piece.endswith(b"\r"):
+                    if index or not piece.strip() or time.monotonic() - shown < _PROGRESS_SECS:
+                        continue
+                    shown = time.monotonic()
+                self._write(target, prefix + piece.rstrip(b"\r\n") + b"\n")
+        if rest.strip():
+            self._write(target, prefix + rest.rstrip(b"\r") + b"\n")
+
+    def _write(self, target: int, data: bytes) -> None:
+        with self._lock:
+            while data and target not in self._broken:
+                try:
+                    data = data[os.write(target, data) :]
+                except BlockingIOError:
+                    time.sleep(0.01)
+                except OSError:  # nobody reads any more; the workers go on all the same
+                    self._broken.add(target)
+
+
+class Guardian:
+    """The process that cleans up when the launcher cannot: told of each thing to put away."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guardian.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def add(self, kind: str, name: object) -> None:
+        """Hands over a thing, with a kind that `guardian.clean` knows."""
+        self._tell(f"+ {kind} {name}\n")
+
+    def drop(self, kind: str, name: object) -> None:
+        """Says that it has been put away."""
+        self._tell(f"- {kind} {name}\n")
+
+    def close(self) -> None:
+        """Ends the guardian, who puts away what has not been dropped."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+
+
+class Gang:
+    """One process for each environment, all with the same command.
+
+    Args:
+        command: the program and its arguments.
+        environments: what each process has beside the environment of this one.
+        shares: where each process goes.
+        log: gets what they print.
+        events: gets an `Ended` for each.
+        guardian: is told of them.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+        *,
+        shares: cpu_shares.NoShares,
+        log: Log,
+        events: Events,
+        guardian: Guardian,
+    ):
+        self._shares, self._log, self._events, self._guardian = shares, log, events, guardian
+        self._processes: dict[int, subprocess.Popen] = {}
+        self._running: dict[int, int] = {}
+        self._threads: list[threading.Thread] = []
+        self.launched = time.monotonic()
+        try:
+            for index, environment in enumerate(environments):
+                self._start(index, command, environment)
+        except OSError:
+            self.close()
+            raise
+
+    @property
+    def running(self) -> dict[int, int]:
+        """Process ids of the workers whose end has not been handled with `ended`."""
+        return dict(self._running)
+
+    def send(self, signum: int) -> None:
+        """Sends a signal to each worker, and none to the processes that it started."""
+        for pid in self._running.values():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signum)
+
+    def terminate(self) -> None:
+        """Asks all to end; those that are stopped are continued, so that they can."""
+        self.send(signal.SIGTERM)
+        self._send_groups(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends all, with the processes that they started."""
+        self._send_groups(signal.SIGKILL)
+
+    def ended(self, index: int) -> None:
+        """Ends what a worker that is over left behind."""
+        pid = self._running.pop(index)
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+        self._shares.ended(index)
+        self._guardian.drop("process_group", pid)
+
+    def close(self) -> None:
+        """Ends whatever still runs and copies the last of what was printed."""
+        self.kill()
+        for process in self._processes.values():
+            process.wait()
+        for index in self.running:
+            self.ended(index)
+        deadline = time.monotonic() + _DRAIN_SECS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start(self, index: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        place = self._shares.place(index)
+        cores = ",".join(map(str, place.cores))
+        # Started by the main thread: it is the end of the thread that started a process which
+        # the kernel takes for the end of the parent.
+        entrance = [sys.executable, "-I", "-S", enter.__file__]
+        process = subprocess.Popen(
+            [*entrance, str(os.getpid()), cores, place.group, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self._guardian.add("process_group", process.pid)
+        self._processes[index] = process
+        self._running[index] = process.pid
+        self._shares.started(index, process.pid)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for pipe, to_stderr in ((process.stdout, False), (process.stderr, True)):
+            self._begin(self._copy, pipe, index, to_stderr)
+        self._begin(self._wait, index, process)
+
+    def _begin(self, target, *args) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _copy(self, pipe, index: int, to_stderr: bool) -> None:
+        with pipe:
+            self._log.copy(pipe.fileno(), index, to_stderr=to_stderr)
+
+    def _wait(self, index: int, process: subprocess.Popen) -> None:
+        returncode = process.wait()
+        self._events.put(Ended(index, returncode, time.monotonic()))
+
+    def _send_groups(self, signum: int) -> None:
+        for pid in self._running.values():
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signum)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the operating system says that a process is stopped; False where it cannot tell."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "T"
+
+
+def _read(source: int) -> bytes:
+    try:
+        return os.read(source, 1 << 16)
+    except OSError:
+        return b""

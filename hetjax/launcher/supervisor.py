@@ -1,0 +1,380 @@
+"""Runs a gang of local processes until they finish, and restarts it when one dies or hangs.
+
+What the exit code of a worker means: 0 finished; 2 bad input, which no restart mends; 130 ended
+by Ctrl-C; 143 ended by SIGTERM, saved; anything else a fault, and then the whole gang is started
+again, since no process can join the others in the middle of a run. The workers take up what
+their last checkpoint holds; nothing here knows of it.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import queue
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from hetjax.launcher import cpu_shares, environment, gang, stacks
+from hetjax.processes import beacons
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+STOPPED = 143
+
+_SETTLE_SECS = 1.0  # when one dies the others follow; the cause is looked for among all of them
+_AFTER_DEATH_SECS = 2.0  # the grace of workers that wait for a dead one and have nothing to save
+_IN_MEMORY = "/dev/shm"
+_SAVING_GRACES = 3  # times grace_secs: to end the round and save when stopped from outside
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to run and how patiently. `hetjax.launch` says what each is.
+
+    Args:
+        command: the program and its arguments, the same for each worker.
+        num_workers: how many processes.
+        cpus: share of one core of each; (): no limits.
+        cpu_method: how they are held to it, for `cpu_shares.hold`; None: the best that works.
+        max_restarts: how often the gang may be started again.
+        heartbeat_secs: a hung worker is noticed within two of these.
+        start_secs: how long a worker may take to start.
+        grace_secs: between SIGTERM and SIGKILL.
+        host: address of the coordinator.
+        port: of the coordinator in the first attempt; 0: a free one.
+    """
+
+    command: tuple[str, ...]
+    num_workers: int
+    cpus: tuple[float, ...] = ()
+    cpu_method: str | None = None
+    max_restarts: int = 3
+    heartbeat_secs: float = 30.0
+    start_secs: float = 300.0
+    grace_secs: float = 10.0
+    host: str = "127.0.0.1"
+    port: int = 0
+
+
+class Verdict(NamedTuple):
+    """How an attempt ended."""
+
+    code: int
+    cause: str = ""
+    restart: bool = False
+
+
+def supervise(options: Options) -> int:
+    """Runs the command once for each worker until all have finished.
+
+    Call it from the main thread: it handles SIGINT, SIGTERM and SIGHUP meanwhile.
+
+    Args:
+        options: what to run.
+
+    Returns:
+        The exit code of the launcher: 0 all finished, 1 the restarts are spent or workers did
+        not end when told to, 2 bad input, 130 ended by Ctrl-C, 143 ended by SIGTERM.
+
+    Raises:
+        OSError: the processes cannot be started.
+    """
+    log, events, stop = gang.Log(), gang.Events(), _Stop()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_signals_to(events))
+        guardian = gang.Guardian()
+        stack.callback(guardian.close)
+        shares = cpu_shares.hold(options.cpus, method=options.cpu_method)
+        stack.callback(shares.close)
+        for group in shares.groups:
+            guardian.add("control_group", group)
+        cache = pathlib.Path(tempfile.mkdtemp(prefix="hetjax-cache-"))
+        guardian.add("directory", cache)
+        stack.callback(shutil.rmtree, cache, ignore_errors=True)
+        log.say(f"{options.num_workers} workers; {shares.description}")
+        for attempt in range(options.max_restarts + 1):
+            verdict = _attempt(options, attempt, shares, log, events, stop, guardian, cache)
+            if not verdict.restart or stop.code:
+                if verdict.cause:
+                    log.say(verdict.cause)
+                return stop.code if verdict.restart else verdict.code
+            if attempt < options.max_restarts:
+                log.say(
+                    f"{verdict.cause}; restart {attempt + 1} of {options.max_restarts} "
+                    "from the last checkpoint"
+                )
+        log.say(
+            f"{verdict.cause}; no restart is left of --max_restarts={options.max_restarts}. "
+            "When the cause is mended, the same command goes on from the last checkpoint."
+        )
+        return verdict.code
+
+
+def find_port(host: str, port: int = 0) -> int:
+    """Returns `port` if a process can listen there, or for 0 a port that is free now.
+
+    Raises:
+        OSError: nobody can listen there.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as listener:
+        if port:  # connections of an earlier run that are not quite over do not matter
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        return listener.getsockname()[1]
+
+
+@dataclasses.dataclass
+class _Stop:
+    """Whether the user, or the system, asked for the end of the whole run."""
+
+    code: int = 0
+
+
+def _attempt(options, attempt, shares, log, events, stop, guardian, cache) -> Verdict:
+    port = find_port(options.host, options.port if attempt == 0 else 0)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(_directory("hetjax-beacons-", guardian))
+        in_memory = {}
+        if os.access(_IN_MEMORY, os.W_OK):  # elsewhere sums of gradients go through sockets
+            prefix = f"hetjax-{os.getpid()}-sums-"
+            found = stack.enter_context(_directory(prefix, guardian, parent=_IN_MEMORY))
+            in_memory = {"HETJAX_SHARED_MEMORY": str(found)}
+        common = {
+            **environment.compilation_cache(cache),
+            **environment.allocator(),
+            "HETJAX_NUM_PROCESSES": str(options.num_workers),
+            "HETJAX_COORDINATOR": f"{host}:{port}",
+            "HETJAX_ATTEMPT": str(attempt),
+            "HETJAX_BEACONS": str(directory),
+            "HETJAX_HEARTBEAT_SECS": str(options.heartbeat_secs),
+            "PYTHONUNBUFFERED": "1",
+            **in_memory,
+        }
+        workers = gang.Gang(
+            options.command,
+            [{**common, "HETJAX_PROCESS_ID": str(i)} for i in range(options.num_workers)],
+            shares=shares,
+            log=log,
+            events=events,
+            guardian=guardian,
+        )
+        with contextlib.closing(workers):
+            return _Watch(options, workers, directory, shares, log, events, stop).run()
+
+
+@contextlib.contextmanager
+def _directory(
+    prefix: str, guardian: gang.Guardian, parent: str | None = None
+) -> Iterator[pathlib.Path]:
+    """A new one, removed at the end, by the guardian where this process cannot."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    guardian.add("directory", path)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        guardian.drop("directory", path)
+
+
+class _Watch:
+    """One attempt: takes what happens, in order, and decides."""
+
+    def __init__(self, options, workers, directory, shares, log, events, stop):
+        self._options: Options = options
+        self._workers: gang.Gang = workers
+        self._directory: pathlib.Path = directory
+        self._shares: cpu_shares.NoShares = shares
+        self._log: gang.Log = log
+        self._events: gang.Events = events
+        self._stop: _Stop = stop
+        self._verdict: Verdict | None = None
+        self._faults: list[gang.Ended] = []
+        self._deadline: tuple[float, Callable[[], None]] | None = None
+        self._look_secs = min(options.heartbeat_secs / beacons.WRITES_PER_HEARTBEAT, 1.0)
+        self._next_look = workers.launched + self._look_secs
+
+    def run(self) -> Verdict:
+        while self._workers.running:
+            wake = self._next_look
+            if self._deadline is not None:
+                wake = min(wake, self._deadline[0])
+            with contextlib.suppress(queue.Empty):
+                self._take(self._events.get(timeout=max(0.0, wake - time.monotonic())))
+            now = time.monotonic()
+            if self._deadline is not None and now >= self._deadline[0]:
+                action, self._deadline = self._deadline[1], None
+                action()
+            elif now >= self._next_look:
+                self._look(now)
+        while not self._events.empty():  # a Ctrl-C that came with the last of them
+            self._take(self._events.get())
+        if self._verdict is None and self._faults:
+            self._conclude()
+        return self._verdict or Verdict(0)
+
+    def _take(self, event: gang.Ended | gang.Signalled) -> None:
+        if isinstance(event, gang.Signalled):
+            self._signalled(event.signum)
+            return
+        self._workers.ended(event.worker)
+        code = event.returncode
+        if code == -signal.SIGINT:
+            code = INTERRUPTED
+        if code == -signal.SIGTERM and self._stop.code == STOPPED:
+            code = STOPPED  # a program without a handler, and with nothing to save
+        if code == 0:
+            return
+        if self._verdict is not None:
+            if self._verdict.code in (INTERRUPTED, STOPPED) and code != self._verdict.code:
+                self._log.say(f"{_end_of(event)} while the run was stopping")
+        elif code == BAD_INPUT:
+            cause = f"worker {event.worker} refused its input (exit code 2); nothing is restarted"
+            self._verdict = Verdict(BAD_INPUT, cause)
+            self._terminate(self._options.grace_secs)
+        elif code in (INTERRUPTED, STOPPED) and not self._faults:
+            self._verdict = Verdict(code)
+            if self._deadline is None:
+                self._set_deadline(_SAVING_GRACES * self._options.grace_secs, self._too_late)
+        else:
+            self._faults.append(event)
+            if len(self._faults) == 1:
+                self._set_deadline(_SETTLE_SECS, self._conclude)
+
+    def _signalled(self, signum: int) -> None:
+        if signum == signal.SIGINT and self._stop.code:
+            self._verdict = Verdict(self._stop.code, "stopped at once")
+            self._workers.kill()
+            return
+        code = INTERRUPTED if signum == signal.SIGINT else STOPPED
+        if self._stop.code == code:
+            return
+        self._stop.code = code
+        if self._verdict is not None or self._faults:
+            return  # they are being ended already
+        if code == INTERRUPTED:
+            self._log.say("Ctrl-C: ending after this round; once more to stop at once")
+            self._workers.send(signal.SIGINT)
+        else:
+            self._log.say("stopped from outside: the workers end this round and save")
+            self._workers.send(signal.SIGTERM)
+            self._set_deadline(_SAVING_GRACES * self._options.grace_secs, self._too_late)
+
+    def _too_late(self) -> None:
+        """Some ended as they were told to, or all were told to, and others did not."""
+        late = ", ".join(map(str, self._workers.running))
+        secs = _SAVING_GRACES * self._options.grace_secs
+        self._verdict = Verdict(1, f"worker {late} did not end within {secs:g} s and was killed")
+        if self._stop.code == STOPPED:
+            self._workers.kill()
+        else:
+            self._terminate(self._options.grace_secs)
+
+    def _conclude(self) -> None:
+        """Names the worker that died by itself, and not for want of the others."""
+
+        def by_itself(event: gang.Ended) -> bool:
+            # JAX aborts a process that has lost another one.
+            return event.returncode < 0 and event.returncode != -signal.SIGABRT
+
+        first = min(self._faults, key=lambda event: (not by_itself(event), event.time))
+        cause = _end_of(first)
+        stopped = self._stopped()
+        if stopped and not by_itself(first):
+            cause = f"worker {min(stopped)}: stopped (SIGSTOP), and then {cause}"
+        self._verdict = Verdict(1, cause, restart=not self._stop.code)
+        self._terminate(min(self._options.grace_secs, _AFTER_DEATH_SECS))
+
+    def _look(self, now: float) -> None:
+        late_secs = now - self._next_look
+        self._next_look = now + self._look_secs
+        if late_secs > self._options.heartbeat_secs / 2:
+            # This process was stopped, or the machine was: the others may have been, too.
+            self._next_look = now + self._options.heartbeat_secs
+            return
+        if self._verdict is not None or self._faults or self._stop.code == STOPPED:
+            return
+        running = self._workers.running
+        snapshots = {index: beacons.read(self._directory, index) for index in running}
+        stopped = self._stopped()
+        fault = beacons.find_fault(
+            snapshots,
+            now=time.monotonic(),
+            launched=self._workers.launched,
+            heartbeat_secs=self._options.heartbeat_secs,
+            start_secs=self._options.start_secs,
+            stopped=stopped,
+        )
+        if fault is None:
+            return
+        self._log.say(f"hung: {fault.reason}")
+        for index in running if fault.process is None else [fault.process]:
+            snapshot = snapshots[index]
+            if index not in stopped and snapshot is not None and not snapshot.closed:
+                self._keep_stack(index, snapshot, fault.thread)
+        self._verdict = Verdict(1, fault.reason, restart=not self._stop.code)
+        self._terminate(self._options.grace_secs)
+
+    def _stopped(self) -> set[int]:
+        """Workers that somebody else has stopped: not the duty cycle, which continues them."""
+        return {
+            index
+            for index, pid in self._workers.running.items()
+            if not self._shares.stops(index) and gang.is_stopped(pid)
+        }
+
+    def _keep_stack(self, index: int, snapshot: beacons.Snapshot, thread: int) -> None:
+        kept = stacks.keep(self._directory, index, snapshot)
+        if kept is None:
+            self._log.say(f"worker {index} wrote no stack")
+            return
+        path, text = kept
+        self._log.say(f"the stacks of worker {index} are in {path}:")
+        for line in stacks.main_part(text, thread).splitlines():
+            self._log.say(f"  {line}")
+
+    def _terminate(self, grace_secs: float) -> None:
+        if self._workers.running:
+            self._workers.terminate()
+            self._set_deadline(grace_secs, self._workers.kill)
+
+    def _set_deadline(self, secs: float, action: Callable[[], None]) -> None:
+        self._deadline = (time.monotonic() + secs, action)
+
+
+def _end_of(event: gang.Ended) -> str:
+    if event.returncode >= 0:
+        return f"worker {event.worker} ended with exit code {event.returncode}"
+    try:
+        name = signal.Signals(-event.returncode).name
+    except ValueError:
+        name = f"signal {-event.returncode}"
+    return f"worker {event.worker} ended by {name}"
+
+
+@contextlib.contextmanager
+def _signals_to(events: gang.Events) -> Iterator[None]:
+    """The signals that ask for an end become events; what nohup ignores stays ignored."""
+
+    def handle(signum: int, frame: object) -> None:
+        del frame
+        events.put(gang.Signalled(signum))
+
+    before = {}
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
+            continue
+        before[signum] = signal.signal(signum, handle)
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

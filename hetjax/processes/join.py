@@ -1,0 +1,362 @@
+"""One run of several processes: who belongs to it, and a few small values that they share.
+
+Who this process is says, in this order: arguments, the launcher (`hetjax.launch`), a scheduler's
+environment (SLURM, MPI, Kubernetes, TPU pods). Without any, it is alone. The engine is
+`jax.distributed`. Its coordination service has no public interface for small values, and its
+compilation cache none to write whole programs from all processes; what is private is used here
+and nowhere else.
+"""
+
+import contextlib
+import inspect
+import itertools
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hetjax.launcher import supervisor
+from hetjax.processes import exchange
+
+SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # a directory for processes of one machine alone
+_MOST_BYTES = 4096  # of a value on the board
+_PART = 1500  # characters of a long value; as JSON in JSON they may double
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_START_SECS = 300
+_LAUNCHER = ("HETJAX_PROCESS_ID", "HETJAX_NUM_PROCESSES")
+_SCHEDULERS = (  # (process id, number of processes), in the environment of each process
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+_CACHE_WRITE = ["cache_key", "compile_time_secs", "module_name", "backend", "executable"]
+_boards = itertools.count()
+
+
+class Place(NamedTuple):
+    """Of a process in its run."""
+
+    process_id: int
+    num_processes: int
+    coordinator: str | None  # host:port of process 0; None: JAX finds it
+
+
+def find_place(
+    process_id: int | None = None,
+    num_processes: int | None = None,
+    coordinator: str | None = None,
+    *,
+    environment: Mapping[str, str] = os.environ,
+) -> Place | None:
+    """Who this process is; None where it is alone. Starts nothing.
+
+    Args:
+        process_id: from 0; together with `num_processes`, or neither.
+        num_processes: of the run.
+        coordinator: host:port where process 0 listens; the same for all.
+        environment: where the launcher and schedulers leave theirs.
+
+    Raises:
+        ValueError: the numbers do not fit together, or nobody says where process 0 listens.
+    """
+    coordinator = coordinator or environment.get("HETJAX_COORDINATOR")
+    if (process_id is None) != (num_processes is None):
+        raise ValueError(
+            f"--process_id is {process_id} and --num_processes {num_processes}; give both, and "
+            "--coordinator=HOST:PORT, or none of them"
+        )
+    if process_id is None or num_processes is None:
+        found = _from_environment(environment)
+        if found is None:
+            return None
+        process_id, num_processes = found
+    elif coordinator is None:
+        raise ValueError(
+            "--coordinator is missing: HOST:PORT where process 0 listens, the same for all "
+            "processes, such as --coordinator=10.0.0.1:7000"
+        )
+    if not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"--process_id is {process_id}; it must be from 0 to {num_processes - 1} with "
+            f"--num_processes={num_processes}"
+        )
+    if coordinator is not None:
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"--coordinator is {coordinator!r}; it must be HOST:PORT")
+    return Place(process_id, num_processes, coordinator) if num_processes > 1 else None
+
+
+def _from_environment(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    for id_name, number_name in (_LAUNCHER, *_SCHEDULERS):
+        number = environment.get(number_name, "")
+        if not number.isdecimal():
+            continue
+        if id_name in environment and (int(number) > 1 or id_name == _LAUNCHER[0]):
+            return int(environment[id_name]), int(number)
+    return None
+
+
+def join(place: Place | None) -> None:
+    """Makes this process part of its run; before JAX is used for the first time.
+
+    Where `place` is None nothing happens, but on a TPU pod, which JAX knows by itself.
+
+    Raises:
+        ValueError: the port of process 0 is taken, or JAX is in use already. Where the others
+            do not come in time, the process ends with a message and exit code 2: JAX waits for
+            them in a way that nothing can interrupt.
+    """
+    import jax
+
+    if place is None:
+        if len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
+            jax.distributed.initialize()
+        return
+    if jax.distributed.is_initialized():
+        return
+    if "HETJAX_ATTEMPT" in os.environ:
+        _keep_all_programs()
+    jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from us
+    start_secs = _read_start_secs()
+    options: dict[str, Any] = {"initialization_timeout": start_secs + 60}
+    if place.coordinator is not None:
+        options["cluster_detection_method"] = "deactivate"
+        host, _, port = place.coordinator.rpartition(":")
+        is_loopback = host in _LOOPBACK
+        if is_loopback:
+            options["coordinator_bind_address"] = place.coordinator
+        if place.process_id == 0:
+            _check_port(host.strip("[]") if is_loopback else "0.0.0.0", int(port))
+    # JAX 0.10.2 would abort with a stack trace when its own time is over.
+    patience = threading.Timer(start_secs, _give_up, (place, start_secs))
+    patience.daemon = True
+    patience.start()
+    try:
+        jax.distributed.initialize(
+            place.coordinator, place.num_processes, place.process_id, **options
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(_not_joined(place, str(error).splitlines()[0])) from error
+    finally:
+        patience.cancel()
+
+
+def _keep_all_programs() -> None:
+    """Lets each process of a launcher write what it compiles to the compilation cache, whole.
+
+    JAX (0.10 to 0.12) lets process 0 alone, to spare shared file systems, but programs for CPU
+    are kept by device: the others would compile all anew at each restart. And it writes in place:
+    others could read half a program, and where the writer is killed, half would stay, to be
+    refused and compiled anew at each restart. Where JAX has changed, this does nothing.
+    """
+    import jax
+
+    try:
+        from jax._src import compilation_cache, compiler, lru_cache
+
+        suffix, put_in_place = lru_cache._CACHE_SUFFIX, lru_cache.LRUCache.put
+        if list(inspect.signature(compiler._cache_write).parameters)[:5] != _CACHE_WRITE:
+            return
+    except (ImportError, AttributeError):
+        return
+
+    def put(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
+        if cache.eviction_enabled:  # JAX has a lock then
+            put_in_place(cache, key, value)
+            return
+        entry = cache.path / f"{key}{suffix}"
+        if not entry.exists():
+            part = cache.path / f"{key}.{os.getpid()}.{threading.get_ident()}"
+            try:
+                part.write_bytes(value)
+                part.replace(entry)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+
+    def write(
+        key: str, secs: float, name: str, backend: Any, program: Any, callbacks: Any = ()
+    ) -> None:
+        least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
+        if secs >= least and not callbacks:  # what calls Python cannot be kept
+            with contextlib.suppress(Exception):  # a full disk: the next process compiles again
+                compilation_cache.put_executable_and_time(key, name, program, backend, int(secs))
+
+    compiler._cache_write = write  # type: ignore[assignment]
+    lru_cache.LRUCache.put = put  # type: ignore[assignment, method-assign]
+
+
+def _read_start_secs() -> int:
+    text = os.environ.get("HETJAX_START_SECS", str(_START_SECS))
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(
+            f"HETJAX_START_SECS is {text!r}; it must be whole seconds, 1 or more, that the "
+            "processes of a run wait for each other"
+        )
+    return int(text)
+
+
+def _give_up(place: Place, start_secs: int) -> None:
+    reason = f"not all processes were there after {start_secs} s (HETJAX_START_SECS)"
+    print(_not_joined(place, reason), file=sys.stderr, flush=True)
+    os._exit(2)
+
+
+def _not_joined(place: Place, reason: str) -> str:
+    return (
+        f"process {place.process_id} of {place.num_processes} cannot join its run at "
+        f"{place.coordinator or 'the address that the scheduler gives'}: {reason}. Are all "
+        "processes started, with the same --coordinator=HOST:PORT, and can process 0 be reached "
+        "there?"
+    )
+
+
+def join_processes(
+    process_id: int | None = None,
+    num_processes: int | None = None,
+    coordinator: str | None = None,
+) -> Place | None:
+    """Makes this process part of a run of several; before JAX is used for the first time.
+
+    Without arguments the launcher's or a scheduler's environment says who it is; a process that
+    nobody started so is alone, and nothing happens.
+
+    Args:
+        process_id: from 0.
+        num_processes: of the run.
+        coordinator: host:port where process 0 listens; the same for all.
+
+    Returns:
+        its place in the run, or None.
+
+    Raises:
+        ValueError: the arguments do not fit together, or process 0 was not found.
+    """
+    place = find_place(process_id, num_processes, coordinator)
+    join(place)
+    return place
+
+
+def check_joined() -> None:
+    """Refuses to train alone in a process that the launcher started as one of several.
+
+    Raises:
+        ValueError: it has not joined the others.
+    """
+    import jax
+
+    number = os.environ.get("HETJAX_NUM_PROCESSES", "1")
+    if number != "1" and not jax.distributed.is_initialized():
+        raise ValueError(
+            f"this process was started as one of {number}, and has not joined the others: call "
+            "hetjax.join_processes() at the beginning of the program, before JAX is used"
+        )
+
+
+def _check_port(host: str, port: int) -> None:
+    """Refuses a port that is taken, of which JAX 0.10.2 dies by a segmentation fault."""
+    try:
+        supervisor.find_port(host, port)
+    except OSError as error:
+        raise ValueError(
+            f"process 0 cannot listen at {host}:{port}: {error.strerror}. Is another run still "
+            "going on there? Give all processes a --coordinator=HOST:PORT with a port that is free"
+        ) from error
+
+
+def is_loss_of_others(error: RuntimeError | ValueError) -> bool:
+    """Whether an error, of JAX or ours, says that another process of the run is gone.
+
+    With JAX 0.12 a failed collective is a ValueError, as mistakes of the user are.
+    """
+    if isinstance(error, exchange.LostProcessError):
+        return True
+    words: tuple[str, ...] = ("Gloo", "NCCL")
+    if isinstance(error, RuntimeError):
+        words += ("UNAVAILABLE", "Connection")
+    return any(word in str(error) for word in words)
+
+
+class Board:
+    """Small JSON values that all processes of a run see; 0.3 to 0.4 ms a call.
+
+    Each board has keys of its own: all processes make their boards in the same order.
+
+    Raises:
+        RuntimeError: this process belongs to no run of several.
+    """
+
+    def __init__(self) -> None:
+        from jax._src import distributed
+
+        client = distributed.global_state.client
+        if client is None:
+            raise RuntimeError("Board: this process is alone; call processes.join first")
+        self._client: Any = client
+        self._prefix = f"hetjax/{next(_boards)}/"
+
+    def post(self, key: str, value: Any) -> None:
+        """Puts up a value; one that is there is replaced."""
+        text = json.dumps(value, allow_nan=False)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"Board: {key!r} has {len(text)} bytes, at most {_MOST_BYTES} go")
+        self._client.key_value_set(self._prefix + key, text, allow_overwrite=True)
+
+    def read(self, key: str) -> Any:
+        """The value that is there now; None where there is none."""
+        try:
+            text = self._client.key_value_try_get(self._prefix + key)
+        except Exception as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+        return _checked(text)
+
+    def wait(self, key: str, timeout_secs: float) -> Any:
+        """The value, as soon as it is there.
+
+        Raises:
+            TimeoutError: it was not in time.
+        """
+        try:
+            milliseconds = int(timeout_secs * 1000)
+            text = self._client.blocking_key_value_get(self._prefix + key, milliseconds)
+        except Exception as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                raise TimeoutError(f"nobody put up {key!r} in {timeout_secs:g} s") from error
+            raise
+        return _checked(text)
+
+    def post_long(self, key: str, value: Any) -> None:
+        """Puts up a value of any size, in parts, under a key that has none yet."""
+        text = json.dumps(value, allow_nan=False)
+        parts = [text[start : start + _PART] for start in range(0, len(text), _PART)]
+        for number, part in enumerate(parts):
+            self.post(f"{key}/{number}", part)
+        self.post(key, len(parts))
+
+    def wait_long(self, key: str, timeout_secs: float) -> Any:
+        """What `post_long` put up, as soon as it is there.
+
+        Raises:
+            TimeoutError: it was not in time.
+        """
+        count = self.wait(key, timeout_secs)
+        return json.loads("".join(self.read(f"{key}/{number}") for number in range(count)))
+
+    def add(self, key: str, amount: int = 1) -> int:
+        """Adds to a counter, which begins at 0; its new value."""
+        return int(self._client.key_value_increment(self._prefix + key, amount))
+
+    def remove(self, key: str) -> None:
+        """Takes a value away; nothing happens where there is none."""
+        self._client.key_value_delete(self._prefix + key)
+
+
+def _checked(text: str) -> Any:
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"Board: a value has {len(text)} bytes, at most {_MOST_BYTES} go")
+    return json.loads(text)

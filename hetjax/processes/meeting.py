@@ -1,0 +1,121 @@
+"""How the processes of a run meet: who is there, a short message to all, sums, rows to neighbours.
+
+There are two ways. `Collectives` are those of one runtime (Gloo, NCCL, ICI). `OneMachine` has a
+Unix socket between every two processes and adds up in memory that all of them have mapped. Nobody
+else asks which of them it is. Rows go to neighbours by the runtime's collectives in both, inside
+the sync program (`topology/reducers.py`).
+"""
+
+import collections
+import os
+import pathlib
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.processes import exchange, join, shared_sums
+
+
+class Meeting:
+    """A process that is alone with all workers. It tells nobody, and sums in the sync program.
+
+    Args:
+        num_workers: W.
+    """
+
+    alone = True
+    """Whether this process has all workers."""
+
+    keeps_memory = False
+    """Whether the launcher has told malloc to keep freed memory."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.process_of = np.zeros(num_workers, int)
+        """i64[W]: the process of each worker."""
+
+    def tell(self, messages: np.ndarray) -> np.ndarray:
+        """The messages of all workers, [W], from those of this process's workers, [w].
+
+        Args:
+            messages: of one structured type, which is the same in all processes.
+
+        Raises:
+            LostProcessError: a process has ended.
+        """
+        return messages
+
+    def sums(self, like: types.PyTree) -> shared_sums.Sums:
+        """How the contributions of a round are summed up; the same answer in all processes.
+
+        Args:
+            like: a pytree of the shapes and types of what a worker contributes.
+        """
+        del like
+        return shared_sums.Sums()
+
+    def close(self) -> None:
+        """Ends the connections to other processes."""
+
+
+class Collectives(Meeting):
+    """Processes of one runtime, on any machines."""
+
+    alone = False
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._gather = jax.jit(lambda rows: rows, out_shardings=mesh_lib.everywhere(mesh))
+        self.process_of = np.array([device.process_index for device in mesh.devices])
+
+    def tell(self, messages: np.ndarray) -> np.ndarray:
+        rows = messages.view(np.int8).reshape(len(messages), -1)
+        workers = mesh_lib.own_workers(self._mesh)
+        parts = [
+            jax.device_put(row[None], self._mesh.devices[worker])
+            for row, worker in zip(rows, workers, strict=True)
+        ]
+        gathered = np.asarray(self._gather(mesh_lib.join_rows(parts, self._mesh)))
+        return np.ascontiguousarray(gathered).view(messages.dtype)[:, 0]
+
+
+class OneMachine(Collectives):
+    """Processes of one machine, which the launcher has given a directory in memory."""
+
+    keeps_memory = True
+
+    def __init__(self, mesh: Mesh, sockets: exchange.Exchange) -> None:
+        super().__init__(mesh)
+        self._sockets = sockets
+        self._most_workers = max(collections.Counter(self.process_of.tolist()).values())
+
+    def tell(self, messages: np.ndarray) -> np.ndarray:
+        if self._most_workers * messages.itemsize > exchange.MOST_BYTES:
+            return super().tell(messages)
+        return np.frombuffer(b"".join(self._sockets(messages.tobytes())), messages.dtype)
+
+    def sums(self, like: types.PyTree) -> shared_sums.Sums:
+        return shared_sums.make(self._mesh, like, self._sockets)
+
+    def close(self) -> None:
+        self._sockets.close()
+
+
+def make(mesh: Mesh | None, num_workers: int) -> Meeting:
+    """How the processes of this run meet; all of them come to the same answer.
+
+    Args:
+        mesh: the worker mesh; None for the array form, which has one process.
+        num_workers: W.
+    """
+    if mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size:
+        return Meeting(num_workers)
+    directory = os.environ.get(join.SHARED_MEMORY)
+    if directory is None:
+        return Collectives(mesh)
+    sockets = exchange.connect(
+        pathlib.Path(directory), jax.process_index(), jax.process_count(), join.Board()
+    )
+    return Collectives(mesh) if sockets is None else OneMachine(mesh, sockets)

@@ -1,0 +1,178 @@
+"""Adds up what the workers contribute in memory that the processes of one machine share.
+
+Sums that go through sockets, as in a cluster, cost every process much of its processor's time, and
+the round waits for the one with the least. So every process copies its own into a file that all
+have mapped, before the gathering at the end of the local phase (`agreement.py`), and afterwards
+the one whose time is the cheapest adds all of them up there, in the order of the workers. Each
+round has the other of two places, so that who is ahead overwrites nothing.
+"""
+
+import mmap
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.processes import exchange, join
+
+_MOST_BYTES = 1 << 30  # in all: more is left to the sockets
+_BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
+_ALIGNED = 64  # bytes; what lies otherwise JAX copies
+_PATIENCE_SECS = 600.0
+
+
+class Sums:
+    """Leaves the sums to the collectives of the sync phase."""
+
+    meet_before = False
+    """Whether the sums have met when the sync phase begins, so that it waits for nobody."""
+
+    totals: Callable | None = None
+    """`(contributed, metrics) -> (sums, weight)`, traceable, in the sync phase: of what `total`
+    gave. None: it sums by itself."""
+
+    def post(self, contributed: types.Contribution) -> None:
+        """Puts up what this process's workers contributed, leaves `[W, ...]`, own rows."""
+
+    def total(self, contributed: types.Contribution, lead_secs: np.ndarray) -> types.Contribution:
+        """What the sync phase takes of it; call it when all have posted.
+
+        Args:
+            contributed: as it was posted.
+            lead_secs: f64[W], what each worker's process needed between its last two local phases.
+        """
+        del lead_secs
+        return contributed
+
+
+class SharedSums(Sums):
+    """The file of one process; see above.
+
+    Args:
+        path: of the file, which must not be there for process 0 and must be for others.
+        mesh: the worker mesh.
+        like: a pytree of the shapes of what a worker contributes, and its one type.
+        sockets: to the other processes.
+
+    Raises:
+        OSError: the file cannot be made, or there is no room for it.
+    """
+
+    meet_before = True
+
+    def __init__(
+        self, path: pathlib.Path, mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange
+    ) -> None:
+        self._mesh, self._like, self._sockets = mesh, like, sockets
+        self._workers = mesh_lib.own_workers(mesh)
+        (dtype,) = {leaf.dtype for leaf in jax.tree.leaves(like)}
+        size = sum(leaf.size for leaf in jax.tree.leaves(like))
+        num_bytes = _num_bytes(like, mesh.size)
+        is_first = self._workers[0] == 0
+        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if is_first else 0)
+        file = os.open(path, flags, 0o600)
+        try:
+            if is_first:
+                os.posix_fallocate(file, 0, num_bytes)  # or no room would be SIGBUS later
+            mapped = mmap.mmap(file, num_bytes)
+        finally:
+            os.close(file)
+        # Of two rounds: the rows of the workers, and behind them the total.
+        places = np.frombuffer(mapped, dtype).reshape(2, mesh.size + 1, -1)[:, :, :size]
+        self._rounds = [(place[:-1], place[-1]) for place in places]
+
+    def post(self, contributed: types.Contribution) -> None:
+        self._rounds.reverse()
+        leaves = [_own(leaf) for leaf in jax.tree.leaves(contributed.sums)]
+        for worker, *shards in zip(self._workers, *leaves, strict=True):
+            start = 0
+            for shard in shards:
+                part = self._rounds[0][0][worker, start : start + shard.size]
+                np.copyto(part, np.asarray(shard).reshape(-1))
+                start += shard.size
+
+    def total(self, contributed: types.Contribution, lead_secs: np.ndarray) -> types.Contribution:
+        """With `sums` `[W, P]`, on each worker that of all, its leaves one after the other.
+
+        It lies in the file still, where JAX reads it. The process that needed the least between
+        its last two local phases adds up: its time is the cheapest. Where nobody knows that, all
+        `lead_secs` are 0, it is process 0. The others wait for it.
+
+        Raises:
+            LostProcessError: a process has ended.
+        """
+        rows, total = self._rounds[0]
+        process = self._mesh.devices[int(np.argmin(lead_secs))].process_index
+        if process == jax.process_index():
+            add_up(rows, total)
+        self._sockets.follow(process)
+        devices = [self._mesh.devices[worker] for worker in self._workers]
+        parts = [jax.device_put(total[None], device) for device in devices]
+        return contributed._replace(sums=mesh_lib.join_rows(parts, self._mesh))
+
+    def totals(
+        self, contributed: types.Contribution, metrics: types.SyncMetrics
+    ) -> tuple[types.PyTree, jax.Array]:
+        leaves, start = [], 0
+        for leaf in jax.tree.leaves(self._like):
+            leaves.append(contributed.sums[start : start + leaf.size].reshape(leaf.shape))
+            start += leaf.size
+        return jax.tree.unflatten(jax.tree.structure(self._like), leaves), metrics.weight_sum
+
+
+def add_up(rows: np.ndarray, total: np.ndarray) -> None:
+    """Makes `total` the sum of `[W, size]` over W, one row after the other."""
+    for start in range(0, total.size, _BLOCK):
+        part, block = total[start : start + _BLOCK], rows[:, start : start + _BLOCK]
+        np.copyto(part, block[0])
+        for row in block[1:]:
+            part += row
+
+
+def _own(leaf: jax.Array) -> Sequence[jax.Array]:
+    shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return [shard.data for shard in shards]
+
+
+def _num_bytes(like: types.PyTree, num_workers: int) -> int:
+    row = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
+    return 2 * (num_workers + 1) * -(-row // _ALIGNED) * _ALIGNED if row else 0
+
+
+def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
+    """Shared sums in the directory that the launcher gave its processes in memory.
+
+    Where there is no room in it, and where the devices are no CPUs, the sums are left to the
+    collectives. All processes come to the same answer.
+
+    Args:
+        mesh: the worker mesh, of several processes of one machine.
+        like: a pytree of the shapes and types of what a worker contributes.
+        sockets: between them.
+    """
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
+    if (
+        mesh.devices[0].platform != "cpu"
+        or len(dtypes) > 1
+        or not dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
+        or not 0 < _num_bytes(like, mesh.size) <= _MOST_BYTES
+    ):
+        return Sums()
+    board = join.Board()
+    path = pathlib.Path(os.environ[join.SHARED_MEMORY]) / "sums"
+    if mesh_lib.own_workers(mesh)[0] == 0:
+        try:
+            path.unlink(missing_ok=True)  # of a run before in the same processes
+            sums = SharedSums(path, mesh, like, sockets)
+        except OSError:  # no room
+            path.unlink(missing_ok=True)
+            board.post("shared", False)
+            return Sums()
+        board.post("shared", True)
+        return sums
+    return SharedSums(path, mesh, like, sockets) if board.wait("shared", _PATIENCE_SECS) else Sums()

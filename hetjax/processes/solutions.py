@@ -1,0 +1,75 @@
+"""Numbers that one process computes, and all take to the bit.
+
+The last bits of what a numerical library returns depend on the processor, and what is drawn from
+them decides which exchanges a round has: two processes that are not of one mind wait for each
+other for ever. So the process of worker 0 solves, the others hear of it over the board, and a
+checkpoint keeps the numbers, because the machine that goes on may be another one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from hetjax.processes import join
+
+Numbers = list[float]
+
+_PATIENCE_SECS = 3600.0  # 10 s are usual; where process 0 ends, the wait ends at once
+
+
+class Solutions:
+    """What has been solved for a run, by problem.
+
+    Args:
+        leads: whether this process solves.
+        board: of its own, where the run has several processes.
+        kept: the solutions in the checkpoint that the run goes on from; asked once, and only
+            where there is a problem and this process solves.
+    """
+
+    def __init__(
+        self,
+        *,
+        leads: bool = True,
+        board: join.Board | None = None,
+        kept: Callable[[], dict[str, Numbers]] = dict,
+    ) -> None:
+        self._leads, self._board, self._ask_kept = leads, board, kept
+        self._kept: dict[str, Numbers] | None = None
+        self._found: dict[str, Numbers] = {}
+
+    def __call__(self, problem: str, solve: Callable[[], Numbers]) -> Numbers:
+        """The solution of a problem, the same in all processes, which all ask for it.
+
+        Args:
+            problem: says everything that the solution depends on, as a name or a digest.
+            solve: finds it; called in one process at most.
+
+        Raises:
+            ValueError: in the other processes, where `solve` raised in the one.
+        """
+        if problem not in self._found:
+            self._found[problem] = self._solved(problem, solve)
+        return list(self._found[problem])
+
+    def save(self) -> dict[str, Numbers]:
+        """For a checkpoint: JSON holds every finite float to the bit."""
+        return dict(self._found)
+
+    def _solved(self, problem: str, solve: Callable[[], Numbers]) -> Numbers:
+        if not self._leads:
+            assert self._board is not None
+            told: dict[str, Any] = self._board.wait_long(problem, _PATIENCE_SECS)
+            if "error" in told:
+                raise ValueError(f"process 0 could not solve {problem!r}: {told['error']}")
+            return told["numbers"]
+        if self._kept is None:
+            self._kept = self._ask_kept()
+        try:
+            numbers = self._kept[problem] if problem in self._kept else solve()
+        except Exception as error:
+            if self._board is not None:  # or the others would wait for it
+                self._board.post_long(problem, {"error": f"{type(error).__name__}: {error}"})
+            raise
+        if self._board is not None:
+            self._board.post_long(problem, {"numbers": numbers})
+        return numbers

@@ -1,0 +1,182 @@
+"""The numbers of a whole run, kept up round by round, and `summary.json` from them."""
+
+import dataclasses
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from hetjax.data import ledger as ledger_lib
+from hetjax.records import record
+from hetjax.rounds import reporting, run_records, setup
+
+
+class Summary:
+    """Adds up what `summary.json` tells.
+
+    Args:
+        parts: of the run.
+        started: `perf_counter` when the run began.
+    """
+
+    def __init__(self, parts: setup.RunParts, *, started: float) -> None:
+        self._parts, self._started = parts, started
+        self._lines: list[record.RoundReport] = []
+        self._clock = 0.0
+        self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
+        self._eval: dict[str, float] = {}
+        self._best: dict[str, float] = {}
+        self._references = np.zeros(3)  # sums over full rounds, where speeds are known
+        self._referenced = 0
+        self._earlier_secs = 0.0  # wall time before the run was resumed
+        self.examples_recomputed = 0
+        self.stopped_by: str | None = None
+        self.order_cost: dict[str, float] = {}  # of an order that takes signs
+        self._herding_secs = 0.0
+
+    def save(self) -> dict[str, Any]:
+        """What a resumed run needs, beside the lines: JSON values.
+
+        Losses are texts: of a run that diverges they are not finite, and JSON has no such number.
+        """
+        return {
+            "clock": self._clock,
+            "epoch_sums": {str(k): _texts(v.tolist()) for k, v in self._epoch_sums.items()},
+            "eval": dict(zip(self._eval, _texts(self._eval.values()), strict=True)),
+            "best": dict(zip(self._best, _texts(self._best.values()), strict=True)),
+            "references": self._references.tolist(),
+            "referenced": self._referenced,
+            "herding_secs": self._herding_secs,
+            "wall_secs": self._earlier_secs + time.perf_counter() - self._started,
+        }
+
+    def restore(self, saved: dict[str, Any], lines: Sequence[record.RoundReport]) -> None:
+        """Goes on from `save`, after the rounds of `lines`."""
+        self._lines = list(lines)
+        self._clock, self._herding_secs = saved["clock"], saved["herding_secs"]
+        sums = saved["epoch_sums"].items()
+        self._epoch_sums = {int(k): np.array([float(text) for text in v]) for k, v in sums}
+        self._eval = {name: float(text) for name, text in saved["eval"].items()}
+        self._best = {name: float(text) for name, text in saved["best"].items()}
+        self._references, self._referenced = np.array(saved["references"]), saved["referenced"]
+        self._earlier_secs = saved["wall_secs"]
+
+    def evaluated(self, values: dict[str, float]) -> bool:
+        """Takes an evaluation in; whether its loss is the lowest so far."""
+        self._eval = dict(values)
+        is_best = values.get("test_loss", np.nan) < self._best.get("best_test_loss", np.inf)
+        if is_best:
+            self._best = {f"best_{name}": value for name, value in values.items()}
+        return is_best
+
+    def round_done(
+        self,
+        report: reporting.Report,
+        *,
+        eval: dict[str, float] | None = None,
+        consensus: dict[str, float] | None = None,
+        herding: dict[str, float] | None = None,
+    ) -> record.RoundReport:
+        """The line of a round, with what was measured after it; waits for its numbers."""
+        line = dataclasses.replace(
+            report.read(),
+            start_secs=self._clock,
+            eval=eval,
+            consensus=consensus,
+            herding=herding,
+        )
+        sums = np.array([report.metrics.loss_sum, report.metrics.weight_sum], np.float64)
+        self._epoch_sums[line.epoch] = self._epoch_sums.get(line.epoch, 0) + sums
+        if report.references is not None and line.full:
+            self._references += report.references
+            self._referenced += 1
+        self._clock += line.round_secs
+        self._herding_secs += (herding or {}).get("secs", 0.0)
+        self._lines.append(line)
+        return line
+
+    def as_dict(self, state: run_records.RunState, *, interrupted: bool) -> dict[str, Any]:
+        """`summary.json`. Times are seconds; round means are over full rounds, if any."""
+        lines, stream, ledger = self._lines, state.stream, state.stream.ledger
+        timed = [line for line in lines if line.full] or lines
+        round_secs = np.array([line.round_secs for line in timed])
+        longest = np.array([_longest_secs(line) for line in timed])
+        waiting = np.array([line.waiting_fraction for line in timed]) @ longest
+        microbatches = sum(sum(line.microbatches_done) for line in lines)
+        sums = self._epoch_sums[max(self._epoch_sums)] if lines else np.array([np.nan, 1.0])
+        out: dict[str, Any] = {
+            "train_loss": float(sums[0] / sums[1]) if sums[1] else None,
+            **self._eval,
+            **self._best,
+            "rounds": len(lines),
+            "epochs": stream.examples_processed / self._parts.stream.num_examples,
+            "examples_processed": stream.examples_processed,
+            "examples_missing": ledger_lib.missing(ledger),
+            "examples_duplicated": ledger_lib.duplicated(ledger),
+            "examples_never_processed": ledger_lib.never_processed(ledger),
+            "examples_skipped": sum(line.skipped_examples for line in lines),
+            "examples_recomputed": self.examples_recomputed,
+            "wall_secs": self._earlier_secs + time.perf_counter() - self._started,
+            "train_secs": self._clock,
+            "round_secs_mean": float(round_secs.mean()) if len(timed) else None,
+            "round_secs_median": float(np.median(round_secs)) if len(timed) else None,
+            "examples_per_sec": stream.examples_processed / self._clock if self._clock else None,
+            "bytes_sent_per_round": float(np.mean([line.bytes_sent for line in lines]))
+            if lines
+            else None,
+            "waiting_fraction": float(waiting / longest.sum()) if len(timed) else None,
+            "quotas": timed[-1].quotas if timed else [],
+            "overrun_fraction": sum(line.overruns for line in lines) / max(microbatches, 1),
+            "interrupted": interrupted,
+            "stopped_by": self.stopped_by,
+            "emulated": self._parts.emulated,
+            "clock": "virtual" if self._parts.virtual_clock else "wall",
+            "num_workers": len(self._parts.devices),
+            "device_kind": self._parts.devices[0].device_kind,
+            "jax_version": jax.__version__,
+        }
+        mixing, gate = self._parts.reducer.mixing, self._parts.gate
+        if mixing is not None:
+            measured = [line.consensus for line in lines if line.consensus]
+            out["gossip"] = {
+                "spectral_gap": mixing.gossip.spectral_gap,
+                "num_exchanges": len(mixing.gossip.partners),
+                **{f"consensus_{k}": v for k, v in (measured[-1] if measured else {}).items()},
+            }
+        if gate.closes:
+            given = sum(sum(line.quotas) for line in lines)
+            out["gate"] = {
+                "trigger": self._parts.config.gate.trigger,
+                "closes": gate.when,
+                "returned_fraction": 1 - microbatches / max(given, 1),
+                "in_flight": self._parts.config.gate.in_flight,
+            }
+        method, second_pass = self._parts.config.ordering.method, self._parts.second_pass
+        if self.order_cost:
+            cost = {**self.order_cost, "herding_secs": self._herding_secs}
+            out["ordering"] = {"method": method, **cost}
+        if second_pass:
+            out.setdefault("ordering", {"method": method})["second_backward_pass"] = second_pass
+        if self._referenced:
+            optimal, bound, equal = self._references / self._referenced
+            out |= {
+                "optimal_round_secs": float(optimal),
+                "fraction_of_optimum": float(optimal / round_secs.mean()),
+                "continuous_bound_secs": float(bound),
+                "equal_split_secs": float(equal),
+            }
+        return out
+
+
+def _texts(numbers: Iterable[float]) -> list[str]:
+    return [repr(float(number)) for number in numbers]
+
+
+def _longest_secs(line: record.RoundReport) -> float:
+    """Of compute and lead: what `waiting_fraction` is a fraction of."""
+    busy_secs = np.asarray(line.compute_secs)
+    if line.lead_secs is not None:
+        busy_secs = busy_secs + line.lead_secs
+    return max(line.local_secs, float(busy_secs.max()))

@@ -1,0 +1,321 @@
+"""What the processes of a run tell each other when the local phase of a round is over.
+
+Each process decides quotas, orders and the end of the run for itself, from what all workers
+did: so what they did is gathered, and with it a digest of the round's plan, which must be the
+same on all. One short message a round; none where there is one process.
+"""
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.data import stream
+from hetjax.processes import join
+from hetjax.processes import meeting as meeting_lib
+from hetjax.records import record
+from hetjax.rounds import local
+from hetjax.topology import reducers
+
+_PATIENCE_SECS = 600.0
+_PLANNED = ("examples", "quotas", "exchanges")  # the parts of a round's plan, a digest each
+_DONE = ("microbatches_done", "first_secs", "compute_secs", "overruns")  # of `LocalResult`
+_SUMS = ("loss_sum", "weight", *types.Tally._fields)  # of `Contribution`
+_MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
+
+
+class Ask(enum.IntFlag):
+    """What any process may ask of all of them; done after the round in which it was gathered."""
+
+    NOTHING = 0
+    SAVE = 1
+    END = 2  # a callback, or the end of a replayed trace
+    END_BY_SIGINT = 4
+    END_BY_SIGTERM = 8
+
+    @property
+    def ends(self) -> bool:
+        """Whether the run is to end."""
+        return bool(self & ~Ask.SAVE)
+
+
+class Done(NamedTuple):
+    """What all W workers did in a round."""
+
+    microbatches_done: np.ndarray  # i64[W]
+    unit_signs: list[np.ndarray] | None  # for each worker i8[done, B]; None: no order takes them
+    flips: Any = ()  # i8[W], or i8[W, max_microbatches * B]: by the order's coordination
+
+    def flipped_signs(self) -> list[np.ndarray] | None:
+        """The unit signs of each worker, multiplied as the coordination says."""
+        if self.unit_signs is None:
+            return None
+        flips = np.asarray(self.flips)
+        return [
+            signs * (flip if flip.ndim == 0 else flip[: signs.size].reshape(signs.shape))
+            for signs, flip in zip(self.unit_signs, flips, strict=True)
+        ]
+
+
+class Clocks(NamedTuple):
+    """How long all W workers took for it, each by its own clock."""
+
+    first_secs: np.ndarray  # f64[W], round start to end of the first microbatch; NaN = unknown
+    compute_secs: np.ndarray  # f64[W]
+    local_secs: float  # until the last worker finished
+    overruns: int  # microbatches slower than the emulated worker would have been
+    lead_secs: np.ndarray  # f64[W]: what its process needed between two local phases, where known
+
+
+class Told(NamedTuple):
+    """What the processes have told each other."""
+
+    done: Done
+    clocks: Clocks
+    asked: Ask  # by any process
+    metrics: (
+        types.SyncMetrics | tuple[()]
+    ) = ()  # of all workers; (): the sync phase is to gather them
+
+
+class DisagreementError(RuntimeError):
+    """The processes planned different rounds: they do not run the same program on the same data."""
+
+
+def digests_of(
+    plan: stream.RoundPlan,
+    round_index: int,
+    *,
+    limits: np.ndarray,
+    active: Any,
+    may_close: bool = True,
+) -> tuple[int, ...]:
+    """Numbers, for each of `_PLANNED`, that two plans of a round share when they are the same.
+
+    All that decides what a process computes in the round and which collectives it takes part in.
+
+    Args:
+        plan: the microbatches of all workers.
+        round_index: the round.
+        limits: i64[W]: how many of them each worker does, where the clock is virtual.
+        active: bool[M], the exchanges that the sync phase is told of, or ().
+        may_close: whether a gate may close it.
+    """
+    parts = {
+        "examples": (plan.example_ids, plan.passes),
+        "quotas": (plan.starts, limits, may_close),
+        "exchanges": (active,),
+    }
+    return tuple(_number_of((round_index, *parts[name])) for name in _PLANNED)
+
+
+def _number_of(integers: tuple[Any, ...]) -> int:
+    content = b"".join(np.ascontiguousarray(part, np.int64).tobytes() for part in integers)
+    return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "little")
+
+
+def _sha256_of(tree: types.PyTree) -> str:
+    """Of the bytes, types and shapes of the leaves, which are on the host or this process's."""
+    found = hashlib.sha256()
+    for leaf in map(np.asarray, jax.tree.leaves(tree)):
+        found.update(f"{leaf.dtype}{leaf.shape}".encode())
+        found.update(np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()[:16]
+
+
+def check_same_run(config: dict[str, Any], *, num_examples: int) -> None:
+    """Compares what this process was given with what process 0 was, before anything is made of it.
+
+    Raises:
+        ValueError: it is another configuration, version or size of the data.
+    """
+    own: dict[str, Any] = {
+        "versions": record.versions(),
+        "examples": num_examples,
+    }
+    own |= {f"config.{name}": value for name, value in config.items()}
+    _compare(own)
+
+
+def check_same_parts(
+    params: types.PyTree, *, shards: Any, mixing: reducers.Mixing | None, trace: Any
+) -> None:
+    """Compares, by digests, what each process made for itself and all need alike in each round.
+
+    Args:
+        params: the initial parameters, leaves `[W, ...]`.
+        shards: the ids of private data's shards, and their shares of the examples.
+        mixing: of a reducer that gossips: who exchanges, and with which weight.
+        trace: the rounds that are replayed.
+
+    Raises:
+        ValueError: it is not to the bit what process 0 has.
+    """
+    made = {
+        "initial parameters": mesh_lib.worker_rows(params)[0],
+        "shards": shards,
+        "exchanges": mixing and (mixing.gossip.partners, mixing.gossip.weights),
+        "replayed trace": trace,
+    }
+    _compare({f"{name}, of SHA-256": _sha256_of(parts) for name, parts in made.items()})
+
+
+def _compare(own: dict[str, Any]) -> None:
+    """Compares JSON values, by name, with those of process 0."""
+    board = join.Board()
+    own = {name: _short(value) for name, value in own.items()}
+    if jax.process_index() == 0:
+        for name, value in own.items():
+            board.post(name, value)
+        board.post("complete", True)
+        return
+    try:
+        board.wait("complete", _PATIENCE_SECS)
+    except TimeoutError as error:
+        raise ValueError(
+            "process 0 did not come as far as this process; look at its messages"
+        ) from error
+    for name, value in own.items():
+        theirs = board.read(name)
+        if theirs != value:
+            raise ValueError(
+                f"process {jax.process_index()} has {name} = {value!r} and process 0 has "
+                f"{theirs!r}; start all processes of a run with the same program, configuration "
+                "and data"
+            )
+
+
+def _short(value: Any) -> Any:
+    text = json.dumps(value, sort_keys=True)
+    if len(text) > _MOST_CHARACTERS:
+        return f"of SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
+    return json.loads(text)
+
+
+class Agreement:
+    """Gathers what the workers of all processes did.
+
+    Args:
+        meeting: how the processes meet.
+        most_signs: unit signs that a worker can have in a round; 0 where the order takes none.
+        microbatch_size: B.
+    """
+
+    def __init__(
+        self, meeting: meeting_lib.Meeting, *, most_signs: int, microbatch_size: int
+    ) -> None:
+        self._meeting, self._size = meeting, microbatch_size
+        self._message = np.dtype(  # of each worker
+            [
+                ("digests", [(name, np.int64) for name in _PLANNED]),
+                ("ask", np.int64),
+                ("lead_secs", np.float64),
+                ("done", [(name, np.float64) for name in _DONE]),
+                ("sums", [(name, np.float64) for name in _SUMS]),
+                ("unit_signs", np.int8, (most_signs,)),
+            ]
+        )
+
+    def __call__(
+        self,
+        result: local.LocalResult,
+        digests: tuple[int, ...],
+        ask: Ask,
+        lead_secs: float = 0.0,
+    ) -> Told:
+        """What all workers did, from what this process's workers did.
+
+        Args:
+            result: of the workers of this process.
+            digests: of the round's plan.
+            ask: what this process wants of all.
+            lead_secs: what it needed since the last gathering, but for its workers' computing.
+
+        Raises:
+            DisagreementError: another process planned another round.
+            LostProcessError: a process of this machine has ended.
+        """
+        done = [np.asarray(getattr(result, name), np.float64) for name in _DONE]
+        if self._meeting.alone:
+            return _joined(dict(zip(_DONE, done, strict=True)), result.unit_signs, ask)
+        own = np.zeros(len(done[0]), self._message)
+        own["digests"] = digests
+        own["ask"], own["lead_secs"] = int(ask), lead_secs
+        for name, column in zip(_DONE, done, strict=True):
+            own["done"][name] = column
+        for name, column in _own_sums(result.contributed).items():
+            own["sums"][name] = column
+        for row, signs in zip(own["unit_signs"], result.unit_signs or (), strict=False):
+            row[: signs.size] = signs.reshape(-1)
+        gathered = self._meeting.tell(own)
+        self._check(gathered["digests"])
+        unit_signs = None
+        if result.unit_signs is not None:
+            counts = gathered["done"]["microbatches_done"].astype(int)
+            each = zip(gathered["unit_signs"], counts, strict=True)
+            unit_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
+        asked = Ask(int(np.bitwise_or.reduce(gathered["ask"])))
+        told = _joined(gathered["done"], unit_signs, asked)
+        return told._replace(
+            clocks=told.clocks._replace(lead_secs=gathered["lead_secs"].copy()),
+            metrics=_metrics(gathered["sums"], result.contributed.loss_sum.dtype),
+        )
+
+    def _check(self, digests: np.ndarray) -> None:
+        """Compares the parts of the plans of all W workers' processes."""
+        differ = {name: digests[name] != digests[name][0] for name in _PLANNED}
+        parts = [name for name, is_other in differ.items() if is_other.any()]
+        if not parts:
+            return
+        is_other = np.any(list(differ.values()), axis=0)
+        others = set(self._meeting.process_of[is_other].tolist())
+        raise DisagreementError(
+            f"process {', '.join(map(str, sorted(others)))} planned another round than process 0 "
+            f"(other {' and '.join(parts)}). Start all of them from one installation, with one "
+            "configuration and one copy of the data. Where it is so and only quotas differ, their "
+            "processors round differently: start the run again, which goes on from its last "
+            "checkpoint, or set quota.policy='static'"
+        )
+
+
+def _own_sums(contributed: types.Contribution) -> dict[str, np.ndarray]:
+    """What `SyncMetrics` is made of, of this process's workers: f64[w] each."""
+    leaves = [contributed.loss_sum, contributed.weight, *contributed.tally]
+    rows = mesh_lib.worker_rows(leaves)  # on the host: an index of a jax.Array is a program
+    columns = np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64).T
+    return dict(zip(_SUMS, columns, strict=True))
+
+
+def _metrics(sums: np.ndarray, dtype: np.dtype) -> types.SyncMetrics:
+    """Of the sums of all W workers, added up as the sync phase would do it."""
+    weights = sums["weight"].astype(dtype)
+    counts: dict[str, Any] = {
+        name: sums[name].astype(np.int32)
+        for name in ("example_count", "microbatches_done", "nonfinite_microbatch")
+    }
+    counts |= {
+        "worker_weights": weights,
+        "loss_sum": sums["loss_sum"].astype(dtype).sum(),
+        "weight_sum": weights.sum(),
+    }
+    return types.SyncMetrics(**counts)
+
+
+def _joined(
+    done: Mapping[str, np.ndarray] | np.ndarray, unit_signs: list[np.ndarray] | None, ask: Ask
+) -> Told:
+    """Of what each of the W workers did, by the names in `_DONE`."""
+    clocks = Clocks(
+        first_secs=done["first_secs"],
+        compute_secs=done["compute_secs"],
+        local_secs=float(done["compute_secs"].max()),
+        overruns=int(done["overruns"].sum()),
+        lead_secs=np.zeros(len(done["compute_secs"])),
+    )
+    return Told(Done(done["microbatches_done"].astype(np.int64), unit_signs), clocks, ask)

@@ -1,0 +1,93 @@
+"""The local rule that adds up gradients: the default."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hetjax import trees, types
+from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import rules
+
+
+class GradientSums(NamedTuple):
+    """What a worker adds up in a round; in float32 or wider."""
+
+    grad_sum: types.PyTree  # like params: sum of weight * gradient
+    loss_sum: jax.Array  # f32[]: sum of weight * loss
+    weight_sum: jax.Array  # f32[]
+
+
+def gradient_sums(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) -> rules.LocalRule:
+    """Adds up `sum_i w_i * loss_i`, its gradient and `sum_i w_i` over the examples of a round.
+
+    Args:
+        loss_fn: the user's loss, one number an example.
+        per_example_rng: give the loss a key for each example, `key[B]`, instead of one for the
+            microbatch. Either is folded from the pass's key and example ids, so it depends on
+            neither worker nor quota.
+    """
+    losses_of = functools.partial(losses_lib.masked, loss_fn, per_example_rng=per_example_rng)
+
+    def begin(shared: types.Shared, worker: tuple) -> tuple[tuple, GradientSums]:
+        return worker, zeros(shared.params)
+
+    def add(
+        shared: types.Shared,
+        worker: tuple,
+        sums: GradientSums,
+        microbatch: types.Microbatch,
+        rng: jax.Array,
+    ) -> tuple[tuple, GradientSums]:
+        losses = losses_of(microbatch, rng)
+
+        def objective(params: types.PyTree) -> tuple[jax.Array, jax.Array]:
+            values, weights = losses(params)
+            return jnp.sum(values), jnp.sum(weights)
+
+        value_and_grad = jax.value_and_grad(objective, has_aux=True)
+        (loss_sum, weight_sum), grads = value_and_grad(shared.params)
+        return take(worker, sums, loss_sum, weight_sum, (grads,))
+
+    def take(
+        worker: tuple,
+        sums: GradientSums,
+        loss_sum: jax.Array,
+        weight_sum: jax.Array,
+        grad_parts: tuple,
+    ) -> tuple[tuple, GradientSums]:
+        def added(total: jax.Array, *parts: jax.Array) -> jax.Array:
+            return total + sum(part.astype(total.dtype) for part in parts)
+
+        # The loss speaks for the gradients: to look at the sums would read and compute them twice
+        # (an MLP of 5 million parameters took half as long again).
+        loss_sum = jnp.where(trees.all_finite(grad_parts), loss_sum, jnp.nan)
+        return worker, GradientSums(
+            grad_sum=jax.tree.map(added, sums.grad_sum, *grad_parts),
+            loss_sum=added(sums.loss_sum, loss_sum),
+            weight_sum=added(sums.weight_sum, weight_sum),
+        )
+
+    def finish(
+        shared: types.Shared, worker: tuple, sums: GradientSums
+    ) -> tuple[tuple, types.PyTree, jax.Array]:
+        return worker, sums.grad_sum, sums.weight_sum
+
+    return rules.LocalRule(
+        begin,
+        add,
+        finish,
+        losses=losses_of,
+        take=take,
+        checked=lambda worker, sums: (sums.loss_sum, sums.weight_sum),
+        loss_sum=lambda sums: sums.loss_sum,
+    )
+
+
+def zeros(params: types.PyTree) -> GradientSums:
+    """Sums before the first microbatch."""
+    scalar = jnp.promote_types(jnp.result_type(*jax.tree.leaves(params), jnp.float32), jnp.float32)
+    return GradientSums(
+        trees.accumulator_zeros(params), jnp.zeros((), scalar), jnp.zeros((), scalar)
+    )

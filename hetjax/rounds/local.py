@@ -1,0 +1,335 @@
+"""The local phase on one process: who runs the local rule, where, and how it is timed.
+
+`Stepped` runs it from a host thread for each worker, on the worker's own device, as often as
+the quota says: a quota never compiles anything, and each worker's compute is timed alone.
+`virtual.py` and `fused.py` hold the two other ways.
+"""
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from hetjax import mesh as mesh_lib
+from hetjax import trees, types
+from hetjax.cluster import emulate
+from hetjax.data import feed as feed_lib
+from hetjax.data import stream
+from hetjax.gates import gate as gate_lib
+from hetjax.processes import beacons as beacons_lib
+from hetjax.rounds import rules
+
+
+class LocalResult(NamedTuple):
+    """What this process's w workers did in a round; times by each worker's own clock."""
+
+    contributed: types.Contribution  # leaves `[W, ...]`
+    microbatches_done: np.ndarray  # i64[w]
+    first_secs: np.ndarray  # f64[w], round start to end of the first microbatch; NaN = unknown
+    compute_secs: np.ndarray  # f64[w]
+    overruns: np.ndarray  # i64[w], microbatches slower than the emulated worker would have been
+    unit_signs: list[np.ndarray] | None  # for each worker i8[done, B]
+
+
+class LocalPhase(Protocol):
+    """One of the three ways to run a local rule; the rest of the loop does not know which."""
+
+    def run(
+        self,
+        round_index: int | None,
+        state: types.TrainState,
+        carried: types.Carried,
+        plan: stream.RoundPlan,
+        *,
+        rngs: Sequence[jax.Array],
+        limits: np.ndarray,
+        given: types.PyTree = (),
+        may_close: bool = True,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> LocalResult:
+        """Runs at most `limits[w]` microbatches of each worker's plan; uses up `carried`.
+
+        `given` are the values of the round that are the same for all workers; `carried` was
+        begun with them. `rngs` holds the key of each own worker's pass, on its device;
+        `meanwhile` is called while the workers compute; no gate closes the round unless it
+        `may_close`. Round None warms up: no emulation.
+        """
+
+    def close(self) -> None:
+        """Frees threads."""
+
+
+class PassKeys:
+    """The key of each own worker's pass, on its device; made anew when a pass begins.
+
+    Args:
+        rng: of the run.
+        devices: of each worker.
+        workers: those of this process.
+    """
+
+    def __init__(
+        self, rng: jax.Array, devices: Sequence[jax.Device], workers: Sequence[int]
+    ) -> None:
+        self._rng, self._devices, self._workers = rng, devices, workers
+        self._passes: np.ndarray | None = None
+        self._keys: list[jax.Array] = []
+
+    def __call__(self, passes: np.ndarray) -> list[jax.Array]:
+        """The keys of the pass that each worker is in, i64[W]."""
+        if self._passes is None or not np.array_equal(self._passes, passes):
+            self._passes = passes
+            self._keys = [
+                jax.device_put(
+                    jax.random.fold_in(self._rng, int(passes[worker])), self._devices[worker]
+                )
+                for worker in self._workers
+            ]
+        return self._keys
+
+
+def warm_up_plan(num_workers: int, microbatch_size: int) -> stream.RoundPlan:
+    """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
+    padding = np.full((num_workers, microbatch_size), stream.PADDING, np.int32)
+    return stream.RoundPlan(padding, np.arange(num_workers + 1), np.zeros(num_workers, int))
+
+
+class Pace:
+    """The emulated clock of the workers; without a cluster, the real one.
+
+    Args:
+        cluster: the emulated speeds, if any; on the virtual clock by default 1 second a microbatch.
+        virtual: take times from the cluster instead of sleeping.
+        num_workers: W.
+        gate: closes the rounds of the virtual clock.
+        drop: what is in flight then is given up.
+    """
+
+    def __init__(
+        self,
+        cluster: emulate.EmulatedCluster | None,
+        *,
+        virtual: bool,
+        num_workers: int,
+        gate: gate_lib.Gate | None = None,
+        drop: bool = False,
+    ) -> None:
+        if cluster is None and virtual:
+            cluster = emulate.EmulatedCluster((1.0,) * num_workers)
+        self._cluster, self.virtual = cluster, virtual
+        self._gate, self._drop = gate, drop
+
+    def ends(self, round_index: int | None, worker: int, count: int) -> np.ndarray | None:
+        """f64[count]: seconds into the round at which each microbatch ends; None = real."""
+        if self._cluster is None or round_index is None:
+            return None
+        return self._cluster.microbatch_ends(round_index, worker, count)
+
+    def close(self, round_index: int, quotas: np.ndarray) -> gate_lib.Closing | None:
+        """How far the workers get in a round; None where their threads ask the gate themselves."""
+        if self._gate is None or self._cluster is None:
+            return None
+        ends = np.full((len(quotas), max(int(quotas.max()), 1)), np.inf)
+        for worker, quota in enumerate(quotas.tolist()):
+            ends[worker, :quota] = self._cluster.microbatch_ends(round_index, worker, quota)
+        return gate_lib.close(self._gate, ends, quotas, drop=self._drop)
+
+
+class Stepped:
+    """A host thread and a device for each worker (the default).
+
+    A thread keeps one microbatch in flight and waits for it before it polls the gate, stamps
+    its clock, or sleeps up to the emulated end.
+
+    Args:
+        steps: the local rule; jitted here, so it compiles once for each device.
+        feed: brings the examples.
+        mesh: one device a worker.
+        pace: emulated or real clocks.
+        gate: polled between microbatches.
+        beacons: told what each worker does.
+        signed: whether the order takes signs.
+    """
+
+    def __init__(
+        self,
+        steps: rules.LocalSteps,
+        feed: feed_lib.Feed,
+        mesh: Mesh,
+        *,
+        pace: Pace,
+        gate: gate_lib.Live,
+        beacons: beacons_lib.Beacons,
+        signed: bool = False,
+    ) -> None:
+        self._feed, self._mesh, self._pace, self._gate = feed, mesh, pace, gate
+        self._beacons = beacons
+        self._workers = mesh_lib.own_workers(mesh)
+        self._add, self._finish = jit_add(steps), jit_finish(steps)
+        self._signed = signed
+        self._threads = worker_threads(len(self._workers))
+        check_threads(self._threads)
+        self._stopping = threading.Event()
+        self._started = threading.Semaphore(0)
+
+    def run(
+        self,
+        round_index: int | None,
+        state: types.TrainState,
+        carried: types.Carried,
+        plan: stream.RoundPlan,
+        *,
+        rngs: Sequence[jax.Array],
+        limits: np.ndarray,
+        given: types.PyTree = (),
+        may_close: bool = True,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> LocalResult:
+        replicas, carries = mesh_lib.worker_rows(state.params), mesh_lib.worker_rows(carried)
+        devices = [self._mesh.devices[worker] for worker in self._workers]
+        gate = self._gate if may_close else gate_lib.AlwaysOpen()
+        gate.begin(plan.quotas)
+        tasks = [
+            self._threads.submit(
+                self._work,
+                round_index,
+                worker,
+                types.Shared(replicas[index], jax.device_put(given, devices[index])),
+                carries[index],
+                plan.rows(worker, int(limits[worker])),
+                rngs[index],
+                gate,
+            )
+            for index, worker in enumerate(self._workers)
+        ]
+        try:
+            for _ in tasks:  # the host's own work must not delay a worker's start
+                self._started.acquire()
+            meanwhile()
+            done = [task.result() for task in tasks]
+        except BaseException:  # Ctrl-C, or a worker failed: the others stop after their microbatch
+            self._stopping.set()
+            self._feed.close()  # or a source that blocks would hold a worker for ever
+            concurrent.futures.wait(tasks)
+            self._stopping.clear()
+            raise
+        contributed, counts, first_secs, compute_secs, overruns, signs = zip(*done, strict=True)
+        return LocalResult(
+            contributed=mesh_lib.join_rows(contributed, self._mesh),
+            microbatches_done=np.asarray(counts),
+            first_secs=np.asarray(first_secs),
+            compute_secs=np.asarray(compute_secs),
+            overruns=np.asarray(overruns),
+            unit_signs=stack_signs(signs, plan.example_ids.shape[1]) if self._signed else None,
+        )
+
+    def _work(
+        self,
+        round_index: int | None,
+        worker: int,
+        shared: types.Shared,
+        carried: types.Carried,
+        rows: np.ndarray,
+        rng: jax.Array,
+        gate: gate_lib.Live,
+    ) -> tuple[types.Contribution, int, float, float, int, list]:
+        ends = self._pace.ends(round_index, worker, len(rows))
+        deadlines = None if self._pace.virtual else ends
+        signs: list[Any] = []
+        stamps: list[float] = []
+        overruns = 0
+        try:
+            jax.block_until_ready(shared)  # the synchronisation is not this worker's compute
+        finally:
+            self._started.release()
+        self._beacons.at("loading", round_index, worker)
+        self._feed.wait(rows[:1])  # nor is waiting for streamed data
+        start = time.perf_counter()
+        for position, example_ids in enumerate(rows):
+            is_open = gate.is_open()
+            if self._stopping.is_set() or (position and not is_open):
+                break
+            self._beacons.at("loading", round_index, worker)
+            microbatch = self._feed.load(worker, example_ids)
+            self._beacons.at("computing", round_index, worker)
+            carried, unit_signs = self._add(shared, carried, microbatch, rng)
+            jax.block_until_ready(carried.tally)
+            signs.append(unit_signs)
+            if deadlines is not None:
+                wait = start + deadlines[position] - time.perf_counter()
+                if wait > 0:
+                    time.sleep(wait)
+                else:
+                    overruns += 1
+            stamps.append(time.perf_counter() - start)
+            gate.finished(worker, position + 1)
+        self._beacons.at("waiting", round_index, worker)
+        if ends is not None and self._pace.virtual:
+            stamps = ends[: len(stamps)].tolist()
+        first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
+        contributed = self._finish(shared, carried)
+        return contributed, len(stamps), first, last, overruns, signs
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def worker_threads(num_workers: int) -> concurrent.futures.ThreadPoolExecutor:
+    """A host thread for each worker."""
+    return concurrent.futures.ThreadPoolExecutor(num_workers, "hetjax-worker")
+
+
+def check_threads(threads: concurrent.futures.ThreadPoolExecutor) -> None:
+    """Refuses settings of JAX that hold in the caller's thread alone.
+
+    Raises:
+        ValueError: 64-bit numbers or a matmul precision were set by a `with` block.
+    """
+
+    def settings() -> dict[str, Any]:
+        names = ("jax_enable_x64", "jax_default_matmul_precision")
+        return {name: getattr(jax.config, name) for name in names}
+
+    here, there = settings(), threads.submit(settings).result()
+    for name, value in here.items():
+        if there[name] != value:
+            raise ValueError(
+                f"{name} is {value!r} by a `with` block, which the workers' threads do not see "
+                f"({there[name]!r} there); set it by jax.config.update({name!r}, {value!r})"
+            )
+
+
+def jit_add(steps: rules.LocalSteps) -> Any:
+    """`steps.add`, jitted, on a worker's rows `[1, ...]` of the parameters and of what it carries,
+    which is used up."""
+
+    def add(
+        shared: types.Shared, carried: types.Carried, microbatch: types.Microbatch, rng: jax.Array
+    ) -> tuple[types.Carried, Any]:
+        return steps.add(_without_row_axis(shared), carried, microbatch, rng)
+
+    return jax.jit(add, donate_argnums=(1,))
+
+
+def jit_finish(steps: rules.LocalSteps) -> Any:
+    """`steps.finish`, jitted, likewise."""
+
+    def finish(shared: types.Shared, carried: types.Carried) -> types.Contribution:
+        return steps.finish(_without_row_axis(shared), carried)
+
+    return trees.jit_in_place(finish, 1)
+
+
+def _without_row_axis(shared: types.Shared) -> types.Shared:
+    return shared._replace(params=trees.first_row(shared.params))
+
+
+def stack_signs(signs: Sequence[Sequence[Any]], size: int) -> list[np.ndarray]:
+    """The unit signs of each worker, i8[done, size], on the host."""
+    return [np.asarray(jax.device_get(s), np.int8).reshape(-1, size) for s in signs]

@@ -1,0 +1,207 @@
+"""What a kind of round runs on the workers: the local phase and the synchronisation of one rule.
+
+Each kind has programs of its own, made of the parts that all kinds share.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from hetjax import config as config_lib
+from hetjax import gates, kinds, ordering, topology, trees, types
+from hetjax import mesh as mesh_lib
+from hetjax.cluster import emulate
+from hetjax.data import feed as feed_lib
+from hetjax.processes import beacons as beacons_lib
+from hetjax.processes import join, shared_sums
+from hetjax.processes import meeting as meeting_lib
+from hetjax.rounds import fused, local, rules, sync
+from hetjax.rounds.local import Pace
+from hetjax.rounds.virtual import Virtual
+from hetjax.topology import reducers
+
+MAIN = "main"  # the kind of round that updates, and that every run has
+
+
+class Programs(NamedTuple):
+    """What a kind of round runs: a local rule, and what follows from it."""
+
+    rule: rules.LocalRule
+    local: local.LocalPhase
+    begin: Callable  # (state, given=()) -> carried
+    sync: sync.SyncFn
+    sums: shared_sums.Sums
+
+
+class Workers(NamedTuple):
+    """Where the workers are."""
+
+    mesh: Mesh | None  # None: all on one device
+    devices: list[jax.Device]  # of each worker
+    own: list[int]  # those of this process
+
+
+def place_workers(config: config_lib.ExperimentConfig) -> Workers:
+    num_workers = config.cluster.num_workers
+    if config.local == "virtual":
+        return Workers(None, [jax.devices()[0]] * num_workers, list(range(num_workers)))
+    mesh = mesh_lib.make_worker_mesh(num_workers)
+    return Workers(mesh, list(mesh.devices), mesh_lib.own_workers(mesh))
+
+
+def check(more_rules: Mapping[str, rules.LocalRule], observer: ordering.Observer | None) -> None:
+    """Refuses kinds of rounds that an order or a checkpoint cannot have."""
+    if MAIN in more_rules:
+        raise ValueError(f"rules: {MAIN!r} is the name of the run's own rule; give it as rule=")
+    if more_rules and observer is not None:
+        raise ValueError(
+            f"rules: {', '.join(more_rules)}: rounds of these kinds take examples from the order "
+            "and find no signs for them, which this order needs of each example. Take an order "
+            "without signs, such as ordering='random_reshuffling'"
+        )
+    for kind, rule in more_rules.items():
+        rules.check(rule)
+        if rule.keeps_worker:
+            raise ValueError(
+                f"rules: the rule of {kind!r} keeps something for each worker from round to round, "
+                "which only the run's own rule may; give it as rule="
+            )
+
+
+class Common(NamedTuple):
+    """What the programs of all kinds of rounds of a run are made of."""
+
+    config: config_lib.ExperimentConfig
+    chosen: kinds.Parts
+    reducer: reducers.Reduction
+    feed: feed_lib.Feed
+    where: Workers
+    meeting: meeting_lib.Meeting
+    beacons: beacons_lib.Beacons
+    pace: Pace
+    params: types.PyTree
+
+    def make(
+        self,
+        rule: rules.LocalRule,
+        observer: ordering.Observer | None = None,
+        optimizer: optax.GradientTransformation | None = None,
+    ) -> Programs:
+        """The programs of one kind; without an optimiser its rounds have no update."""
+        steps, mesh = rules.with_observer(rule, observer), self.where.mesh
+        sums = _make_sums(self.config, self.chosen.reducer, self.meeting, rule, self.params)
+        of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
+        return Programs(
+            rule=rule,
+            local=_make_local(self, steps, signed=observer is not None),
+            begin=jax.jit(sync.make_begin(steps, mesh), out_shardings=of_rows),
+            sync=_make_sync(self, steps, observer, optimizer, sums),
+            sums=sums,
+        )
+
+
+def nominal_examples(config: config_lib.ExperimentConfig) -> int:
+    """Of a full round."""
+    return config.budget * config.microbatch_size
+
+
+def _weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
+    """What is minimised; without shards and gossip all examples are in one sum."""
+    has_parts = gossips or config.data.sharing == "private"
+    return config.data.weighting if has_parts else "example"
+
+
+def make_pace(
+    config: config_lib.ExperimentConfig, gate: gates.Gate, cluster: emulate.EmulatedCluster | None
+) -> Pace:
+    virtual = config.local == "virtual" or config.cluster.clock == "virtual"
+    return Pace(
+        cluster,
+        virtual=virtual,
+        num_workers=config.cluster.num_workers,
+        gate=gate if virtual and gate.closes else None,
+        drop=config.gate.in_flight == "drop",
+    )
+
+
+def _make_sums(
+    config: config_lib.ExperimentConfig,
+    reducer: topology.Reducer,
+    meeting: meeting_lib.Meeting,
+    rule: rules.LocalRule,
+    params: types.PyTree,
+) -> shared_sums.Sums:
+    """How the sums meet: before the sync program where they are one plain sum."""
+    if reducer.is_plain_sum and _weighting(config, gossips=False) == "example":
+        return meeting.sums(rules.contribution_shapes(rule, params))
+    return shared_sums.Sums()
+
+
+def _make_sync(
+    common: Common,
+    steps: rules.LocalSteps,
+    observer: ordering.Observer | None,
+    optimizer: optax.GradientTransformation | None,
+    sums: shared_sums.Sums,
+) -> sync.SyncFn:
+    """Jitted; what the workers contributed is used up, unless all devices read it in one place."""
+    config, reducer, where = common.config, common.reducer, common.where
+    synchronise = sync.make_sync(
+        optimizer,
+        steps=steps,
+        reducer=reducer,
+        num_workers=config.cluster.num_workers,
+        nominal_examples=nominal_examples(config),
+        mesh=where.mesh,
+        observer=observer,
+        weighting=_weighting(config, gossips=reducer.mixing is not None),
+        totals=sums.totals,
+        stop_on_nonfinite=config.nonfinite == "stop",
+    )
+    options: dict[str, Any] = {}
+    if where.mesh is not None and len(where.own) < where.mesh.size:
+        rows, whole = mesh_lib.worker_sharding(where.mesh), mesh_lib.everywhere(where.mesh)
+        placed: Any = rows, rows, whole, whole, rows
+        options["out_shardings"] = sync.Synchronised(*placed)
+    if sums.meet_before:
+        return jax.jit(synchronise, **options)
+    return trees.jit_in_place(synchronise, 1, **options)
+
+
+def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> local.LocalPhase:
+    config, chosen, feed, pace = common.config, common.chosen, common.feed, common.pace
+    mesh = common.where.mesh
+    if mesh is None:
+        return Virtual(
+            steps,
+            feed,
+            config.cluster.num_workers,
+            pace=pace,
+            signed=signed,
+            same_evidence=chosen.ordering.coordinated,
+            replicas_equal=chosen.reducer.keeps_replicas_equal,
+        )
+    if config.local == "fused":
+        most = most_microbatches(config)
+        return fused.Fused(steps, feed, mesh, pace=pace, max_microbatches=most)
+    asked = not config.replay and not pace.virtual
+    alone = len(mesh_lib.own_workers(mesh)) == mesh.size
+    board = None if alone else join.Board()
+    by_threads = gates.begin(chosen.gate, board) if asked else gates.AlwaysOpen()
+    return local.Stepped(
+        steps, feed, mesh, pace=pace, gate=by_threads, beacons=common.beacons, signed=signed
+    )
+
+
+def sizes(config: config_lib.ExperimentConfig) -> ordering.Sizes:
+    """For which an order's observer is made."""
+    most = most_microbatches(config)
+    return ordering.Sizes(config.cluster.num_workers, config.microbatch_size, most)
+
+
+def most_microbatches(config: config_lib.ExperimentConfig) -> int:
+    """That one worker can be given in a round."""
+    return min(config.quota.max_microbatches or config.budget, config.budget)

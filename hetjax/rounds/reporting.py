@@ -1,0 +1,198 @@
+"""What a round tells: its numbers may still be on the devices when `Run.round` returns.
+
+A `Report` is read when somebody asks for a number; `read` waits for it then. So the host can say
+what a round did while the next one computes.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hetjax import quota, types
+from hetjax.data import stream
+from hetjax.records import record
+from hetjax.rounds import agreement, run_records, setup
+
+
+class NonFiniteError(ValueError):
+    """A microbatch's loss or gradient was not finite, and `nonfinite='stop'`.
+
+    Attributes:
+        result: the `FitResult` up to the round before it, whose state was kept; from `fit` alone.
+    """
+
+    result: Any
+
+
+class Report:
+    """A round that is done. Every field of `RoundReport` is an attribute; reading one waits.
+
+    The round ends when the next one begins. A report that is read before ends it at once.
+
+    Args:
+        parts: of the run.
+        settle: waits until the round is over, and calls `end`.
+        plan: of the round.
+        executed: what came of it.
+        examples: processed in it, by all workers.
+        examples_processed: since the run began.
+        began: `perf_counter` when it began.
+    """
+
+    def __init__(
+        self,
+        parts: setup.RunParts,
+        plan: run_records.Plan,
+        executed: run_records.Executed,
+        *,
+        settle: Callable[[], None],
+        examples: int,
+        examples_processed: int,
+        began: float,
+    ) -> None:
+        self._parts, self._plan, self._executed = parts, plan, executed
+        self._settle = settle
+        self._examples, self._examples_processed = examples, examples_processed
+        self._began = began
+        self._round_secs: float | None = None
+        self._line: record.RoundReport | None = None
+        self._metrics: types.SyncMetrics | None = None
+        self.references = _references_of(parts, plan)
+
+    @property
+    def asked(self) -> agreement.Ask:
+        """What any process asked of all; known without waiting."""
+        return self._executed.asked
+
+    @property
+    def mean(self) -> types.PyTree:
+        """Of a round without update: the mean contribution, leaves `[W, ...]` on the devices."""
+        return self._executed.sums.mean
+
+    def end(self, now: float) -> None:
+        """Says when the round was over, unless that is known already."""
+        if self._round_secs is None:
+            virtual = self._parts.virtual_clock
+            self._round_secs = self._executed.clocks.local_secs if virtual else now - self._began
+
+    @property
+    def metrics(self) -> types.SyncMetrics:
+        """The sums of the round, on the host; waits for them."""
+        if self._metrics is None:
+            self._metrics = jax.device_get(self._executed.sums.metrics)
+        return self._metrics
+
+    def read(self) -> record.RoundReport:
+        """All of it on the host; waits for it.
+
+        Raises:
+            RuntimeError: the devices did other microbatches than the clocks saw.
+        """
+        if self._line is None:
+            if self._round_secs is None:
+                self._settle()
+                self.end(time.perf_counter())
+            self._line = self._read()
+        return self._line
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in record.RoundReport.__dataclass_fields__:
+            raise AttributeError(f"a report has no {name!r}")
+        return getattr(self.read(), name)
+
+    def check(self) -> None:
+        """Waits for the round.
+
+        Raises:
+            NonFiniteError: a microbatch of it was not finite, and the run is to stop.
+        """
+        bad = np.flatnonzero(self.metrics.nonfinite_microbatch >= 0)
+        if not bad.size or self._parts.config.nonfinite != "stop":
+            return
+        worker = int(bad[0])
+        position = int(self.metrics.nonfinite_microbatch[worker])
+        ids = self._plan.rows.rows(worker)[position]
+        raise NonFiniteError(
+            f"round {self._plan.round_index}: the loss or a gradient of worker {worker}'s "
+            f"microbatch {position} is not finite (examples {ids[ids >= 0].tolist()}). The state "
+            "before this round was kept. Lower the learning rate, clip gradients, look at "
+            "these examples, or set nonfinite='skip' to leave such microbatches out"
+        )
+
+    def _read(self) -> record.RoundReport:
+        plan, metrics = self._plan, self.metrics
+        done, clocks = self._executed.done, self._executed.clocks
+        if not np.array_equal(metrics.microbatches_done, done.microbatches_done):
+            raise RuntimeError(
+                f"round {plan.round_index}: the workers' sums hold {metrics.microbatches_done} "
+                f"microbatches, their clocks saw {done.microbatches_done}"
+            )
+        loss_sum, weight_sum = np.float64(metrics.loss_sum), np.float64(metrics.weight_sum)
+        busy_secs = clocks.compute_secs + clocks.lead_secs
+        longest = max(clocks.local_secs, float(busy_secs.max()))  # as `summary.longest_secs`
+        waiting = (longest - busy_secs)[plan.present]
+        return record.RoundReport(
+            round=plan.round_index or 0,
+            epoch=plan.epoch,
+            examples=self._examples,
+            examples_processed=self._examples_processed,
+            skipped_examples=self._examples - int(metrics.example_count.sum()),
+            loss=float(loss_sum / weight_sum) if weight_sum > 0 else float("nan"),
+            quotas=plan.quotas.tolist(),
+            microbatches_done=done.microbatches_done.tolist(),
+            examples_counted=metrics.example_count.tolist(),
+            present=plan.present.tolist(),
+            compute_secs=clocks.compute_secs.tolist(),
+            start_secs=0.0,
+            local_secs=clocks.local_secs,
+            round_secs=self._round_secs or 0.0,
+            waiting_fraction=float(waiting.mean() / longest) if longest > 0 else 0.0,
+            full=plan.is_full,
+            overruns=clocks.overruns,
+            optimal_round_secs=None if self.references is None else self.references.optimal_secs,
+            lead_secs=clocks.lead_secs.tolist() if clocks.lead_secs.any() else None,
+            bytes_sent=round(self._parts.reducer.copies_sent(plan.active) * self._parts.copy_bytes),
+        )
+
+
+class References(NamedTuple):
+    """How long a round would take at the true speeds, computing alone."""
+
+    optimal_secs: float
+    bound_secs: float  # with microbatches of any size
+    equal_split_secs: float
+
+
+def _references_of(parts: setup.RunParts, plan: run_records.Plan) -> References | None:
+    """None where the true speeds are not known, or a gate may close the round."""
+    if parts.cluster is None or not parts.emulated or parts.gate.closes:
+        return None
+    costs = parts.cluster.costs_at(plan.round_index or 0)
+    return _references(
+        costs.overhead_secs.tobytes(),
+        costs.secs_per_microbatch.tobytes(),
+        int(plan.quotas.sum()),
+        plan.caps.tobytes(),
+        parts.config.data.sharing == "private",
+    )
+
+
+@functools.lru_cache(256)
+def _references(
+    overhead: bytes, secs: bytes, total: int, caps: bytes, every_worker: bool
+) -> References:
+    costs = quota.WorkerCosts(np.frombuffer(overhead), np.frombuffer(secs))
+    most = np.frombuffer(caps, np.int64)
+    equal = quota.largest_remainder((most > 0).astype(np.float64), total, caps=most)
+    best = quota.solve_quotas(costs, total, caps=most)
+    if every_worker:  # private data: no shard may be left out
+        best = stream.with_every_worker(best, most > 0)
+    return References(
+        float(costs.round_secs(best).max()),
+        quota.continuous_bound_secs(costs, total, caps=most),
+        float(costs.round_secs(equal).max()),
+    )

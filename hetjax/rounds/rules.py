@@ -1,0 +1,264 @@
+"""What does a worker do with its microbatches, and what does it hand to the synchronisation?
+
+A local rule answers this, a record of pure functions. A rule knows no quota, no order and no other
+worker, and holds no collective. `with_observer` puts around it what every rule needs: the count of
+what was done, the guard against numbers that are not finite, and the evidence for orders. All three
+local forms run what `with_observer` returns.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hetjax import parts, trees, types
+from hetjax.ordering import halves, ordering
+
+
+class LocalRule(NamedTuple):
+    """What a worker does with its microbatches. All functions are pure, and leaves have no worker
+    axis. `shared` is a `types.Shared`, `worker` what the rule keeps for itself.
+
+    Example:
+        Gradients of one array of parameters, without weights, padding and keys (`gradients.py`
+        has the whole rule)::
+
+            def add(shared, worker, sums, microbatch, rng):
+                grads = jax.grad(loss)(shared.params, microbatch.examples)
+                return worker, (sums[0] + grads, sums[1] + 1)
+
+            LocalRule(
+                begin=lambda shared, worker: (worker, (jnp.zeros_like(shared.params), 0.0)),
+                add=add,
+                finish=lambda shared, worker, sums: (worker, *sums),
+            )
+    """
+
+    begin: Callable[[types.Shared, types.PyTree], tuple[types.PyTree, types.PyTree]]
+    """`(shared, worker) -> (worker, sums)`, before the first microbatch of a round."""
+
+    add: Callable[..., tuple[types.PyTree, types.PyTree]]
+    """`(shared, worker, sums, microbatch, rng) -> (worker, sums)`. `rng` is the key of the run and
+    the pass, the same for all microbatches: fold example ids into it, as `losses.masked` does.
+    Where anything in the new `worker` or `sums` is not finite, the old ones stay (`checked`)."""
+
+    finish: Callable[..., tuple[types.PyTree, types.PyTree, jax.Array]]
+    """`(shared, worker, sums) -> (worker, contribution, weight f[])`. The synchronisation sums
+    contributions and weights over the workers and divides once: so a contribution is a sum over
+    the worker's examples, weighted, and `weight` the sum of the weights, 0 where nothing was
+    done."""
+
+    init: Callable[[types.PyTree], types.PyTree] = lambda params: ()
+    """`params -> worker`, before the first round; before each round where nothing is kept."""
+
+    keeps_worker: bool = False
+    """`worker` goes from round to round. It is in `TrainState.worker` and in checkpoints."""
+
+    losses: Callable[[types.Microbatch, jax.Array], halves.Losses] | None = None
+    """`(microbatch, rng) -> losses` for an order's observer, see `losses.masked`. None where the
+    contribution is not the gradient of the objective: then such orders are refused."""
+
+    take: Callable[..., tuple[types.PyTree, types.PyTree]] | None = None
+    """`(worker, sums, loss_sum, weight_sum, grad_parts) -> (worker, sums)`, in place of `add`
+    where an observer has computed the gradient, the sum of the trees `grad_parts`."""
+
+    checked: Callable[[types.PyTree, types.PyTree], types.PyTree] = lambda worker, sums: (
+        worker,
+        sums,
+    )
+    """`(worker, sums) -> tree`: what must be finite after a microbatch. By default all; a rule that
+    can judge a microbatch more cheaply puts its judgement into one of its sums and gives that."""
+
+    loss_sum: Callable[[types.PyTree], jax.Array] | None = None
+    """`sums -> f[]`, for the report: over the same weight as the contribution."""
+
+    made_by: Any = None
+    """How it can be written down; None: it cannot."""
+
+
+class LocalSteps(NamedTuple):
+    """A local rule with all that is around it, for one worker; leaves without worker axis."""
+
+    begin: Callable[[types.Shared, types.PyTree, types.PyTree], types.Carried]
+    """`(shared, worker, memory) -> carried`, the last two of a `TrainState`."""
+
+    add: Callable[..., tuple[types.Carried, Any]]
+    """`(shared, carried, microbatch, rng, active=True) -> (carried, unit_signs)`; `unit_signs` is
+    i8[B], or () without an observer. Where `active` bool[] is false nothing changes. The leaves of
+    `carried` may all have a leading axis of 1."""
+
+    finish: Callable[[types.Shared, types.Carried], types.Contribution]
+    """`(shared, carried) -> contribution`. The leaves of `carried` may have a leading axis of 1."""
+
+
+_ARGUMENTS = {"begin": 2, "add": 5, "finish": 3, "init": 1, "checked": 2}
+
+
+def check(rule: Any) -> None:
+    """Refuses what is no local rule.
+
+    Raises:
+        ValueError: it is no `LocalRule`, or one of its functions is missing.
+    """
+    wrong = ""
+    if not isinstance(rule, LocalRule):
+        wrong = f"got a {type(rule).__name__}"
+        if callable(rule) and not isinstance(rule, type):
+            wrong += "; call it, if it makes a rule"
+    else:
+        of_function = parts.wrong_functions(rule, _ARGUMENTS)
+        wrong = f"its {of_function}" if of_function else ""
+        if (rule.losses is None) != (rule.take is None):
+            wrong = "it has only one of losses and take; an order's observer needs both"
+    if wrong:
+        raise ValueError(
+            f"rule: {wrong}. It must be a hetjax.LocalRule with begin(shared, worker) -> (worker, "
+            "sums), add(shared, worker, sums, microbatch, rng) -> (worker, sums) and "
+            "finish(shared, worker, sums) -> (worker, contribution, weight). For example "
+            "hetjax.rounds.gradients.gradient_sums(loss_fn)"
+        )
+
+
+def with_observer(rule: LocalRule, observer: ordering.Observer | None = None) -> LocalSteps:
+    """A local rule with its tally, its guard, and the evidence for an order.
+
+    A microbatch after which anything in `worker` or `sums` is not finite adds nothing to these
+    nor to the evidence, and the first such one's position in the round is kept.
+
+    Args:
+        rule: what a worker does.
+        observer: of the order; None where the order needs no evidence.
+
+    Raises:
+        ValueError: the observer needs gradients of the objective, and the rule computes
+            something else.
+    """
+    check(rule)
+    if observer is not None and (rule.losses is None or rule.take is None):
+        raise ValueError(
+            "rule: the order balances gradients of the objective, and the local rule computes "
+            "something else: its losses and take are None. Take an order without signs, such as "
+            "ordering.method='random_reshuffling', or a rule that adds up gradients"
+        )
+
+    return LocalSteps(
+        functools.partial(_begin, rule, observer),
+        functools.partial(_add, rule, observer),
+        functools.partial(_finish, rule),
+    )
+
+
+def _begin(
+    rule: LocalRule,
+    observer: ordering.Observer | None,
+    shared: types.Shared,
+    worker: types.PyTree,
+    memory: types.PyTree,
+) -> types.Carried:
+    worker = worker if rule.keeps_worker else rule.init(shared.params)
+    worker, sums = jax.tree.map(_strong, rule.begin(shared, worker))
+    evidence = () if observer is None else observer.begin_round(memory)
+    zero = jnp.zeros((), jnp.int32)
+    return types.Carried(worker, sums, evidence, types.Tally(zero, zero, zero - 1))
+
+
+def _strong(leaf: Any) -> jax.Array:
+    """As an array whose type is its own, not one that gives way to others."""
+    leaf = jnp.asarray(leaf)
+    return leaf.astype(leaf.dtype)
+
+
+def _add(
+    rule: LocalRule,
+    observer: ordering.Observer | None,
+    shared: types.Shared,
+    carried: types.Carried,
+    microbatch: types.Microbatch,
+    rng: jax.Array,
+    active: jax.Array | bool = True,
+) -> tuple[types.Carried, Any]:
+    has_row_axis = carried.tally.example_count.ndim == 1
+    change: types.PyTree = ()
+    unit_signs: Any = ()
+    if observer is None:
+
+        def step(worker: types.PyTree, sums: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
+            return rule.add(shared, worker, sums, microbatch, rng)
+    else:
+        assert rule.losses is not None
+        so_far = trees.first_row(carried) if has_row_axis else carried
+        (loss_sum, weight_sum), grad_parts, change, unit_signs = observer.observe(
+            rule.losses(microbatch, rng),
+            shared,
+            so_far.evidence,
+            microbatch,
+            so_far.tally.microbatches_done,
+            rng,
+        )
+
+        def step(worker: types.PyTree, sums: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
+            assert rule.take is not None
+            return rule.take(worker, sums, loss_sum, weight_sum, grad_parts)
+
+    def guarded(before: types.Carried) -> tuple[types.Carried, jax.Array]:
+        after = step(before.worker, before.sums)
+        # The barrier has XLA decide once, and not anew for each number that is added.
+        finite = jax.lax.optimization_barrier(trees.all_finite(rule.checked(*after)))
+        counts = finite & active
+        worker, sums = trees.select(counts, after, (before.worker, before.sums))
+        evidence = jax.tree.map(
+            lambda total, term: jnp.where(counts, total + term.astype(total.dtype), total),
+            before.evidence,
+            change,
+        )
+        tally = _counted(before.tally, microbatch, finite=finite, active=active)
+        return types.Carried(worker, sums, evidence, tally), finite
+
+    # Over an axis of 1: a sum that were reshaped would not be updated in place (21 MB of
+    # gradients: two passes over memory more).
+    carried, finite = (jax.vmap(guarded) if has_row_axis else guarded)(carried)
+    if observer is not None:  # a microbatch that is left out has the signs of no evidence
+        first = jnp.arange(unit_signs.shape[0]) % 2 == 0
+        unit_signs = jnp.where(finite, unit_signs, jnp.where(first, 1, -1)).astype(jnp.int8)
+    return carried, unit_signs
+
+
+def _finish(rule: LocalRule, shared: types.Shared, carried: types.Carried) -> types.Contribution:
+    def one(carried: types.Carried) -> types.Contribution:
+        worker, sums, weight = rule.finish(shared, carried.worker, carried.sums)
+        none = jnp.zeros_like(weight)
+        return types.Contribution(
+            sums=sums,
+            weight=weight,
+            loss_sum=none if rule.loss_sum is None else rule.loss_sum(carried.sums),
+            worker=worker if rule.keeps_worker else (),
+            evidence=carried.evidence,
+            tally=carried.tally,
+        )
+
+    has_row_axis = carried.tally.example_count.ndim == 1
+    return (jax.vmap(one) if has_row_axis else one)(carried)
+
+
+def _counted(
+    tally: types.Tally, microbatch: types.Microbatch, *, finite: jax.Array, active: jax.Array | bool
+) -> types.Tally:
+    count, done, nonfinite = tally
+    examples = jnp.sum(microbatch.example_mask > 0).astype(count.dtype)
+    return types.Tally(
+        example_count=jnp.where(finite & active, count + examples, count),
+        microbatches_done=done + jnp.asarray(active, done.dtype),
+        nonfinite_microbatch=jnp.where(active & ~finite & (nonfinite < 0), done, nonfinite),
+    )
+
+
+def contribution_shapes(rule: LocalRule, params: types.PyTree, given: types.PyTree = ()) -> Any:
+    """The shapes and types of what a worker contributes; computes nothing."""
+
+    def contribution(params: types.PyTree, given: types.PyTree) -> types.PyTree:
+        shared = types.Shared(params, given)
+        return rule.finish(shared, *rule.begin(shared, rule.init(params)))[1]
+
+    return jax.eval_shape(contribution, params, given)

@@ -1,0 +1,399 @@
+"""A run that steps: one round goes in as a state and comes out as the next one.
+
+`plan` says what a round is to do, `execute` does it, `commit` makes the next state of what was
+done; `round` is the three of them. `plan` and `commit` have no effects. Everything that the rounds
+to come depend on is in the state; `Run` holds what never changes.
+"""
+
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from hetjax import config as config_lib
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.checkpoints import checkpoint
+from hetjax.data import sources
+from hetjax.processes import beacons as beacons_lib
+from hetjax.processes import join, solutions
+from hetjax.rounds import (
+    agreement,
+    arguments,
+    local,
+    planning,
+    programs,
+    reporting,
+    resume,
+    run_records,
+    setup,
+    sync,
+)
+from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import rules as rules_lib
+from hetjax.rounds import state as state_lib
+from hetjax.rounds.run_records import Executed, Lineage, Plan, RunState
+
+
+class Run:
+    """Rounds of training on workers that are not equal, one at a time.
+
+    Args:
+        loss_fn, params, source, workers, per_example_rng: as for `fit`.
+        optimizer: as for `fit`; None: rounds without an update, whose mean contribution is in
+            the report.
+        rule: what a worker does with its microbatches; by default it adds up gradients.
+        rules: of further kinds of rounds, by name, without update; the policy learns each apart.
+        config: a checked configuration; or give `fields`.
+        solved: numbers that the run solved before it was interrupted, by problem (`restore`).
+        **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
+
+    Raises:
+        ValueError: what was given cannot be run; said before anything is computed.
+
+    Example:
+        >>> import numpy as np, optax
+        >>> x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+        >>> data = {"x": x, "y": x @ np.array([1.0, -2.0, 3.0], np.float32)}
+        >>> def loss_fn(params, batch, rng):
+        ...     return (batch["x"] @ params - batch["y"]) ** 2
+        >>> with Run(loss_fn, np.zeros(3, np.float32), optax.sgd(0.2), data, workers=1,
+        ...          epochs=40, microbatch_size=4, budget=4) as run:
+        ...     state = run.init()
+        ...     while not run.done(state):
+        ...         state, report = run.round(state)
+        ...     params, _ = run.params(state)
+        >>> np.round(params, 2).tolist(), report.examples_processed
+        ([1.0, -2.0, 3.0], 2560)
+    """
+
+    def __init__(
+        self,
+        loss_fn: losses_lib.LossFn,
+        params: types.PyTree,
+        optimizer: optax.GradientTransformation | None,
+        source: Any,
+        *,
+        workers: int | None = None,
+        per_example_rng: bool = False,
+        rule: rules_lib.LocalRule | None = None,
+        rules: Mapping[str, rules_lib.LocalRule] | None = None,
+        config: config_lib.ExperimentConfig | None = None,
+        solved: Callable[[], dict[str, solutions.Numbers]] = dict,
+        **fields: Any,
+    ) -> None:
+        join.check_joined()
+        arguments.check(params, optimizer)
+        self.config, chosen, self.recorded = arguments.configuration(
+            config, fields, workers=workers
+        )
+        source = sources.as_source(source)
+        self.beacons = beacons_lib.start()
+        self.beacons.at("starting")
+        several = jax.process_count() > 1 and self.config.local != "virtual"
+        if several:
+            agreement.check_same_run(self.recorded, num_examples=len(source))
+        self.parts = parts = setup.build(
+            loss_fn,
+            params,
+            optimizer,
+            source,
+            config=self.config,
+            chosen=chosen,
+            per_example_rng=per_example_rng,
+            rule=rule,
+            more_rules=rules or {},
+            beacons=self.beacons,
+            solved=solutions.Solutions(
+                leads=jax.process_index() == 0,
+                board=join.Board() if several else None,
+                kept=solved,
+            ),
+        )
+        if several:
+            agreement.check_same_parts(
+                parts.state.params,
+                shards=(parts.stream.shards, parts.stream.shares),
+                mixing=parts.reducer.mixing,
+                trace=parts.trace,
+            )
+        self.num_workers = len(parts.devices)
+        self.is_closed = False
+        self._warm: dict[str, run_records.Shapes] = {}  # what each kind of round is given
+        self._pass_keys = local.PassKeys(parts.rng, parts.devices, parts.workers)
+        self._last: reporting.Report | None = None  # whose round may not be over yet
+        self._last_state: types.TrainState | None = None
+        self._gathered = 0.0  # perf_counter, after the gathering of the last round
+        self._tail_secs = 0.0  # of the last round, after its gathering
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees threads; no round can be run any more."""
+        self.is_closed = True
+        self.parts.close()
+        self.beacons.close()
+
+    def init(self, given: types.PyTree = ()) -> RunState:
+        """The state before the first round; the first call compiles and warms up.
+
+        Args:
+            given: of the shapes that `round` will be given, where the rule asks for values.
+        """
+        parts = self.parts
+        state = RunState(
+            train=parts.state,
+            carried=parts.main.begin(parts.state, given),
+            policies={
+                kind: parts.policy.init(self.num_workers, self.config.budget)
+                for kind in parts.programs
+            },
+            stream=parts.stream.init(),
+            passes=np.zeros(self.num_workers, int),
+            full_quotas=np.zeros(self.num_workers, int),
+            rounds_done=0,
+            lineage=Lineage(self),
+            generation=0,
+        )
+        return state if programs.MAIN in self._warm else self._warm_up(state, programs.MAIN, given)
+
+    def restore(self, directory: str | pathlib.Path, given: types.PyTree = ()) -> RunState:
+        """The state of the newest checkpoint in a directory, or a workdir; `given` as for `init`.
+
+        Raises:
+            ValueError: there is none, or it is of a run with other parts.
+        """
+        return self.go_on(resume.newest(pathlib.Path(directory), self.parts), given)[0]
+
+    def go_on(self, saved: checkpoint.Saved, given: types.PyTree = ()) -> tuple[RunState, Any]:
+        """The state of a checkpoint, and the best parameters in it, if there are any."""
+        state, best_params = resume.from_arrays(saved, self.init(given), self.parts)
+        return state._replace(carried=self.parts.main.begin(state.train, given)), best_params
+
+    def done(self, state: RunState) -> bool:
+        """Whether all epochs are, or the trace that is replayed has no more rounds."""
+        return self.all_epochs_done(state) or self.is_end_of_trace(state)
+
+    def all_epochs_done(self, state: RunState) -> bool:
+        """Whether as many examples are processed as the epochs have."""
+        num_examples = self.config.epochs * self.parts.stream.num_examples
+        return state.stream.examples_processed >= num_examples
+
+    def is_end_of_trace(self, state: RunState) -> bool:
+        """Whether the trace that is replayed has no more rounds."""
+        return self.parts.trace is not None and state.rounds_done >= len(self.parts.trace)
+
+    def params(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
+        """The parameters on this process's first device, and how far the replicas are from them.
+
+        All processes call it. Where a reducer gossips, the parameters are the mean of the
+        replicas; else the distance is None.
+        """
+        if self.parts.reducer.keeps_replicas_equal:
+            return state_lib.own_row(state.train.params), None
+        return state_lib.consensus(state.train, self.parts.own_device)
+
+    def round(
+        self,
+        state: RunState,
+        *,
+        kind: str = programs.MAIN,
+        given: types.PyTree = (),
+        ask: agreement.Ask = agreement.Ask.NOTHING,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> tuple[RunState, reporting.Report]:
+        """One round: plan, execute, commit.
+
+        Args:
+            state: from `init`, `restore` or the round before; it is spent.
+            kind: of round: a name in `rules`; by default the run's own rule, with its update.
+            given: values of the round, the same for all workers: `shared.given` of the rule.
+            ask: what this process asks of all of them.
+            meanwhile: called while the workers compute.
+
+        Returns:
+            the next state, and the report, whose numbers may still be on the devices.
+
+        Raises:
+            ValueError: the state is spent, or another run's; nothing was computed.
+            NonFiniteError: a microbatch of the round before was not finite.
+        """
+        run_records.check_state(state, self)
+        self.parts.check_kind(kind)
+        if kind not in self._warm:
+            state = self._warm_up(state, kind, given)
+        began, last = time.perf_counter(), self._last
+        index = state.rounds_done
+        self.beacons.at("computing" if self.config.local == "fused" else "waiting", index)
+        plan = self.plan(state, kind=kind, given=given)
+        examples_before = state.stream.examples_processed
+        if last is not None:
+            last.end(began)
+
+        def host_work() -> None:
+            meanwhile()
+            if last is not None:
+                last.check()
+
+        with jax.profiler.StepTraceAnnotation("round", step_num=index):
+            executed = self.execute(plan, ask=ask, meanwhile=host_work, began=began)
+            new = self.commit(state, plan, executed.done, executed.clocks, executed.sums)
+        processed = new.stream.examples_processed
+        report = reporting.Report(
+            self.parts,
+            plan,
+            executed,
+            settle=self.settle,
+            examples=processed - examples_before,
+            examples_processed=processed,
+            began=began,
+        )
+        self._last, self._last_state = report, new.train
+        self._tail_secs = time.perf_counter() - self._gathered
+        return new, report
+
+    def settle(self) -> None:
+        """Waits for the last update, which belongs to its round, and ends that round.
+
+        Call it before a pause: the run's clock stands still from there to the next round.
+        """
+        if self._last is None or self._last_state is None:
+            return
+        began = time.perf_counter()
+        jax.block_until_ready(self._last_state)
+        now = time.perf_counter()
+        self._tail_secs += now - began
+        self._last.end(now)
+
+    # --- The steps of a round ---
+
+    def plan(self, state: RunState, *, kind: str = programs.MAIN, given: types.PyTree = ()) -> Plan:
+        """What the next round is to do; has no effect, but that the feed hears what comes.
+
+        Raises:
+            ValueError: the state is spent, or another run's; `given` or the trace does not fit.
+        """
+        run_records.check_state(state, self)
+        self.parts.check_kind(kind)
+        run_records.check_given(given, self._warm.get(kind))
+        plan = planning.plan(self.parts, state, kind=kind, given=given)
+        upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
+        self.parts.feed.read_ahead(upcoming)
+        return plan
+
+    def execute(
+        self,
+        plan: Plan,
+        *,
+        ask: agreement.Ask = agreement.Ask.NOTHING,
+        meanwhile: Callable[[], None] = lambda: None,
+        began: float | None = None,
+    ) -> Executed:
+        """Does a round, and spends the plan's state: local phase, gathering, sync phase.
+
+        Args:
+            plan: from `plan`.
+            ask: what this process asks of all of them.
+            meanwhile: called while the workers compute.
+            began: `perf_counter` when the host began with this round; now, if not given.
+        """
+        began = time.perf_counter() if began is None else began
+        parts, state, is_main = self.parts, plan.state, plan.kind == programs.MAIN
+        own_kind = parts.programs[plan.kind]
+        run_records.check_state(state, self)
+        state.lineage.newest = state.generation + 1
+        train, carried = state.train, state.carried
+        begins = plan.passes != state.passes
+        if parts.new_pass is not None and begins.any():
+            train, carried = parts.new_pass(train, carried, begins)
+        kept, train = train.worker, train if is_main else train._replace(worker=())
+        if jax.tree.leaves(plan.given) or not is_main:  # else the round before has begun this one
+            carried = own_kind.begin(train, plan.given)
+        own = own_kind.local.run(
+            plan.round_index,
+            train,
+            carried,
+            plan.rows,
+            rngs=self._pass_keys(plan.rows.passes),
+            limits=plan.limits,
+            given=plan.given,
+            may_close=plan.may_close,
+            meanwhile=meanwhile,
+        )
+        own_kind.sums.post(own.contributed)
+        lead_secs = 0.0
+        if parts.lead_is_own(plan.kind):
+            lead_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
+        digests = agreement.digests_of(
+            plan.rows,
+            plan.round_index or 0,
+            limits=plan.limits,
+            active=plan.active,
+            may_close=plan.may_close,
+        )
+        told = parts.agree(own, digests, ask, lead_secs)
+        self._gathered = time.perf_counter()
+        sums = own_kind.sync(
+            train,
+            own_kind.sums.total(own.contributed, told.clocks.lead_secs),  # all have posted
+            parts.shares,
+            plan.active,
+            told.metrics,
+            plan.given,
+        )
+        clocks = told.clocks
+        if plan.closing is not None:
+            clocks = clocks._replace(
+                compute_secs=plan.closing.compute_secs, local_secs=float(plan.closing.round_secs)
+            )
+        train = sums.state if is_main else sums.state._replace(worker=kept)
+        sums = sums._replace(state=train, metrics=told.metrics or sums.metrics)
+        return Executed(told.done._replace(flips=sums.flips), clocks, sums, told.asked)
+
+    def commit(
+        self,
+        state: RunState,
+        plan: Plan,
+        done: agreement.Done,
+        clocks: agreement.Clocks,
+        sums: sync.Synchronised,
+    ) -> RunState:
+        """The state after a round, of what `execute` returned: see `planning.commit`."""
+        run_records.check_commit(state, plan, self)
+        return planning.commit(self.parts, state, plan, done, clocks, sums)
+
+    def _warm_up(self, state: RunState, kind: str, given: types.PyTree) -> RunState:
+        """Compiles and runs both phases for every worker, without effect, and untimed.
+
+        Twice: what a round needs of memory lies elsewhere in the next, and is slow when new.
+        """
+        parts = self.parts
+        for is_second in (False, True):
+            if is_second and parts.meeting.keeps_memory and parts.own_device.platform == "cpu":
+                copy = sum(leaf.nbytes for leaf in jax.tree.leaves(parts.state.params))
+                mesh_lib.touch_memory(copy // self.num_workers * len(parts.workers))
+            plan = planning.warm_up_plan(parts, state, kind=kind, given=given)
+            sums = self.execute(plan).sums
+            jax.device_get(sums.metrics)
+            train = sums.state
+            carried = sums.carried if kind == programs.MAIN else state.carried
+            if parts.new_pass is not None:
+                nobody = np.zeros(self.num_workers, bool)
+                train, carried = parts.new_pass(train, carried, nobody)
+            state = state._replace(
+                train=train, carried=carried, lineage=Lineage(self), generation=0
+            )
+            jax.block_until_ready(state.train)
+            self._tail_secs = time.perf_counter() - self._gathered
+        params, _ = self.params(state)
+        jax.block_until_ready(params)
+        self._warm[kind] = run_records.shapes_of(given)
+        return state

@@ -1,0 +1,143 @@
+"""The records of a run that steps: its state, what a round is to do, and what came of it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hetjax import gates, types
+from hetjax.data import stream as stream_lib
+from hetjax.rounds import agreement, sync
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Lineage:
+    """The states that follow from one `init` or `restore`; the newest of them alone is whole.
+
+    Args:
+        run: that made the first of them.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.newest, self.committed = run, 0, 0
+
+
+class RunState(NamedTuple):
+    """A run between two rounds. `Run.round` spends it: its buffers become the next state's."""
+
+    train: types.TrainState
+    carried: types.Carried  # before the first microbatch of the next round; in no checkpoint
+    policies: dict[str, Any]  # of each kind of round, what its quota policy knows
+    stream: stream_lib.StreamState
+    passes: np.ndarray  # i64[W]: that each worker's order is in, as its device part knows
+    full_quotas: np.ndarray  # i64[W], of the last round of the whole budget; 0: none yet
+    rounds_done: int
+    lineage: Lineage
+    generation: int
+
+
+def check_state(state: Any, run: Any) -> None:
+    """Refuses what is no state, a state of another run, and one that is spent.
+
+    Raises:
+        ValueError: it is one of them, or the run is closed; says which state to give.
+    """
+    _check_of_run(state, run)
+    if state.generation != state.lineage.newest:
+        raise ValueError(
+            f"Run: this state is spent: it is of generation {state.generation}, and the newest is "
+            f"{state.lineage.newest}. A round takes over the buffers of the state that it is "
+            "given: write state, report = run.round(state)"
+        )
+
+
+def check_given(given: types.PyTree, shapes: Shapes | None) -> None:
+    """Refuses values of a round that are not of the shapes that its kind began with.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if shapes is not None and shapes_of(given) != shapes:
+        raise ValueError(
+            f"Run: given has {_described(shapes_of(given))}, and this kind of round began with "
+            f"{_described(shapes)}; give init or restore values of the same shapes, "
+            "such as run.init(given=jax.tree.map(np.zeros_like, given))"
+        )
+
+
+def shapes_of(given: types.PyTree) -> Shapes:
+    """Of each array, by its path."""
+    paths = jax.tree.leaves_with_path(given)
+    return {jax.tree_util.keystr(path): np.shape(leaf) for path, leaf in paths}
+
+
+def _described(shapes: Shapes) -> str:
+    of_each = [f"{path} {list(shape)}".strip() for path, shape in shapes.items()]
+    return f"arrays of shapes {', '.join(of_each)}" if shapes else "no arrays"
+
+
+def check_commit(state: Any, plan: "Plan", run: Any) -> None:
+    """Refuses to commit a plan to another state than its own, and twice; notes that it is done.
+
+    Raises:
+        ValueError: it is one of them.
+    """
+    _check_of_run(state, run)
+    if plan.state is not state:
+        raise ValueError(
+            "Run.commit: this plan is of another state; give the state that run.plan was given"
+        )
+    if state.generation < state.lineage.committed:
+        raise ValueError(
+            f"Run.commit: the round of generation {state.generation} is committed already, and its "
+            "state is spent; go on with the state that was returned"
+        )
+    state.lineage.newest = state.lineage.committed = state.generation + 1
+
+
+def _check_of_run(state: Any, run: Any) -> None:
+    if not isinstance(state, RunState):
+        raise ValueError(
+            f"Run: got a {type(state).__name__}; give the state that init, restore or the round "
+            "before returned"
+        )
+    if state.lineage.run is not run:
+        raise ValueError(
+            "Run: this state is another run's, and nothing was computed; give one that this run's "
+            "init, restore or round returned"
+        )
+    if run.is_closed:
+        raise ValueError(
+            "Run: this run is closed; make another Run, and restore the state from a checkpoint"
+        )
+
+
+class Plan(NamedTuple):
+    """What a round is to do."""
+
+    state: RunState
+    round_index: int | None  # None: warms up
+    epoch: int
+    rows: stream_lib.RoundPlan
+    quotas: np.ndarray  # i64[W]
+    limits: np.ndarray  # i64[W]: microbatches that each worker does, where that is known before
+    caps: np.ndarray  # i64[W]
+    present: np.ndarray  # bool[W]
+    is_full: bool  # of the whole budget
+    may_close: bool  # by a gate
+    closing: gates.Closing | None  # on the virtual clock, by a gate
+    policy: Any  # after it has assigned the quotas
+    passes: np.ndarray  # i64[W]
+    active: Any  # exchanges of a reducer that gossips: bool[M], or ()
+    kind: str  # of round
+    given: types.PyTree = ()  # values of the round, the same for all workers
+
+
+class Executed(NamedTuple):
+    """What came of a plan."""
+
+    done: agreement.Done
+    clocks: agreement.Clocks
+    sums: sync.Synchronised
+    asked: agreement.Ask

@@ -1,0 +1,276 @@
+"""Builds what a run needs from its parts: no loop, nothing is computed yet."""
+
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from hetjax import config as config_lib
+from hetjax import gates, kinds, ordering, quota, topology, trees, types
+from hetjax import mesh as mesh_lib
+from hetjax.cluster import emulate
+from hetjax.data import feed as feed_lib
+from hetjax.data import sources
+from hetjax.data import stream as stream_lib
+from hetjax.processes import beacons as beacons_lib
+from hetjax.processes import meeting as meeting_lib
+from hetjax.processes import solutions
+from hetjax.rounds import agreement, gradients, order, replay, rules, state, sync
+from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import programs as programs_lib
+from hetjax.rounds.local import Pace
+from hetjax.topology import reducers
+
+
+@dataclasses.dataclass
+class RunParts:
+    """Everything that a loop of rounds needs."""
+
+    config: config_lib.ExperimentConfig
+    mesh: Mesh | None  # None: all workers on one device
+    devices: list[jax.Device]  # of each worker
+    workers: list[int]  # those of this process
+    rng: jax.Array
+    stream: stream_lib.Stream
+    policy: quota.QuotaPolicy
+    cluster: emulate.EmulatedCluster | None
+    emulated: bool  # the cluster's speeds are those of this run
+    virtual_clock: bool
+    trace: list[replay.TracedRound] | None
+    feed: feed_lib.Feed
+    programs: dict[str, programs_lib.Programs]  # of each kind of round
+    method: ordering.Ordering
+    observer: ordering.Observer | None  # the order's part on the devices
+    gate: gates.Gate
+    second_pass: str  # why the method takes one more backward pass with this loss; '' = it does not
+    new_pass: Callable | None
+    loss_fn: losses_lib.LossFn
+    per_example_rng: bool
+    state: types.TrainState
+    shares: jax.Array  # f[W]: each shard's share of the examples, on every device
+    reducer: reducers.Reduction
+    pace: Pace
+    meeting: meeting_lib.Meeting
+    agree: agreement.Agreement
+    solved: solutions.Solutions
+    beacons: beacons_lib.Beacons
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process evaluates, writes and reports."""
+        return self.workers[0] == 0
+
+    @property
+    def own_device(self) -> jax.Device:
+        """Of this process's first worker."""
+        return self.devices[self.workers[0]]
+
+    @property
+    def main(self) -> programs_lib.Programs:
+        """Of the kind of round that every run has."""
+        return self.programs[programs_lib.MAIN]
+
+    def check_kind(self, kind: str) -> None:
+        """Refuses a kind of round that this run has not."""
+        if kind not in self.programs:
+            raise ValueError(
+                f"Run.round: kind is {kind!r}; this run has {', '.join(self.programs)}. Give more "
+                "as Run(..., rules={name: rule})"
+            )
+
+    def lead_is_own(self, kind: str) -> bool:
+        """Whether what a process needs between two local phases, by real clocks, is its own."""
+        coordinates = self.method.coordinated  # by collectives in the sync phase
+        meet_before = self.programs[kind].sums.meet_before
+        return meet_before and not coordinates and not self.virtual_clock
+
+    def active(self, round_index: int) -> Any:
+        """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
+        mixing = self.reducer.mixing
+        return () if mixing is None else mixing.gossip.active(round_index)
+
+    @functools.cached_property
+    def copy_bytes(self) -> int:
+        """Of what one worker sends of its parameters; asked for in every round."""
+        params = self.state.params
+        if self.reducer.mixing is None:  # sums are sent, wider than some parameters
+            params = jax.eval_shape(trees.accumulator_zeros, params)
+        sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(params)]
+        return sum(sizes) // len(self.devices)
+
+    def close(self) -> None:
+        """Frees threads."""
+        for programs in self.programs.values():
+            programs.local.close()
+        self.feed.close()
+
+
+def build(
+    loss_fn: losses_lib.LossFn,
+    params: types.PyTree,
+    optimizer: optax.GradientTransformation | None,
+    source: Any,
+    *,
+    config: config_lib.ExperimentConfig,
+    chosen: kinds.Parts | None = None,
+    per_example_rng: bool,
+    rule: rules.LocalRule | None = None,
+    more_rules: Mapping[str, rules.LocalRule] = MappingProxyType({}),
+    beacons: beacons_lib.Beacons | None = None,
+    solved: solutions.Solutions | None = None,
+) -> RunParts:
+    """Checks what only the data and the devices can tell, and makes what the parts need of them.
+
+    `chosen` are the parts; None: those that the configuration names. `rule` is what a worker does
+    with its microbatches; None adds up gradients. Without an optimiser rounds have no update.
+    `more_rules` are those of further kinds of rounds, by name, which have none either.
+
+    Raises:
+        ValueError: more workers than devices, a loss that is not one number an example, a trace
+            that does not fit, an order that needs gradients with a rule that computes something
+            else, or data that cannot be read.
+    """
+    beacons, solved = beacons or beacons_lib.Beacons(), solved or solutions.Solutions()
+    chosen = kinds.of_config(config, {}) if chosen is None else chosen
+    num_workers = config.cluster.num_workers
+    where = programs_lib.place_workers(config)
+    trace = replay.read_trace(config.replay, num_workers) if config.replay else None
+    first, keys = _first_examples(config, source, per_example_rng=per_example_rng)
+    losses_lib.check_loss(loss_fn, params, first, keys)
+    sizes = programs_lib.sizes(config)
+    rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
+    observer, refusal = order.make(chosen.ordering, sizes, rule, loss_fn, params, first, keys)
+    if refusal and where.own[0] == 0:
+        print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
+    programs_lib.check(more_rules, observer)
+    reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
+    stream = _make_stream(config, len(source), chosen)
+    cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
+    feed = feed_lib.FEEDS[config.data.feed](source, where.devices)
+    meeting = meeting_lib.make(where.mesh, num_workers)
+    agree = agreement.Agreement(
+        meeting,
+        most_signs=0 if observer is None else config.microbatch_size * sizes.max_microbatches,
+        microbatch_size=config.microbatch_size,
+    )
+    pace = programs_lib.make_pace(config, chosen.gate, cluster if emulated else None)
+    common = programs_lib.Common(
+        config, chosen, reducer, feed, where, meeting, beacons, pace, params
+    )
+    programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
+    programs |= {kind: common.make(more) for kind, more in more_rules.items()}
+    return RunParts(
+        config=config,
+        mesh=where.mesh,
+        devices=where.devices,
+        workers=where.own,
+        rng=jax.random.key(config.seed),
+        stream=stream,
+        policy=_for_epochs(chosen.quota, config, len(source)),
+        cluster=cluster,
+        emulated=emulated,
+        virtual_clock=pace.virtual,
+        trace=trace,
+        feed=feed,
+        programs=programs,
+        method=chosen.ordering,
+        observer=observer,
+        gate=chosen.gate,
+        loss_fn=loss_fn,
+        per_example_rng=per_example_rng,
+        second_pass=refusal,
+        new_pass=_make_new_pass(observer, where.mesh),
+        state=state.make_train_state(
+            params,
+            optimizer,
+            num_workers=num_workers,
+            mesh=where.mesh,
+            observer=observer,
+            rule=rule,
+        ),
+        shares=_place_shares(stream.shares, where.mesh),
+        reducer=reducer,
+        pace=pace,
+        meeting=meeting,
+        agree=agree,
+        solved=solved,
+        beacons=beacons,
+    )
+
+
+def _first_examples(
+    config: config_lib.ExperimentConfig, source: Any, *, per_example_rng: bool
+) -> tuple[types.PyTree, jax.Array]:
+    """A microbatch, by which the loss and the order are tried, and its key or keys."""
+    rng = jax.random.key(config.seed)
+    first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
+    return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
+
+
+def _make_new_pass(observer: ordering.Observer | None, mesh: Mesh | None) -> Callable | None:
+    """Jitted; None where the order observes nothing."""
+    if observer is None:
+        return None
+    of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
+    return jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows)
+
+
+def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
+    """On every device, as wide as JAX's numbers are; the sync phase takes the run's type."""
+    shares = shares.astype(jax.numpy.result_type(float))
+    if mesh is None:
+        return jax.device_put(shares)
+    whole = mesh_lib.everywhere(mesh)
+    return jax.make_array_from_callback(shares.shape, whole, lambda index: shares[index])
+
+
+def _make_stream(
+    config: config_lib.ExperimentConfig, num_examples: int, chosen: kinds.Parts
+) -> stream_lib.Stream:
+    common: dict[str, Any] = {
+        "microbatch_size": config.microbatch_size,
+        "ordering": chosen.ordering,
+        "seed": config.seed,
+    }
+    num_workers = config.cluster.num_workers
+    if config.data.sharing == "shared":
+        return stream_lib.SharedStream(num_examples, num_workers, **common)
+    proportions = chosen.quota.proportions
+    return stream_lib.PrivateStream(num_examples, num_workers, proportions=proportions, **common)
+
+
+def _for_epochs(
+    policy: quota.QuotaPolicy, config: config_lib.ExperimentConfig, num_examples: int
+) -> quota.QuotaPolicy:
+    """The policy of a run whose epochs have so many rounds as these examples make."""
+    if policy.of_epochs is None:
+        return policy
+    return policy.of_epochs(math.ceil(num_examples / programs_lib.nominal_examples(config)))
+
+
+def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:
+    """The emulated speeds and who is present, if the configuration says either.
+
+    Without speeds the cluster tells presence alone; its times are arbitrary.
+    """
+    cluster = config.cluster
+    if not cluster.secs_per_microbatch and not cluster.changes:
+        return None
+    changes = tuple(emulate.Change(**dataclasses.asdict(c)) for c in cluster.changes)
+    return emulate.EmulatedCluster(
+        cluster.secs_per_microbatch or (1.0,) * cluster.num_workers,
+        cluster.overhead_secs,
+        delay=cluster.delay,
+        delay_cv=cluster.delay_cv,
+        delay_per=cluster.delay_per,
+        changes=changes,
+        seed=config.seed if cluster.seed < 0 else cluster.seed,
+    )

@@ -1,0 +1,118 @@
+"""Making the training state, and taking one worker's part out of it."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.ordering import ordering
+from hetjax.rounds import rules
+
+
+def make_train_state(
+    params: types.PyTree,
+    optimizer: optax.GradientTransformation | None,
+    *,
+    num_workers: int,
+    mesh: Mesh | None = None,
+    observer: ordering.Observer | None = None,
+    rule: rules.LocalRule | None = None,
+) -> types.TrainState:
+    """The state before the first round: the same parameters on every worker.
+
+    Args:
+        params: a pytree of arrays without worker axis.
+        optimizer: any optax optimiser; None where no round updates.
+        num_workers: W, the length of the leading axis of every leaf.
+        mesh: where to put the rows; None puts all of them on the default device.
+        observer: the ordering's device part, if it needs evidence.
+        rule: the local rule, if it keeps something from round to round.
+    """
+    row = types.TrainState(
+        params=params,
+        opt_state=() if optimizer is None else optimizer.init(params),
+        memory=() if observer is None else observer.init(params),
+        worker=rule.init(params) if rule is not None and rule.keeps_worker else (),
+        progress_rounds=np.zeros((), np.float32),
+    )
+    state = mesh_lib.add_worker_axis(row, num_workers)
+    return jax.device_put(state) if mesh is None else mesh_lib.place(state, mesh)
+
+
+def own_row(tree: types.PyTree) -> types.PyTree:
+    """The row of this process's first worker, leaves without worker axis, where they lie."""
+
+    def take(leaf: jax.Array) -> jax.Array:
+        one_shard = len(leaf.addressable_shards) == 1 and leaf.is_fully_addressable
+        return leaf[0] if one_shard else leaf.addressable_data(0)[0]
+
+    return jax.tree.map(take, tree)
+
+
+def worker_row(tree: types.PyTree, worker: int) -> types.PyTree:
+    """The row of any worker, on this process's first device; called by all processes together."""
+    leaf = jax.tree.leaves(tree)[0]
+    if leaf.is_fully_addressable:
+        if len(leaf.addressable_shards) == leaf.shape[0]:
+            return jax.tree.map(lambda x: x.addressable_data(worker)[0], tree)
+        return jax.tree.map(lambda x: x[worker], tree)
+    row = _everywhere(_take_row, leaf.sharding.mesh)(tree, np.int32(worker))
+    return jax.tree.map(lambda x: x.addressable_data(0), row)
+
+
+def all_rows(tree: types.PyTree) -> types.PyTree:
+    """All rows on the host, leaves `[num_workers, ...]`; called by all processes together."""
+    leaves = jax.tree.leaves(tree)
+    if not leaves or leaves[0].is_fully_addressable:
+        return jax.device_get(tree)
+    rows = [jax.device_get(worker_row(tree, worker)) for worker in range(leaves[0].shape[0])]
+    return jax.tree.map(lambda *parts: np.stack(parts), *rows)
+
+
+def _take_row(tree: types.PyTree, worker: jax.Array) -> types.PyTree:
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, worker, keepdims=False), tree)
+
+
+@functools.cache
+def _everywhere(function: Callable, mesh: Mesh) -> Callable:
+    """`function`, jitted; its results are whole on every device of the mesh."""
+    return jax.jit(function, out_shardings=mesh_lib.everywhere(mesh))
+
+
+def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
+    def wide(leaf: jax.Array) -> jax.Array:
+        return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+
+    mean = jax.tree.map(lambda x: jnp.mean(wide(x), axis=0), params)
+    squares = jax.tree.map(lambda x, m: jnp.sum(jnp.square(wide(x) - m[None])), params, mean)
+    num_workers = jax.tree.leaves(params)[0].shape[0]
+    distance = jnp.sqrt(sum(jax.tree.leaves(squares)) / num_workers)
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(m)) for m in jax.tree.leaves(mean)))
+    return jax.tree.map(lambda m, x: m.astype(x.dtype), mean, params), distance, norm
+
+
+_MEASURE = jax.jit(_mean_and_distance)
+
+
+def consensus(state: types.TrainState, device: jax.Device) -> tuple[types.PyTree, dict[str, float]]:
+    """The mean of the replicas, on `device`, and how far they are from it; all processes call it.
+
+    Returns:
+        parameters without worker axis; and `distance`, the root mean square over the workers of
+        the Euclidean distance from the mean, and `relative`, that over the mean's norm.
+    """
+    leaf = jax.tree.leaves(state.params)[0]
+    if leaf.is_fully_addressable:
+        mean, distance, norm = _MEASURE(state.params)
+    else:
+        measure = _everywhere(_mean_and_distance, leaf.sharding.mesh)
+        mean, distance, norm = measure(state.params)
+        mean = jax.tree.map(lambda x: x.addressable_data(0), mean)
+    relative = float(distance) / max(float(norm), 1e-30)
+    return jax.device_put(mean, device), {"distance": float(distance), "relative": relative}

@@ -1,0 +1,188 @@
+"""The sync phase: reduce, coordinate the order, update.
+
+One program a round, apart from the local phase, so that each worker's own compute can be timed
+and a synchronisation that fails leaves the state as it was.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from hetjax import mesh as mesh_lib
+from hetjax import trees, types
+from hetjax.ordering import ordering
+from hetjax.rounds import forms, rules
+from hetjax.rounds import reduce as reduce_lib
+from hetjax.rounds import update as update_lib
+from hetjax.rounds import weighting as weighting_lib
+from hetjax.topology import reducers
+
+SyncFn = Callable[..., "Synchronised"]
+
+
+class Synchronised(NamedTuple):
+    """What a synchronisation leaves; leaves `[W, ...]` but for `metrics`."""
+
+    state: types.TrainState
+    carried: types.Carried  # before the first microbatch of the next round
+    metrics: types.SyncMetrics
+    flips: Any  # i8[W, ...]: multiply the unit signs of each worker; () without an observer
+    mean: types.PyTree = ()  # the mean contribution of a round without update
+
+
+def make_sync(
+    optimizer: optax.GradientTransformation | None,
+    *,
+    steps: rules.LocalSteps,
+    reducer: reducers.Reduction,
+    num_workers: int,
+    nominal_examples: int,
+    mesh: Mesh | None = None,
+    observer: ordering.Observer | None = None,
+    weighting: str = "example",
+    stop_on_nonfinite: bool = True,
+    totals: Callable | None = None,
+) -> SyncFn:
+    """Builds the sync phase: what the workers contributed becomes a new state.
+
+    Args:
+        optimizer: any optax optimiser that updates from one gradient (not L-BFGS or SAM, which
+            call the loss again); clipping in its chain acts on the reduced gradient. It is given
+            the round's mean loss as `value`, and `progress`. None: a round without update.
+        steps: the local rule, for what the workers begin the next round with.
+        reducer: what is done with the workers' sums.
+        num_workers: W.
+        nominal_examples: examples of a full round; the unit in which schedules count.
+        mesh: the worker mesh for the collective form; None for the array form, on one device.
+        observer: the ordering's device part, if it needs evidence.
+        weighting: one of `weighting.WEIGHTINGS`: what is minimised.
+        stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
+        totals: of `shared_sums`, where the sums have met before; in the collective form alone.
+
+    Returns:
+        A pure function `(state, contributed, shares, active, metrics=(), given=()) ->
+        Synchronised`; leaves of the first two are `[W, ...]`; `shares` is
+        f32[W], each shard's share of the examples; `active` says which exchanges of a reducer
+        that gossips are, bool[M], and is () for others; `metrics` are those of all workers,
+        where the caller knows them; `given` are the values that the next round hands out.
+    """
+    weighting_lib.check(weighting)
+    made_for = None if observer is None else observer.sizes
+    if made_for is not None and made_for.num_workers != num_workers:
+        raise ValueError(
+            f"the ordering's observer is made for {made_for.num_workers} worker(s), and here are "
+            f"{num_workers}: make it with Sizes(num_workers={num_workers}, …)"
+        )
+    how_to_reduce = reduce_lib.How(reducer, num_workers, nominal_examples, weighting, totals)
+    how_to_update = update_lib.How(
+        update_lib.with_extra_arguments(optimizer),
+        nominal_examples,
+        reducer.mixing,
+        stop_on_nonfinite,
+    )
+
+    def body(
+        form: forms.Form,
+        state: types.TrainState,
+        contributed: types.Contribution,
+        shares: jax.Array,
+        active: Any,
+        metrics: types.SyncMetrics | tuple[()] = (),
+        given: types.PyTree = (),
+    ) -> Synchronised:
+        reduced, metrics = reduce_lib.reduce(how_to_reduce, form, contributed, shares, metrics)
+        with jax.named_scope("coordinate_order"):
+            memory, flips = form.coordinate(state.memory, contributed.evidence)
+        kept = memory, contributed.worker
+        state, mean = update_lib.update(
+            how_to_update, form, state, reduced, kept, metrics, active=active
+        )
+        carried = form.each(_begin_row(steps), (0, None))(state, given)
+        return Synchronised(state, carried, metrics, flips, mean)
+
+    if mesh is None:
+        return functools.partial(body, forms.array(reducer, observer))
+    return _on_mesh(functools.partial(body, forms.collective(reducer, observer)), mesh)
+
+
+def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
+    """The collective form: the body on each device, for the one row that is there."""
+
+    def body_of_rows(
+        state: types.TrainState, contributed: types.Contribution, *others: Any
+    ) -> Synchronised:
+        done = body(trees.first_row(state), trees.first_row(contributed), *others)
+        state, carried, metrics, flips, mean = done
+        state, carried, flips, mean = trees.add_row_axis((state, carried, flips, mean))
+        return Synchronised(state, carried, metrics, flips, mean)
+
+    rows, whole = P(mesh_lib.WORKER_AXIS), P()
+    placed: Any = rows, rows, whole, rows, rows
+    on_mesh = jax.shard_map(
+        body_of_rows,
+        mesh=mesh,
+        in_specs=(rows, rows, whole, whole, whole, whole),
+        out_specs=Synchronised(*placed),
+        check_vma=False,  # an optimiser's own `cond` may mix constants with what varies by worker
+    )
+
+    def synchronise(
+        state: types.TrainState,
+        contributed: types.Contribution,
+        shares: jax.Array,
+        active: Any,
+        metrics: types.SyncMetrics | tuple[()] = (),
+        given: types.PyTree = (),
+    ) -> Synchronised:
+        return on_mesh(state, contributed, shares, active, metrics, given)
+
+    return synchronise
+
+
+def _begin_row(steps: rules.LocalSteps) -> Callable:
+    def begin(state: types.TrainState, given: types.PyTree) -> types.Carried:
+        return steps.begin(types.Shared(state.params, given), state.worker, state.memory)
+
+    return begin
+
+
+def make_begin(steps: rules.LocalSteps, mesh: Mesh | None) -> Callable:
+    """`(state, given=()) -> carried`: what the workers begin a round with; leaves `[W, ...]`.
+
+    For the first round, and wherever the state or what is given is not what the synchronisation
+    before knew.
+    """
+    begin = _begin_row(steps)
+    if mesh is None:
+        return lambda state, given=(): jax.vmap(begin, (0, None))(state, given)
+
+    def body(state: types.TrainState, given: types.PyTree) -> types.Carried:
+        return trees.add_row_axis(begin(trees.first_row(state), given))
+
+    rows = P(mesh_lib.WORKER_AXIS)
+    on_mesh = jax.shard_map(body, mesh=mesh, in_specs=(rows, P()), out_specs=rows, check_vma=False)
+    return lambda state, given=(): on_mesh(state, given)
+
+
+def make_new_pass(observer: ordering.Observer) -> Callable:
+    """`(state, carried, begins) -> (state, carried)`: new passes of the order begin.
+
+    Between two rounds, for the workers where `begins` bool[W] is true; leaves `[W, ...]`.
+    """
+
+    def renewed(begins: jax.Array, memory: types.PyTree) -> types.PyTree:
+        return trees.select(begins, observer.new_pass(memory), memory)
+
+    def new_pass(
+        state: types.TrainState, carried: types.Carried, begins: jax.Array
+    ) -> tuple[types.TrainState, types.Carried]:
+        memory = jax.vmap(renewed)(begins, state.memory)
+        evidence = jax.vmap(observer.begin_round)(memory)
+        return state._replace(memory=memory), carried._replace(evidence=evidence)
+
+    return new_pass

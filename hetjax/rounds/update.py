@@ -1,0 +1,128 @@
+"""The last step of a synchronisation: each worker's update from what was reduced."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from hetjax import trees, types
+from hetjax.rounds.forms import Form
+from hetjax.rounds.reduce import Reduced
+from hetjax.topology import reducers
+
+
+class How(NamedTuple):
+    """How a run updates."""
+
+    optimizer: optax.GradientTransformationExtraArgs | None  # None: a round without update
+    nominal_examples: int  # of a full round, the unit in which schedules count
+    mixing: reducers.Mixing | None = None  # of a reducer that gossips
+    stop_on_nonfinite: bool = True  # such a round leaves the state as it was
+
+
+def with_extra_arguments(
+    optimizer: optax.GradientTransformation | None,
+) -> optax.GradientTransformationExtraArgs | None:
+    """Any optimiser as one that may be given `value` and `progress`."""
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, optax.MultiSteps):  # takes extra arguments without saying so
+        update = optimizer.update
+    else:
+        update = optax.with_extra_args_support(optimizer).update
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+def update(
+    how: How,
+    form: Form,
+    state: types.TrainState,
+    reduced: Reduced,
+    kept: tuple[types.PyTree, types.PyTree],
+    metrics: types.SyncMetrics,
+    *,
+    active: Any = (),
+) -> tuple[types.TrainState, types.PyTree]:
+    """The state after the round, and the mean contribution where there is no update, else ().
+
+    A round of weight 0 leaves everything as it was, and so may one that is not finite.
+
+    Args:
+        how: the optimiser, and who mixes.
+        form: collective or array; leaves of all but `metrics` and `active` are this form's.
+        state: before the round.
+        reduced: from `reduce`.
+        kept: the new `(memory, worker)`: of the order's observer, and of the local rule.
+        metrics: of all workers.
+        active: the exchanges of the round, bool[M], of a reducer that gossips.
+    """
+    mixing = how.mixing
+
+    def mix(params: types.PyTree) -> types.PyTree:
+        with jax.named_scope("mix"):
+            return form.mix(params, active)
+
+    def one(
+        state: types.TrainState, base: types.PyTree, reduced: Reduced, kept: tuple
+    ) -> types.TrainState:
+        return _update_worker(how, state, base, reduced, kept, metrics)
+
+    with jax.named_scope("update"):
+        if how.optimizer is None:
+            mean = mix(form.each(_mean)(reduced))
+            new = state._replace(memory=kept[0], worker=kept[1])
+        else:
+            mean = ()
+            first = mixing is not None and mixing.before_update
+            base = mix(state.params) if first else state.params
+            new = form.each(one)(state, base, reduced, kept)
+            if not first:
+                new = new._replace(params=mix(new.params))
+        nonfinite = jnp.any(metrics.nonfinite_microbatch >= 0)
+        blocked = (metrics.weight_sum <= 0) | (nonfinite if how.stop_on_nonfinite else False)
+        return trees.select(~blocked, new, state), mean
+
+
+def _scale(reduced: Reduced) -> jax.Array:
+    # XLA computes a product twice, not a quotient.
+    return 1 / jnp.where(reduced.weight > 0, reduced.weight, 1)
+
+
+def _mean(reduced: Reduced) -> types.PyTree:
+    scale = _scale(reduced)
+    return jax.tree.map(lambda s: s * scale.astype(s.dtype), reduced.sums)
+
+
+def _update_worker(
+    how: How,
+    state: types.TrainState,
+    base: types.PyTree,
+    reduced: Reduced,
+    kept: tuple[types.PyTree, types.PyTree],
+    metrics: types.SyncMetrics,
+) -> types.TrainState:
+    """One worker's optimiser update, leaves without worker axis.
+
+    The update, computed at the worker's parameters, is added to `base`. With a reducer that gossips
+    a worker that did nothing has no update, and its optimiser's state stays.
+    """
+    assert how.optimizer is not None
+    scale = _scale(reduced)
+    grads = jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), reduced.sums, state.params)
+    updates, opt_state = how.optimizer.update(
+        grads,
+        state.opt_state,
+        state.params,
+        value=metrics.loss_sum / jnp.where(metrics.weight_sum > 0, metrics.weight_sum, 1),
+        progress=state.progress_rounds,
+    )
+    params = optax.apply_updates(base, updates)
+    if how.mixing is not None:
+        params, opt_state = trees.select(
+            reduced.weight > 0, (params, opt_state), (base, state.opt_state)
+        )
+    examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
+    progress = state.progress_rounds + examples / how.nominal_examples
+    memory, worker = kept
+    return types.TrainState(params, opt_state, memory, worker, progress)

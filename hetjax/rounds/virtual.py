@@ -1,0 +1,129 @@
+"""All workers of a round on one device, their times those of the emulated cluster."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax import trees, types
+from hetjax.data import feed as feed_lib
+from hetjax.data import stream
+from hetjax.rounds import local, rules
+
+
+class Virtual:
+    """All workers on one device, their k-th microbatches together: 64 workers on a laptop.
+
+    It is also the oracle of the collective form. Times are the emulated cluster's.
+
+    Args:
+        steps: the local rule; jitted here, over an array axis of workers.
+        feed: brings the examples.
+        num_workers: W.
+        pace: the emulated clocks.
+        signed: whether the order takes signs.
+        same_evidence: all workers begin a round with the same evidence, which then is not
+            multiplied.
+        replicas_equal: all workers have the same parameters, likewise.
+    """
+
+    def __init__(
+        self,
+        steps: rules.LocalSteps,
+        feed: feed_lib.Feed,
+        num_workers: int,
+        *,
+        pace: local.Pace,
+        signed: bool = False,
+        same_evidence: bool = False,
+        replicas_equal: bool,
+    ) -> None:
+        self._feed, self._num_workers = feed, num_workers
+        self._pace, self._signed = pace, signed
+        self._keys: tuple[Any, jax.Array] | None = None
+        shared_axes = types.Shared(None if replicas_equal else 0, None)
+
+        def common(shared: types.Shared) -> types.Shared:
+            params = shared.params
+            return shared._replace(params=trees.first_row(params) if replicas_equal else params)
+
+        def add(
+            shared: types.Shared,
+            carried: types.Carried,
+            microbatches: types.Microbatch,
+            active: jax.Array,
+            rngs: jax.Array,
+            *,
+            is_first: bool,
+        ) -> tuple[types.Carried, Any]:
+            axes = jax.tree.map(lambda _: 0, carried)
+            if is_first and same_evidence:
+                carried = carried._replace(evidence=trees.first_row(carried.evidence))
+                axes = axes._replace(evidence=None)
+            add_all = jax.vmap(steps.add, in_axes=(shared_axes, axes, 0, 0, 0))
+            return add_all(common(shared), carried, microbatches, rngs, active)
+
+        def finish(shared: types.Shared, carried: types.Carried) -> types.Contribution:
+            return jax.vmap(steps.finish, in_axes=(shared_axes, 0))(common(shared), carried)
+
+        self._add = jax.jit(add, donate_argnums=(1,), static_argnames="is_first")
+        self._finish = trees.jit_in_place(finish, 1)
+
+    def run(
+        self,
+        round_index: int | None,
+        state: types.TrainState,
+        carried: types.Carried,
+        plan: stream.RoundPlan,
+        *,
+        rngs: Sequence[jax.Array],
+        limits: np.ndarray,
+        given: types.PyTree = (),
+        may_close: bool = True,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> local.LocalResult:
+        del may_close  # `limits` are what the gate leaves done
+        shared = types.Shared(state.params, given)
+        if self._keys is None or self._keys[0] is not rngs:
+            self._keys = rngs, jnp.stack(rngs)
+        signs: list[Any] = []
+        meanwhile()
+        warm_up = round_index is None  # a second position too, so that it is compiled
+        for position in range(int(limits.max()) + warm_up):
+            active = position < limits
+            shape = (self._num_workers, plan.example_ids.shape[1])
+            ids = np.full(shape, stream.PADDING, np.int32)
+            ids[active] = plan.example_ids[plan.starts[:-1][active] + position]
+            carried, unit_signs = self._add(
+                shared,
+                carried,
+                self._feed.load(0, ids),
+                active,
+                self._keys[1],
+                is_first=position == 0,
+            )
+            signs.append(unit_signs)
+        first_secs = np.full(self._num_workers, np.nan)
+        compute_secs = np.zeros(self._num_workers)
+        for worker in np.flatnonzero(limits).tolist():
+            ends = self._pace.ends(round_index or 0, worker, int(limits[worker]))
+            assert ends is not None  # the clock is virtual
+            first_secs[worker], compute_secs[worker] = ends[0], ends[-1]
+        unit_signs = None
+        if self._signed:
+            on_host = jax.device_get(signs)  # by position, each i8[W, B]
+            of_worker = [[s[w] for s in on_host[:count]] for w, count in enumerate(limits)]
+            unit_signs = local.stack_signs(of_worker, plan.example_ids.shape[1])
+        return local.LocalResult(
+            contributed=self._finish(shared, carried),
+            microbatches_done=np.asarray(limits),
+            first_secs=first_secs,
+            compute_secs=compute_secs,
+            overruns=np.zeros(self._num_workers, np.int64),
+            unit_signs=unit_signs,
+        )
+
+    def close(self) -> None:
+        pass
