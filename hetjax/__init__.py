@@ -17,7 +17,7 @@ _HOMES = {
     "Microbatch": "hetjax.types",
     "NonFiniteError": "hetjax.rounds.reporting",
     "Run": "hetjax.rounds.run",
-    "RoundReport": "hetjax.records.record",
+    "RoundReport": "hetjax.rounds.round_report",
     "Shared": "hetjax.types",
     "TrainState": "hetjax.types",
     "fit": "hetjax.fitting",

@@ -15,12 +15,13 @@ import jax
 
 from hetjax import interrupt, types
 from hetjax.records import evaluate, record, summary, telemetry
-from hetjax.rounds import agreement, reporting, resume
+from hetjax.records import keeper as keeper_lib
+from hetjax.rounds import agreement, reporting, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_records import RunState
 
-Callback = Callable[[record.RoundReport], bool | None]
+Callback = Callable[[round_report.RoundReport], bool | None]
 
 _ASK_OF_SIGNAL = {
     None: agreement.Ask.NOTHING,
@@ -74,7 +75,7 @@ class Driver:
         callbacks: Sequence[Callback],
         summary: summary.Summary,
         best_params: types.PyTree,
-        keeper: resume.Keeper | None,
+        keeper: keeper_lib.Keeper | None,
     ) -> None:
         self._run, self._state, self._recorder = run, state, recorder
         self._evaluator, self._callbacks, self._keeper = evaluator, callbacks, keeper

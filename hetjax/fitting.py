@@ -14,9 +14,9 @@ from hetjax import config as config_lib
 from hetjax import driver, types
 from hetjax.data import sources
 from hetjax.records import evaluate, record, summary
+from hetjax.records import keeper as keeper_lib
 from hetjax.rounds import arguments, rules
 from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import resume as resume_lib
 from hetjax.rounds import run as run_lib
 
 
@@ -107,7 +107,7 @@ def fit(
     if workdir is not None:
         workdir = pathlib.Path(workdir).absolute()  # a callback may change the directory
     restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
-    kept = functools.partial(resume_lib.kept_solutions, workdir, resume=resume, restarted=restarted)
+    kept = functools.partial(keeper_lib.kept_solutions, workdir, resume=resume, restarted=restarted)
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(
             run_lib.Run(
@@ -125,12 +125,12 @@ def fit(
         )
         parts = run.parts
         metrics_fn = metrics_fn or evaluate.metrics_of_loss(loss_fn)
-        start = resume_lib.find(
+        start = keeper_lib.find(
             workdir, run.recorded, parts=parts, resume=resume, restarted=restarted
         )
         keeper = None
         if workdir is not None:
-            keeper = stack.enter_context(contextlib.closing(resume_lib.Keeper(workdir, parts)))
+            keeper = stack.enter_context(contextlib.closing(keeper_lib.Keeper(workdir, parts)))
         recorder = record.Recorder(
             workdir if parts.leads else None,
             run.recorded,

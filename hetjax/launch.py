@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hetjax.launcher import cpu_shares, supervisor
+from hetjax.processes import join
 
 _FLAGS: tuple[tuple[str, Callable[[str], Any], Any, str], ...] = (
     ("cpus", str, "", "share of one core of each worker: 1,0.5,… (no limits)"),
@@ -130,7 +131,7 @@ def _check(options: supervisor.Options) -> None:
     if not 0 <= options.port < 1 << 16:
         raise ValueError(f"--port={options.port}: must be from 0 (a free one) to 65535")
     try:
-        supervisor.find_port(options.host, options.port)
+        join.find_port(options.host, options.port)
     except OSError as error:
         if options.port:
             raise ValueError(

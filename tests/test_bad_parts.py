@@ -9,7 +9,7 @@ import hetjax
 from hetjax import gates, ordering, quota, topology
 from hetjax.rounds import gradients
 from tests.own_parts import gate, hessian_product, order, policy, reducer
-from tests.training import problems
+from tests.rounds import problems
 
 DATA, WEIGHTS = problems.classification(61, np.float32), problems.initial_weights(np.float32)
 LOSS = problems.softmax_loss

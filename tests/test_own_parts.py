@@ -13,7 +13,7 @@ import hetjax
 from hetjax import config, gates, parts, quota, topology
 from hetjax.cluster import emulate
 from tests.own_parts import OWN, gate, order, reducer
-from tests.training import problems
+from tests.rounds import problems
 
 ROOT = pathlib.Path(__file__).parent.parent
 

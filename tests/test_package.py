@@ -16,39 +16,33 @@ SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
 # Imports point to a lower number, or stay within the part.
 LAYERS = {
     "types": 0,
-    "mesh": 0,
-    "trees": 0,
     "values": 0,
-    "parts": 0,
-    "kinds": 1.4,
-    "config": 1.5,
-    "config_fields": 1.5,
-    "config_files": 1.5,
-    "config_groups": 1.5,
-    "config_rules": 1.5,
-    "quota": 1,
-    "gates": 1,
-    "ordering": 1,
-    "topology": 1,
-    "models": 1,
-    "cluster": 2,  # plays policies on the virtual clock
-    "report": 1,
-    "data": 2,
-    "training": 3,
+    "interrupt": 0,
+    "mesh": 1,
+    "parts": 1,
+    "schedules": 1,
+    "trees": 1,
+    "gates": 2,  # the four kinds of parts know none of each other
+    "ordering": 2,
+    "quota": 2,
+    "topology": 2,
+    "adapters": 2,
+    "models": 2,
+    "checkpoints": 2,
+    "processes": 2,
+    "report": 2,
+    "cluster": 3,  # plays policies on the virtual clock
+    "data": 3,
+    "kinds": 3,
+    "launcher": 3,
+    "config": 4,
+    "launch": 4,
     "simulate": 4,
-    "launch": 3,
-}
-TOP_OF_TRAINING = {
-    "driver",
-    "fit",
-    "planning",
-    "reporting",
-    "resume",
-    "run",
-    "run_records",
-    "setup",
-    "summary",
-    "telemetry",
+    "optimizers": 5,
+    "rounds": 5,
+    "records": 6,
+    "driver": 7,
+    "fitting": 8,
 }
 
 
@@ -77,13 +71,18 @@ def test_imports_point_downward(path):
             continue
         other = name[1]
         assert other in LAYERS, f"{other} has no layer"
-        assert (
-            LAYERS[other] < LAYERS[parts[0]]
-            or other == parts[0]
-            or (LAYERS[other] == LAYERS[parts[0]] and LAYERS[other] in (0, 1.5))
-        ), f"{'.'.join(parts)} imports {'.'.join(name)}"
-        if parts[0] == other == "training" and parts[-1] not in TOP_OF_TRAINING | {"__init__"}:
-            assert name[2] not in TOP_OF_TRAINING, f"{'.'.join(parts)} imports {'.'.join(name)}"
+        is_below = LAYERS[other] < LAYERS[parts[0]] or other == parts[0]
+        assert is_below, f"{'.'.join(parts)} imports {'.'.join(name)}"
+
+
+ROOMS = sorted(path.parent for path in SOURCES if path.name == "__init__.py")
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda p: p.name)
+def test_every_room_says_what_lives_there(room):
+    said = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    assert said
+    assert len(said.split("\n\n")) >= 2, "one sentence, and a paragraph"
 
 
 def modules_after(code):

@@ -7,7 +7,7 @@ import pytest
 
 import hetjax
 from tests.own_parts import gate, local_sgd, order, policy, reducer
-from tests.training import problems
+from tests.rounds import problems
 
 OBJECTS = {
     "quota": policy.one_at_a_time(least=2),

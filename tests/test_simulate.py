@@ -8,7 +8,7 @@ import pytest
 from hetjax import gates, quota, simulate
 from hetjax.cluster import emulate
 from hetjax.topology import gossip, graphs, links
-from tests.training import problems
+from tests.rounds import problems
 
 LINK = links.LinkModel(0.25, 1000.0)
 PARAM_BYTES = 500

@@ -1,1 +1,7 @@
-"""Data: sources of examples, data sets by name, and the way from an order to microbatches."""
+"""Data: sources of examples, data sets by name, and the way from an order to microbatches.
+
+`sources` reads by index, `datasets` knows sets by name (`builders` are imported when one is asked
+for), `feed` brings examples to the devices, `stream` cuts an order into the microbatches of each
+round, over `passes`, and counts them in the `ledger`. Quotas and signs go in; example ids and
+microbatches come out. Imports `quota` and `ordering`; JAX in the feed alone.
+"""

@@ -36,7 +36,7 @@ class Live(Protocol):
 
 
 class Board(Protocol):
-    """Values that the processes of a run share: `hetjax.processes.join.Board`."""
+    """Values that the processes of a run share: `hetjax.processes.board.Board`."""
 
     def post(self, key: str, value: Any) -> None: ...
 

@@ -2,6 +2,6 @@
 
 `supervisor` runs one attempt after another, `gang` is the processes of one, `cpu_shares` and
 `enter` hold each to its cores, `guardian` cleans up where the launcher was killed, `stacks` keeps
-where a process hung. A command line goes in, an exit code comes out. Imports `processes` (the beacons that
-it reads), and no JAX.
+where a process hung. A command line goes in, an exit code comes out. Imports `processes`
+(the beacons that it reads), and no JAX.
 """

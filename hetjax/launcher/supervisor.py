@@ -13,14 +13,13 @@ import pathlib
 import queue
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from hetjax.launcher import cpu_shares, environment, gang, stacks
-from hetjax.processes import beacons
+from hetjax.processes import beacons, join
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -115,22 +114,6 @@ def supervise(options: Options) -> int:
         return verdict.code
 
 
-def find_port(host: str, port: int = 0) -> int:
-    """Returns `port` if a process can listen there, or for 0 a port that is free now.
-
-    Raises:
-        OSError: nobody can listen there.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as listener:
-        if port:  # connections of an earlier run that are not quite over do not matter
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        return listener.getsockname()[1]
-
-
 @dataclasses.dataclass
 class _Stop:
     """Whether the user, or the system, asked for the end of the whole run."""
@@ -139,7 +122,7 @@ class _Stop:
 
 
 def _attempt(options, attempt, shares, log, events, stop, guardian, cache) -> Verdict:
-    port = find_port(options.host, options.port if attempt == 0 else 0)
+    port = join.find_port(options.host, options.port if attempt == 0 else 0)
     host = f"[{options.host}]" if ":" in options.host else options.host
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(_directory("hetjax-beacons-", guardian))

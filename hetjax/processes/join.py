@@ -1,28 +1,23 @@
-"""One run of several processes: who belongs to it, and a few small values that they share.
+"""One run of several processes: who belongs to it.
 
 Who this process is says, in this order: arguments, the launcher (`hetjax.launch`), a scheduler's
 environment (SLURM, MPI, Kubernetes, TPU pods). Without any, it is alone. The engine is
-`jax.distributed`. Its coordination service has no public interface for small values, and its
-compilation cache none to write whole programs from all processes; what is private is used here
-and nowhere else.
+`jax.distributed`. Its compilation cache has no public interface to write whole programs from all
+processes; what is private is used here and nowhere else.
 """
 
 import contextlib
 import inspect
-import itertools
-import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from hetjax.launcher import supervisor
 from hetjax.processes import exchange
 
 SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # a directory for processes of one machine alone
-_MOST_BYTES = 4096  # of a value on the board
-_PART = 1500  # characters of a long value; as JSON in JSON they may double
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _START_SECS = 300
 _LAUNCHER = ("HETJAX_PROCESS_ID", "HETJAX_NUM_PROCESSES")
@@ -32,7 +27,6 @@ _SCHEDULERS = (  # (process id, number of processes), in the environment of each
     ("PMI_RANK", "PMI_SIZE"),
 )
 _CACHE_WRITE = ["cache_key", "compile_time_secs", "module_name", "backend", "executable"]
-_boards = itertools.count()
 
 
 class Place(NamedTuple):
@@ -256,10 +250,26 @@ def check_joined() -> None:
         )
 
 
+def find_port(host: str, port: int = 0) -> int:
+    """Returns `port` if a process can listen there, or for 0 a port that is free now.
+
+    Raises:
+        OSError: nobody can listen there.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as listener:
+        if port:  # connections of an earlier run that are not quite over do not matter
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        return listener.getsockname()[1]
+
+
 def _check_port(host: str, port: int) -> None:
     """Refuses a port that is taken, of which JAX 0.10.2 dies by a segmentation fault."""
     try:
-        supervisor.find_port(host, port)
+        find_port(host, port)
     except OSError as error:
         raise ValueError(
             f"process 0 cannot listen at {host}:{port}: {error.strerror}. Is another run still "
@@ -278,85 +288,3 @@ def is_loss_of_others(error: RuntimeError | ValueError) -> bool:
     if isinstance(error, RuntimeError):
         words += ("UNAVAILABLE", "Connection")
     return any(word in str(error) for word in words)
-
-
-class Board:
-    """Small JSON values that all processes of a run see; 0.3 to 0.4 ms a call.
-
-    Each board has keys of its own: all processes make their boards in the same order.
-
-    Raises:
-        RuntimeError: this process belongs to no run of several.
-    """
-
-    def __init__(self) -> None:
-        from jax._src import distributed
-
-        client = distributed.global_state.client
-        if client is None:
-            raise RuntimeError("Board: this process is alone; call processes.join first")
-        self._client: Any = client
-        self._prefix = f"hetjax/{next(_boards)}/"
-
-    def post(self, key: str, value: Any) -> None:
-        """Puts up a value; one that is there is replaced."""
-        text = json.dumps(value, allow_nan=False)
-        if len(text) > _MOST_BYTES:
-            raise ValueError(f"Board: {key!r} has {len(text)} bytes, at most {_MOST_BYTES} go")
-        self._client.key_value_set(self._prefix + key, text, allow_overwrite=True)
-
-    def read(self, key: str) -> Any:
-        """The value that is there now; None where there is none."""
-        try:
-            text = self._client.key_value_try_get(self._prefix + key)
-        except Exception as error:
-            if "NOT_FOUND" in str(error):
-                return None
-            raise
-        return _checked(text)
-
-    def wait(self, key: str, timeout_secs: float) -> Any:
-        """The value, as soon as it is there.
-
-        Raises:
-            TimeoutError: it was not in time.
-        """
-        try:
-            milliseconds = int(timeout_secs * 1000)
-            text = self._client.blocking_key_value_get(self._prefix + key, milliseconds)
-        except Exception as error:
-            if "DEADLINE_EXCEEDED" in str(error):
-                raise TimeoutError(f"nobody put up {key!r} in {timeout_secs:g} s") from error
-            raise
-        return _checked(text)
-
-    def post_long(self, key: str, value: Any) -> None:
-        """Puts up a value of any size, in parts, under a key that has none yet."""
-        text = json.dumps(value, allow_nan=False)
-        parts = [text[start : start + _PART] for start in range(0, len(text), _PART)]
-        for number, part in enumerate(parts):
-            self.post(f"{key}/{number}", part)
-        self.post(key, len(parts))
-
-    def wait_long(self, key: str, timeout_secs: float) -> Any:
-        """What `post_long` put up, as soon as it is there.
-
-        Raises:
-            TimeoutError: it was not in time.
-        """
-        count = self.wait(key, timeout_secs)
-        return json.loads("".join(self.read(f"{key}/{number}") for number in range(count)))
-
-    def add(self, key: str, amount: int = 1) -> int:
-        """Adds to a counter, which begins at 0; its new value."""
-        return int(self._client.key_value_increment(self._prefix + key, amount))
-
-    def remove(self, key: str) -> None:
-        """Takes a value away; nothing happens where there is none."""
-        self._client.key_value_delete(self._prefix + key)
-
-
-def _checked(text: str) -> Any:
-    if len(text) > _MOST_BYTES:
-        raise ValueError(f"Board: a value has {len(text)} bytes, at most {_MOST_BYTES} go")
-    return json.loads(text)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from hetjax import mesh as mesh_lib
 from hetjax import types
+from hetjax.processes import board as board_lib
 from hetjax.processes import exchange, join, shared_sums
 
 
@@ -116,6 +117,6 @@ def make(mesh: Mesh | None, num_workers: int) -> Meeting:
     if directory is None:
         return Collectives(mesh)
     sockets = exchange.connect(
-        pathlib.Path(directory), jax.process_index(), jax.process_count(), join.Board()
+        pathlib.Path(directory), jax.process_index(), jax.process_count(), board_lib.Board()
     )
     return Collectives(mesh) if sockets is None else OneMachine(mesh, sockets)

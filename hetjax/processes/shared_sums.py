@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from hetjax import mesh as mesh_lib
 from hetjax import types
+from hetjax.processes import board as board_lib
 from hetjax.processes import exchange, join
 
 _MOST_BYTES = 1 << 30  # in all: more is left to the sockets
@@ -163,7 +164,7 @@ def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
         or not 0 < _num_bytes(like, mesh.size) <= _MOST_BYTES
     ):
         return Sums()
-    board = join.Board()
+    board = board_lib.Board()
     path = pathlib.Path(os.environ[join.SHARED_MEMORY]) / "sums"
     if mesh_lib.own_workers(mesh)[0] == 0:
         try:

@@ -9,7 +9,7 @@ checkpoint keeps the numbers, because the machine that goes on may be another on
 from collections.abc import Callable
 from typing import Any
 
-from hetjax.processes import join
+from hetjax.processes import board as board_lib
 
 Numbers = list[float]
 
@@ -30,7 +30,7 @@ class Solutions:
         self,
         *,
         leads: bool = True,
-        board: join.Board | None = None,
+        board: board_lib.Board | None = None,
         kept: Callable[[], dict[str, Numbers]] = dict,
     ) -> None:
         self._leads, self._board, self._ask_kept = leads, board, kept

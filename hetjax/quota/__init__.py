@@ -1,4 +1,10 @@
-"""Quotas: how much each worker computes in a round, found from its measured speed."""
+"""Quotas: how much each worker computes in a round, found from its measured speed.
+
+`policies` says what a policy is and has the simple ones, `adaptive` learns costs (`estimate`,
+`fitted`, `sampled`, `changes`) and solves for the best quotas (`solver`), under a `guard` that
+keeps equal split where nothing is gained. The seconds of a round go in; microbatches of the next
+come out. Imports `parts`; NumPy alone, never JAX.
+"""
 
 from collections.abc import Callable
 

@@ -1,10 +1,7 @@
-"""What a run leaves behind: the line a round, the progress bar, the summary, the files."""
+"""The files of a workdir: they grow with the run, and the progress bar with them."""
 
 import contextlib
-import dataclasses
-import importlib.metadata
 import json
-import math
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -15,60 +12,7 @@ import tqdm
 
 from hetjax import config as config_lib
 from hetjax import kinds, report
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundReport:
-    """One round, on the host: a line of `metrics.jsonl`, and what callbacks are given.
-
-    Times are seconds of the run's clock, which stands still during evaluations.
-    """
-
-    round: int
-    epoch: int
-    examples: int  # processed in this round, by all workers
-    examples_processed: int  # since the run began
-    skipped_examples: int  # of `examples`: in microbatches that were not finite
-    loss: float  # mean over the round
-    quotas: list[int]  # microbatches, [W]
-    microbatches_done: list[int]  # [W]; what is left of the quotas went back to the order
-    examples_counted: list[int]  # [W], that entered the sums
-    present: list[bool]  # [W]
-    compute_secs: list[float]  # each worker's own, [W]
-    start_secs: float
-    local_secs: float  # the longest local phase
-    round_secs: float  # to the start of the next round
-    waiting_fraction: float  # of the present workers' time of compute and lead
-    full: bool  # of the whole budget; the last round of an epoch is smaller
-    overruns: int  # microbatches slower than the emulated worker
-    optimal_round_secs: float | None = None  # exact optimum for the true speeds, if known
-    lead_secs: list[float] | None = None  # of its process, beside compute_secs; None: unknown, [W]
-    eval: dict[str, float] | None = None
-    bytes_sent: int = 0  # by all workers, as the reducer counts them
-    consensus: dict[str, float] | None = None  # distance of the replicas from their mean
-    herding: dict[str, float] | None = None  # bounds of the order to come and of a random one
-
-    def to_json(self) -> str:
-        """One line; not-finite numbers become null."""
-        record = {k: v for k, v in vars(self).items() if v is not None}
-        return json.dumps(_plain(record), allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    """JSON's own types, numbers to 9 digits, not-finite ones as None."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float | np.floating):
-        return float(f"{value:.9g}") if math.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def versions() -> dict[str, str]:
-    """Of what computes a run."""
-    return {name: importlib.metadata.version(name) for name in ("hetjax", "jax")}
-
+from hetjax.rounds.round_report import RoundReport, plain
 
 _FILES = ("metrics.jsonl", "summary.json", "report.html")
 
@@ -140,7 +84,7 @@ class Recorder:
         Raises:
             ValueError: if the directory cannot be written any more, such as on a full disk.
         """
-        summary = _plain(summary)
+        summary = plain(summary)
         self.close()
         if self._workdir is not None:
             try:

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 from hetjax.data import ledger as ledger_lib
-from hetjax.records import record
-from hetjax.rounds import reporting, run_records, setup
+from hetjax.rounds import reporting, round_report, run_records, setup
 
 
 class Summary:
@@ -23,7 +22,7 @@ class Summary:
 
     def __init__(self, parts: setup.RunParts, *, started: float) -> None:
         self._parts, self._started = parts, started
-        self._lines: list[record.RoundReport] = []
+        self._lines: list[round_report.RoundReport] = []
         self._clock = 0.0
         self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
         self._eval: dict[str, float] = {}
@@ -52,7 +51,7 @@ class Summary:
             "wall_secs": self._earlier_secs + time.perf_counter() - self._started,
         }
 
-    def restore(self, saved: dict[str, Any], lines: Sequence[record.RoundReport]) -> None:
+    def restore(self, saved: dict[str, Any], lines: Sequence[round_report.RoundReport]) -> None:
         """Goes on from `save`, after the rounds of `lines`."""
         self._lines = list(lines)
         self._clock, self._herding_secs = saved["clock"], saved["herding_secs"]
@@ -78,7 +77,7 @@ class Summary:
         eval: dict[str, float] | None = None,
         consensus: dict[str, float] | None = None,
         herding: dict[str, float] | None = None,
-    ) -> record.RoundReport:
+    ) -> round_report.RoundReport:
         """The line of a round, with what was measured after it; waits for its numbers."""
         line = dataclasses.replace(
             report.read(),
@@ -174,7 +173,7 @@ def _texts(numbers: Iterable[float]) -> list[str]:
     return [repr(float(number)) for number in numbers]
 
 
-def _longest_secs(line: record.RoundReport) -> float:
+def _longest_secs(line: round_report.RoundReport) -> float:
     """Of compute and lead: what `waiting_fraction` is a fraction of."""
     busy_secs = np.asarray(line.compute_secs)
     if line.lead_secs is not None:

@@ -17,10 +17,9 @@ import numpy as np
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.data import stream
-from hetjax.processes import join
+from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
-from hetjax.records import record
-from hetjax.rounds import local
+from hetjax.rounds import arguments, local
 from hetjax.topology import reducers
 
 _PATIENCE_SECS = 600.0
@@ -136,7 +135,7 @@ def check_same_run(config: dict[str, Any], *, num_examples: int) -> None:
         ValueError: it is another configuration, version or size of the data.
     """
     own: dict[str, Any] = {
-        "versions": record.versions(),
+        "versions": arguments.versions(),
         "examples": num_examples,
     }
     own |= {f"config.{name}": value for name, value in config.items()}
@@ -168,7 +167,7 @@ def check_same_parts(
 
 def _compare(own: dict[str, Any]) -> None:
     """Compares JSON values, by name, with those of process 0."""
-    board = join.Board()
+    board = board_lib.Board()
     own = {name: _short(value) for name, value in own.items()}
     if jax.process_index() == 0:
         for name, value in own.items():

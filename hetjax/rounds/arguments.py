@@ -1,6 +1,7 @@
 """What `fit` is given: checks of it, and fields that become a configuration."""
 
 import dataclasses
+import importlib.metadata
 from typing import Any
 
 import jax
@@ -167,3 +168,8 @@ def recorded_fields(config: config_lib.ExperimentConfig) -> dict[str, Any]:
     for field in _OF_THE_CALLER_DATA:
         del recorded["data"][field]
     return recorded
+
+
+def versions() -> dict[str, str]:
+    """Of what computes a run."""
+    return {name: importlib.metadata.version(name) for name in ("hetjax", "jax")}

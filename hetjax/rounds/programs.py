@@ -16,8 +16,9 @@ from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
 from hetjax.processes import beacons as beacons_lib
-from hetjax.processes import join, shared_sums
+from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
+from hetjax.processes import shared_sums
 from hetjax.rounds import fused, local, rules, sync
 from hetjax.rounds.local import Pace
 from hetjax.rounds.virtual import Virtual
@@ -189,7 +190,7 @@ def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> loc
         return fused.Fused(steps, feed, mesh, pace=pace, max_microbatches=most)
     asked = not config.replay and not pace.virtual
     alone = len(mesh_lib.own_workers(mesh)) == mesh.size
-    board = None if alone else join.Board()
+    board = None if alone else board_lib.Board()
     by_threads = gates.begin(chosen.gate, board) if asked else gates.AlwaysOpen()
     return local.Stepped(
         steps, feed, mesh, pace=pace, gate=by_threads, beacons=common.beacons, signed=signed

@@ -14,8 +14,7 @@ import numpy as np
 
 from hetjax import quota, types
 from hetjax.data import stream
-from hetjax.records import record
-from hetjax.rounds import agreement, run_records, setup
+from hetjax.rounds import agreement, round_report, run_records, setup
 
 
 class NonFiniteError(ValueError):
@@ -59,7 +58,7 @@ class Report:
         self._examples, self._examples_processed = examples, examples_processed
         self._began = began
         self._round_secs: float | None = None
-        self._line: record.RoundReport | None = None
+        self._line: round_report.RoundReport | None = None
         self._metrics: types.SyncMetrics | None = None
         self.references = _references_of(parts, plan)
 
@@ -86,7 +85,7 @@ class Report:
             self._metrics = jax.device_get(self._executed.sums.metrics)
         return self._metrics
 
-    def read(self) -> record.RoundReport:
+    def read(self) -> round_report.RoundReport:
         """All of it on the host; waits for it.
 
         Raises:
@@ -100,7 +99,7 @@ class Report:
         return self._line
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in record.RoundReport.__dataclass_fields__:
+        if name.startswith("_") or name not in round_report.RoundReport.__dataclass_fields__:
             raise AttributeError(f"a report has no {name!r}")
         return getattr(self.read(), name)
 
@@ -123,7 +122,7 @@ class Report:
             "these examples, or set nonfinite='skip' to leave such microbatches out"
         )
 
-    def _read(self) -> record.RoundReport:
+    def _read(self) -> round_report.RoundReport:
         plan, metrics = self._plan, self.metrics
         done, clocks = self._executed.done, self._executed.clocks
         if not np.array_equal(metrics.microbatches_done, done.microbatches_done):
@@ -135,7 +134,7 @@ class Report:
         busy_secs = clocks.compute_secs + clocks.lead_secs
         longest = max(clocks.local_secs, float(busy_secs.max()))  # as `summary.longest_secs`
         waiting = (longest - busy_secs)[plan.present]
-        return record.RoundReport(
+        return round_report.RoundReport(
             round=plan.round_index or 0,
             epoch=plan.epoch,
             examples=self._examples,

@@ -6,10 +6,7 @@ state. With another number of workers the examples, the orders and the parameter
 were; speeds are learnt anew, and replicas that differed begin at their mean.
 """
 
-import dataclasses
 import pathlib
-import time
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,160 +14,11 @@ import numpy as np
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.checkpoints import checkpoint, leaves
-from hetjax.processes import join, solutions
-from hetjax.records import record
 from hetjax.rounds import run_records, setup
 from hetjax.rounds import state as state_lib
 
 DIRECTORY = "checkpoints"  # in the workdir
 _OF_EACH_WORKER = ("memory", "worker")  # of `TrainState`: what workers may have each for itself
-
-
-@dataclasses.dataclass
-class Start:
-    """Where a run begins: at its beginning, or at a checkpoint."""
-
-    saved: checkpoint.Saved | None = None
-    lines: list[record.RoundReport] = dataclasses.field(default_factory=list)
-    examples_recomputed: int = 0
-    """Done after the checkpoint and before the run ended; not committed, and done again."""
-
-
-def find(
-    workdir: pathlib.Path | None,
-    config: dict[str, Any],
-    *,
-    parts: setup.RunParts,
-    resume: bool,
-    restarted: bool,
-) -> Start:
-    """Decides where the run begins; process 0 does, and all others follow it.
-
-    Args:
-        workdir: of the run; None: nothing is kept.
-        config: as recorded.
-        parts: of the run.
-        resume: go on from the newest checkpoint.
-        restarted: a supervisor has started the run again, so that even one that is finished is
-            gone on from.
-
-    Raises:
-        ValueError: the directory is another configuration's, or cannot be used.
-    """
-    if workdir is None:
-        return Start()
-    directory = workdir / DIRECTORY
-    board = None if parts.meeting.alone else join.Board()
-    if not parts.leads:
-        assert board is not None
-        step = board.wait("step", timeout_secs=600.0)
-        return Start() if step is None else Start(checkpoint.read(directory, step))
-    saved = checkpoint.newest(directory) if resume and directory.is_dir() else None
-    if saved is not None and not _goes_on(saved.about, restarted):
-        saved = None
-    record.check_workdir(workdir, config, may_differ=_MAY_DIFFER if saved else ())
-    start = Start(saved)
-    if saved is None:
-        checkpoint.clear(directory)
-    else:
-        start.lines, dropped = record.kept_lines(workdir, saved.about["rounds"])
-        start.examples_recomputed = saved.about["examples_recomputed"] + dropped
-        _check_workers(saved, parts)
-    if board is not None:
-        board.post("step", None if saved is None else saved.step)
-    return start
-
-
-def _goes_on(about: dict[str, Any], restarted: bool) -> bool:
-    return restarted or not about["finished"]
-
-
-def kept_solutions(
-    workdir: pathlib.Path | None, *, resume: bool = True, restarted: bool = False
-) -> dict[str, solutions.Numbers]:
-    """Those of the run that goes on; empty where it begins anew. Changes nothing.
-
-    All checkpoints of a run have the same, so that one whose arrays are damaged tells them too.
-    """
-    if workdir is None or not resume or not (workdir / DIRECTORY).is_dir():
-        return {}
-    about = checkpoint.newest_about(workdir / DIRECTORY)
-    if about is None or not _goes_on(about, restarted):
-        return {}
-    return about.get("solutions", {})
-
-
-_MAY_DIFFER = ("checkpoint", "cluster", "quota")
-"""Groups of the configuration that a run may be resumed with other values of."""
-
-
-def _check_workers(saved: checkpoint.Saved, parts: setup.RunParts) -> None:
-    before, now = saved.about["num_workers"], len(parts.devices)
-    if before != now and parts.config.data.sharing == "private":
-        raise ValueError(
-            f"the checkpoint of round {saved.step} has {before} workers and this run {now}: with "
-            "data.sharing='private' each worker owns a shard, so resume with the same number, or "
-            "give another directory"
-        )
-
-
-class Keeper:
-    """Saves a run; process 0 writes, in the background, and the others help to gather.
-
-    Args:
-        workdir: of the run.
-        parts: of the run.
-    """
-
-    def __init__(self, workdir: pathlib.Path, parts: setup.RunParts) -> None:
-        self._parts, self._every_secs = parts, parts.config.checkpoint.every_secs
-        self._checkpoints = None
-        if parts.leads:
-            keep = parts.config.checkpoint.keep
-            self._checkpoints = checkpoint.Checkpoints(workdir / DIRECTORY, keep=keep)
-        self._last = time.monotonic()
-
-    def is_due(self) -> bool:
-        """Whether it is time to save, by the clock of process 0."""
-        late = time.monotonic() - self._last >= self._every_secs > 0
-        return late and self._checkpoints is not None
-
-    def save(
-        self,
-        state: run_records.RunState,
-        best_params: types.PyTree,
-        *,
-        finished: bool,
-        **about: Any,
-    ) -> None:
-        """Takes the run as it is, and returns while it is written; waits for the save before.
-
-        All processes call it. What is known of the run goes into `about`.
-
-        Raises:
-            ValueError: it, or the save before it, could not be written.
-        """
-        arrays = to_arrays(state, best_params, self._parts)
-        if self._checkpoints is None:
-            return
-        self._checkpoints.wait()
-        if self._checkpoints.latest == state.rounds_done:  # as when one is interrupted after it
-            return
-        about |= {
-            "finished": finished,
-            "rounds": state.rounds_done,
-            "num_workers": len(self._parts.devices),
-            "has_best": best_params is not None,
-            "solutions": self._parts.solved.save(),
-            "versions": record.versions(),
-        }
-        self._checkpoints.save(state.rounds_done, arrays, about)
-        self._last = time.monotonic()
-
-    def close(self) -> None:
-        """Waits until all is on the disk."""
-        if self._checkpoints is not None:
-            self._checkpoints.close()
 
 
 def to_arrays(
@@ -195,6 +43,16 @@ def to_arrays(
     return arrays
 
 
+def check_workers(saved: checkpoint.Saved, parts: setup.RunParts) -> None:
+    before, now = saved.about["num_workers"], len(parts.devices)
+    if before != now and parts.config.data.sharing == "private":
+        raise ValueError(
+            f"the checkpoint of round {saved.step} has {before} workers and this run {now}: with "
+            "data.sharing='private' each worker owns a shard, so resume with the same number, or "
+            "give another directory"
+        )
+
+
 def newest(directory: pathlib.Path, parts: setup.RunParts) -> checkpoint.Saved:
     """The newest whole checkpoint of a run's workdir, or of a directory of such.
 
@@ -209,14 +67,14 @@ def newest(directory: pathlib.Path, parts: setup.RunParts) -> checkpoint.Saved:
             f"restore: there is no whole checkpoint in {str(directory)!r}; give the workdir of a "
             "run, or take init()"
         )
-    _check_workers(saved, parts)
+    check_workers(saved, parts)
     solved, kept = parts.solved.save(), saved.about.get("solutions", {})
     others = [name for name in solved if name in kept and solved[name] != kept[name]]
     if others:
         raise ValueError(
             f"restore: this run has solved {others[0]!r} by itself, and the checkpoint has another "
             "solution, in the last bits at least: make it by Run(..., solved=lambda: "
-            "hetjax.rounds.resume.kept_solutions(workdir))"
+            "hetjax.records.keeper.kept_solutions(workdir))"
         )
     return saved
 

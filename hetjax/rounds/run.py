@@ -20,6 +20,7 @@ from hetjax import types
 from hetjax.checkpoints import checkpoint
 from hetjax.data import sources
 from hetjax.processes import beacons as beacons_lib
+from hetjax.processes import board as board_lib
 from hetjax.processes import join, solutions
 from hetjax.rounds import (
     agreement,
@@ -110,7 +111,7 @@ class Run:
             beacons=self.beacons,
             solved=solutions.Solutions(
                 leads=jax.process_index() == 0,
-                board=join.Board() if several else None,
+                board=board_lib.Board() if several else None,
                 kept=solved,
             ),
         )

@@ -1,7 +1,10 @@
 """Who talks to whom in a synchronisation.
 
-The plan (graphs, matchings, mixing weights) is NumPy alone; the names that need JAX are
-resolved when they are first used.
+`reducer` says what a reducer is, `methods` are the factories, by name in `REDUCERS`; `graphs`,
+`matchings`, `mixing` and `schedules` plan the exchanges, `reducers` make them. A graph and a budget
+go in; the exchanges of each round, and what is sent, come out. Imports `parts` and `values`. The
+plan (graphs, matchings, mixing weights) is NumPy alone; the names that need JAX are resolved when
+they are first used.
 """
 
 import importlib

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.benchmarks import round_interleavings
 from hetjax import gates
-from tests.training import problems
+from tests.rounds import problems
 
 
 @st.composite

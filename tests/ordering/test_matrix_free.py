@@ -17,7 +17,7 @@ from hetjax.ordering import halves, matrix_free
 from hetjax.rounds import gradients as gradients_lib
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules
-from tests.training import problems
+from tests.rounds import problems
 
 LOSSES = {**ordering_losses.HARD, **ordering_losses.EASY}
 SIZE = ordering_losses.MICROBATCH

@@ -16,8 +16,8 @@ from hetjax.data import stream as stream_lib
 from hetjax.ordering import methods
 from hetjax.rounds import setup
 from tests.own_parts import gate
-from tests.training import problems
-from tests.training.order_reference import (
+from tests.rounds import problems
+from tests.rounds.order_reference import (
     BUDGET,
     EPOCHS,
     LEARNING_RATE,

@@ -7,7 +7,7 @@ import pytest
 
 import hetjax
 from hetjax.rounds import fused
-from tests.training import problems
+from tests.rounds import problems
 
 LOCAL = ["stepped", "fused", "virtual"]
 

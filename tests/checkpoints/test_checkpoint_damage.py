@@ -13,7 +13,7 @@ import pytest
 
 from experiments.drills import checkpoints as checkpoints_lib
 from hetjax.checkpoints import checkpoint, files
-from tests.training import checkpoints
+from tests.checkpoints import checkpoints
 
 
 def flip(path: pathlib.Path, bit: int) -> None:

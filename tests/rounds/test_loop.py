@@ -12,7 +12,7 @@ import hetjax
 from hetjax.ordering import methods, ordering, pairs
 from hetjax.rounds import gradients
 from tests.own_parts import gate
-from tests.training import problems
+from tests.rounds import problems
 
 LOCAL = ["stepped", "fused", "virtual"]
 EMULATED = {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"}

@@ -1,6 +1,6 @@
 """One process of a run of two, of which process 1 computes something in another way.
 
-    python -m tests.training.agreement_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASE OUT
+    python -m tests.rounds.agreement_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASE OUT
 
 Each process writes OUT/PROCESS_ID.npz: its parameters, and what it planned for the exchanges.
 """
@@ -15,7 +15,7 @@ import hetjax
 from hetjax.processes import join
 from hetjax.quota import policies
 from hetjax.topology import gossip, schedules
-from tests.training import problems
+from tests.rounds import problems
 
 ROUNDS = 2000  # that are planned
 made = []

@@ -13,7 +13,7 @@ from hetjax import ordering, quota, trees, types
 from hetjax.rounds import gradients, rules
 from tests.own_parts import hessian_product as hessian_product_lib
 from tests.own_parts import local_sgd as local_sgd_lib
-from tests.training import problems
+from tests.rounds import problems
 
 FORMS = ("stepped", "fused", "virtual")
 LOSS = problems.weighted_softmax_loss

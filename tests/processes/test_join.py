@@ -3,6 +3,7 @@
 import pytest
 from jax._src import compiler, distributed, lru_cache
 
+from hetjax.processes import board as board_lib
 from hetjax.processes import exchange, join
 
 LAUNCHER = {
@@ -55,7 +56,7 @@ def test_a_wrong_place_is_named(arguments, message):
 
 def test_a_process_that_is_alone_has_no_board():
     with pytest.raises(RuntimeError, match="this process is alone"):
-        join.Board()
+        board_lib.Board()
 
 
 class Client:
@@ -85,7 +86,7 @@ class Client:
 )
 def test_a_long_value_is_read_as_it_was_put_up(value, monkeypatch):
     monkeypatch.setattr(distributed.global_state, "client", Client())
-    board = join.Board()
+    board = board_lib.Board()
     board.post_long("p", value)
     assert board.wait_long("p", 1.0) == value
 

@@ -12,7 +12,7 @@ from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
 from hetjax.rounds import gradients as gradients_lib
 from hetjax.rounds import rules, sync
-from tests.training import problems
+from tests.rounds import problems
 
 WORKERS, NOMINAL = 5, 40
 FEW_REDUCERS, FEW_GATES = ("all_reduce", "d_psgd", "matcha"), ("none", "first")

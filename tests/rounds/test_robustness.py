@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import hetjax
-from tests.training import problems
+from tests.rounds import problems
 
 EMULATED = {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"}
 

@@ -9,7 +9,7 @@ import hetjax
 from hetjax import quota
 from hetjax.rounds import run_records
 from tests.own_parts import hessian_product, local_sgd
-from tests.training import problems
+from tests.rounds import problems
 
 FIELDS = {
     "epochs": 2,

@@ -1,6 +1,6 @@
 """One process of a run of several: trains each case of a JSON file, one after the other.
 
-    python -m tests.training.process_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASES OUT
+    python -m tests.rounds.process_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASES OUT
 
 CASES maps a name to the fields of `problems.fit`, with `loss_fn` by its name there and `rule` by
 its name in `RULES`, and `last_round`, after which a callback ends the run, and `update_secs`, which
@@ -20,7 +20,7 @@ import optax
 import hetjax
 from hetjax.processes import exchange, join, shared_sums
 from tests.own_parts import hessian_product, local_sgd
-from tests.training import problems
+from tests.rounds import problems
 
 RULES = {
     "local_sgd": lambda loss_fn: local_sgd.local_sgd(loss_fn, optax.sgd(0.1, momentum=0.9)),

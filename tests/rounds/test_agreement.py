@@ -13,8 +13,8 @@ from hetjax.data import stream
 from hetjax.processes import solutions
 from hetjax.rounds import agreement
 from hetjax.topology import schedules
-from tests.training import problems
-from tests.training.test_processes import free_port
+from tests.rounds import problems
+from tests.rounds.test_processes import free_port
 
 PATIENCE_SECS = 120  # 10 are usual
 
@@ -28,7 +28,7 @@ def run_two(directory, other, *, shared_memory=False, **fields):
     gang = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.training.agreement_cases"),
+                *(sys.executable, "-m", "tests.rounds.agreement_cases"),
                 *(str(index), "2", address, case, str(directory)),
             ],
             env={**os.environ, **variables},

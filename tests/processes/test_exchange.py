@@ -1,4 +1,4 @@
-"""Messages between processes of one machine; `training/test_processes.py` has real ones."""
+"""Messages between processes of one machine; `rounds/test_processes.py` has real ones."""
 
 import concurrent.futures
 import errno

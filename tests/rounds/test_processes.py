@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.training import problems, process_cases
+from tests.rounds import problems, process_cases
 
 SPEEDS = [1.0, 1.5, 2.0, 4.0]
 VIRTUAL = {"num_workers": 4, "secs_per_microbatch": SPEEDS, "clock": "virtual"}
@@ -69,7 +69,7 @@ def run_gang(cases, directory, num_processes, **variables):
     path = directory / "cases.json"
     path.write_text(json.dumps(cases))
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "tests.training.process_cases"]
+    command = [sys.executable, "-m", "tests.rounds.process_cases"]
     gang = [
         subprocess.Popen(
             [*command, str(index), str(num_processes), address, str(path), str(directory)],

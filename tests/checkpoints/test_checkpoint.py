@@ -18,7 +18,7 @@ from hetjax.ordering import orders
 from hetjax.quota import policies
 from hetjax.quota.adaptive import adaptive
 from hetjax.rounds import state as state_lib
-from tests.training import checkpoints
+from tests.checkpoints import checkpoints
 
 
 class Leaves(NamedTuple):

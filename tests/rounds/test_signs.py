@@ -8,8 +8,8 @@ import pytest
 import hetjax
 from hetjax import ordering, topology
 from hetjax.rounds import gradients, rules, sync
-from tests.training import problems
-from tests.training.order_reference import Balancer, example_gradients
+from tests.rounds import problems
+from tests.rounds.order_reference import Balancer, example_gradients
 
 
 def test_a_loss_that_mixes_examples_is_refused():

@@ -10,7 +10,7 @@ import pytest
 
 from hetjax import launch as launcher
 from hetjax.launcher import cpu_shares, gang
-from tests.cluster import launches
+from tests.launcher import launches
 
 
 def test_lines_carry_the_workers_number_and_keep_their_stream(launch):

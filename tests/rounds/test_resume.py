@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetjax.rounds import resume
-from tests.training import problems
+from tests.rounds import problems
 
 STATIC = {
     "epochs": 2,

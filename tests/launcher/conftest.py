@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tests.cluster import launches
+from tests.launcher import launches
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from tests import oracles
-from tests.training import problems
+from tests.rounds import problems
 
 LOCAL = ["stepped", "fused", "virtual"]
 

@@ -11,8 +11,8 @@ import hetjax
 from hetjax import topology
 from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
-from tests.training import problems
-from tests.training.order_reference import example_gradients
+from tests.rounds import problems
+from tests.rounds.order_reference import example_gradients
 
 WORKERS, SIZE, BUDGET, EPOCHS = 4, 4, 8, 4
 RATE, MOMENTUM = 0.3, 0.9

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import hetjax
-from tests.training import problems
+from tests.rounds import problems
 
 
 def _with_a_nan(num_examples=64):

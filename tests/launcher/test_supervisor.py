@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hetjax.launcher import stacks
-from tests.cluster import launches
+from tests.launcher import launches
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 

@@ -1,0 +1,56 @@
+"""The line of a round: what `metrics.jsonl` and callbacks are given of it."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundReport:
+    """One round, on the host: a line of `metrics.jsonl`, and what callbacks are given.
+
+    Times are seconds of the run's clock, which stands still during evaluations.
+    """
+
+    round: int
+    epoch: int
+    examples: int  # processed in this round, by all workers
+    examples_processed: int  # since the run began
+    skipped_examples: int  # of `examples`: in microbatches that were not finite
+    loss: float  # mean over the round
+    quotas: list[int]  # microbatches, [W]
+    microbatches_done: list[int]  # [W]; what is left of the quotas went back to the order
+    examples_counted: list[int]  # [W], that entered the sums
+    present: list[bool]  # [W]
+    compute_secs: list[float]  # each worker's own, [W]
+    start_secs: float
+    local_secs: float  # the longest local phase
+    round_secs: float  # to the start of the next round
+    waiting_fraction: float  # of the present workers' time of compute and lead
+    full: bool  # of the whole budget; the last round of an epoch is smaller
+    overruns: int  # microbatches slower than the emulated worker
+    optimal_round_secs: float | None = None  # exact optimum for the true speeds, if known
+    lead_secs: list[float] | None = None  # of its process, beside compute_secs; None: unknown, [W]
+    eval: dict[str, float] | None = None
+    bytes_sent: int = 0  # by all workers, as the reducer counts them
+    consensus: dict[str, float] | None = None  # distance of the replicas from their mean
+    herding: dict[str, float] | None = None  # bounds of the order to come and of a random one
+
+    def to_json(self) -> str:
+        """One line; not-finite numbers become null."""
+        record = {k: v for k, v in vars(self).items() if v is not None}
+        return json.dumps(plain(record), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """JSON's own types, numbers to 9 digits, not-finite ones as None."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, float | np.floating):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value
