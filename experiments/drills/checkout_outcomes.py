@@ -140,11 +140,11 @@ def add_checkpoint(outcome: Outcome, step: int, arrays: Mapping[str, np.ndarray]
             passes[path.removesuffix("/state").removesuffix("/order_state")].setdefault(last, array)
         elif last in ("remaining", "queue", "head"):
             passes[path][last] = array
-        for part in _PARTS:
-            if part in name.split("/"):
-                own = "/".join(name.split("/")[name.split("/").index(part) + 1 :])
-                kept[_PARTS[part]][own] = array
-                break
+        path_parts = name.split("/")
+        places = [place for place, part in enumerate(path_parts) if part in _PARTS]
+        if places:  # the outermost says whose the rest is
+            own = "/".join(path_parts[places[0] + 1 :])
+            kept[_PARTS[path_parts[places[0]]]][own] = array
     found = [fields for fields in passes.values() if "order" in fields]
     if "reached" in ledger:  # in finished passes; the other form has those of the open one too
         ledger["ever"] = ledger.pop("reached") | (ledger["counts"] > 0)
