@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import trees, types
+from hetjax import parts, trees, types
 from hetjax.training import losses as losses_lib
 from hetjax.training import rules
 
@@ -74,7 +74,7 @@ def gradient_sums(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) 
     ) -> tuple[tuple, types.PyTree, jax.Array]:
         return worker, sums.grad_sum, sums.weight_sum
 
-    return rules.LocalRule(
+    rule = rules.LocalRule(
         begin,
         add,
         finish,
@@ -83,6 +83,8 @@ def gradient_sums(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) 
         checked=lambda worker, sums: (sums.loss_sum, sums.weight_sum),
         loss_sum=lambda sums: sums.loss_sum,
     )
+    # Of the loss, and of which keys it gets, a run is told apart from its rule.
+    return parts.remembered(rule, gradient_sums, {})
 
 
 def zeros(params: types.PyTree) -> GradientSums:

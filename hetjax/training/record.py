@@ -188,27 +188,51 @@ def check_workdir(
         if path.exists():
             theirs = config_lib.completed(json.loads(path.read_text()), config)
             _check_given(theirs, config)
-            different = _differences(
+            _check_same(
+                workdir,
                 {k: v for k, v in theirs.items() if k not in may_differ},
                 {k: v for k, v in config.items() if k not in may_differ},
             )
-            if different:
-                more = f" and {len(different) - 3} more" if len(different) > 3 else ""
-                raise ValueError(
-                    f"workdir {str(workdir)!r} belongs to another configuration "
-                    f"({'; '.join(different[:3])}{more}); give another directory"
-                )
     except (OSError, json.JSONDecodeError, AttributeError) as error:
         raise _unusable(workdir, error) from error
 
 
+def check_rule(workdir: pathlib.Path, config: dict[str, Any]) -> None:
+    """Sees that the run in a directory has this configuration's local rule, where it says which.
+
+    Raises:
+        ValueError: if it has another one, or its `config.json` cannot be read.
+    """
+    path = workdir / "config.json"
+    try:
+        if path.exists():
+            theirs = config_lib.completed(json.loads(path.read_text()), config)
+            theirs, ours = ({"rule": each["rule"]} for each in (theirs, config))
+            _check_given(theirs, ours)
+            _check_same(workdir, theirs, ours)
+    except (OSError, json.JSONDecodeError, AttributeError) as error:
+        raise _unusable(workdir, error) from error
+
+
+def _check_same(workdir: pathlib.Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Refuses another configuration than the one that a directory has."""
+    different = _differences(theirs, ours)
+    if different:
+        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        raise ValueError(
+            f"workdir {str(workdir)!r} belongs to another configuration "
+            f"({'; '.join(different[:3])}{more}); give another directory"
+        )
+
+
 def _check_given(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     """Refuses a run whose part could not be written down there, and is another here."""
-    for group, kind in kinds.KINDS.items():
-        name, mine = theirs.get(group, {}).get(kind.key), ours.get(group, {}).get(kind.key)
+    named = [(group, kind.title, kind.key) for group, kind in kinds.KINDS.items()]
+    for group, title, key in [*named, ("rule", "local rule", "name")]:
+        name, mine = theirs.get(group, {}).get(key), ours.get(group, {}).get(key)
         if isinstance(name, str) and name.startswith(kinds.GIVEN) and name != mine:
             raise ValueError(
-                f"the run in this workdir has the {kind.title} {name.removeprefix(kinds.GIVEN)!r}, "
+                f"the run in this workdir has the {title} {name.removeprefix(kinds.GIVEN)!r}, "
                 f"which could not be written down; here it is {mine!r}. Give the same object again "
                 f"to go on, as {group}=…, or give another directory"
             )

@@ -193,20 +193,29 @@ def to_arrays(
     return arrays
 
 
-def newest(directory: pathlib.Path, parts: setup.RunParts) -> checkpoint.Saved:
+def newest(
+    directory: str | pathlib.Path, parts: setup.RunParts, config: dict[str, Any]
+) -> checkpoint.Saved:
     """The newest whole checkpoint of a run's workdir, or of a directory of such.
 
+    Args:
+        directory: of a run, with or without a `config.json`.
+        parts: of the run that goes on.
+        config: of that run, as recorded.
+
     Raises:
-        ValueError: there is none, or it is of a run with other parts.
+        ValueError: there is none, or it is of a run with other parts or another rule.
     """
+    directory = pathlib.Path(directory)
     if (directory / DIRECTORY).is_dir():
-        directory = directory / DIRECTORY
+        directory /= DIRECTORY
     saved = checkpoint.newest(directory) if directory.is_dir() else None
     if saved is None:
         raise ValueError(
             f"restore: there is no whole checkpoint in {str(directory)!r}; give the workdir of a "
             "run, or take init()"
         )
+    record.check_rule(directory.parent, config)
     _check_workers(saved, parts)
     solved, kept = parts.solved.save(), saved.about.get("solutions", {})
     others = [name for name in solved if name in kept and solved[name] != kept[name]]
