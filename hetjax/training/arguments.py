@@ -84,7 +84,8 @@ def configuration(
         config, rule = _with_rule(config, rule)
         chosen, recorded = kinds.of_config(config, {}), config_lib.to_dict(config)
     if more:
-        recorded["rules"] = {name: described_rule(each) for name, each in more.items()}
+        made = {name: each for name, each in more.items() if isinstance(each, rules_lib.LocalRule)}
+        recorded["rules"] = {name: described_rule(each) for name, each in made.items()}
     return Given(config, chosen, rule, recorded)
 
 
