@@ -89,7 +89,7 @@ def gradient_sums(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) 
 
 def zeros(params: types.PyTree) -> GradientSums:
     """Sums before the first microbatch."""
-    scalar = jnp.promote_types(jnp.result_type(*jax.tree.leaves(params), jnp.float32), jnp.float32)
+    scalar = trees.wider(*map(jnp.result_type, jax.tree.leaves(params)), jnp.float32)
     return GradientSums(
         trees.accumulator_zeros(params), jnp.zeros((), scalar), jnp.zeros((), scalar)
     )
