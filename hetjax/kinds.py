@@ -18,6 +18,7 @@ from hetjax import gates, ordering, parts, quota, topology, values
 
 GIVEN = "given: "  # stands in a configuration before what cannot be written down
 ARGUMENTS = "arguments"  # the field for the arguments of a part that is named by import path
+DEFAULT_RULE = "gradient_sums"  # the local rule that a run has where it is given none
 
 
 class Kind(NamedTuple):

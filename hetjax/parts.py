@@ -198,7 +198,7 @@ def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part
         if lines:
             raise ValueError("\n".join(lines))
         made = function(**arguments)  # type: ignore[call-arg]
-        return _remembered(made, make, arguments)
+        return remembered(made, make, arguments)
 
     setattr(make, _IS_FACTORY, True)
     return make
@@ -213,7 +213,7 @@ def _name_of(function: Callable[..., Any]) -> str:
     return function.__qualname__.split(".")[-1]
 
 
-def _remembered(made: Any, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def remembered(made: Any, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """The record with `made_by`, if its factory can be imported and the arguments written."""
     path = path_of(function)
     if "<" in path:  # of a function inside another, or of a lambda

@@ -1,6 +1,7 @@
 """The few operations on pytrees that optax and jax lack."""
 
 import collections
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,7 @@ def all_finite(tree: types.PyTree) -> jax.Array:
     (on CPU). So numbers whose sum overflows count as infinite.
     """
     leaves = [x for x in map(jnp.asarray, jax.tree.leaves(tree)) if _may_be_infinite(x)]
-    wide = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in leaves]
+    wide = [x.astype(wider(x.dtype, jnp.float32)) for x in leaves]
     return jnp.all(jnp.stack([jnp.isfinite(jnp.sum(x)) for x in wide] or [jnp.bool_(True)]))
 
 
@@ -42,10 +43,16 @@ def _may_be_infinite(leaf: jax.Array) -> bool:
     return jax.dtypes.issubdtype(leaf.dtype, jnp.inexact)
 
 
+def wider(*dtypes: Any) -> Any:
+    """The dtype that holds all of these; no sum or product of theirs is left to JAX's promotion."""
+    with jax.numpy_dtype_promotion("standard"):  # asks for a type alone, also where JAX is strict
+        return functools.reduce(jnp.promote_types, dtypes)
+
+
 def accumulator_zeros(tree: types.PyTree) -> types.PyTree:
     """Zeros to sum `tree`-shaped terms in: float32, or the leaf's own dtype where wider."""
     return jax.tree.map(
-        lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(jnp.result_type(x), jnp.float32)),
+        lambda x: jnp.zeros(jnp.shape(x), wider(jnp.result_type(x), jnp.float32)),
         tree,
     )
 
@@ -58,7 +65,9 @@ def perturbed(tree: types.PyTree, seed: int) -> types.PyTree:
     def move(leaf: jax.Array, key: jax.Array) -> jax.Array:
         wide = jnp.asarray(leaf, jnp.float32)
         scale = jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(wide))), 0.1)
-        return (wide + scale * jax.random.normal(key, wide.shape)).astype(leaf.dtype)
+        noise = jax.random.normal(key, wide.shape)  # wider than the leaf where JAX is in 64 bits
+        moved = wide.astype(noise.dtype) + scale.astype(noise.dtype) * noise
+        return moved.astype(leaf.dtype)
 
     return jax.tree.unflatten(treedef, map(move, leaves, keys))
 

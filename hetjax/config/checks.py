@@ -25,6 +25,7 @@ def problems(experiment: groups.ExperimentConfig, given: Mapping[str, Any]) -> l
         *_model(experiment),
         *_optimizer(experiment),
         *_emulation(experiment.cluster),
+        *_rule(experiment.rule),
     ]
     try:
         parts = kinds.of_config(experiment, given)
@@ -111,6 +112,20 @@ def _emulation(cluster: groups.ClusterConfig) -> Iterator[str]:
                 f"{name}: got {value!r}, needs emulated speeds, and "
                 "cluster.secs_per_microbatch is (). Give the seconds of each worker there."
             )
+
+
+def _rule(rule: groups.RuleConfig) -> Iterator[str]:
+    is_known = rule.name == kinds.DEFAULT_RULE or rule.name.startswith(kinds.GIVEN)
+    if not is_known and not parts_lib.is_path(rule.name):
+        yield (
+            f"rule.name: got {rule.name!r}, must be {kinds.DEFAULT_RULE!r}, or the import path "
+            "'module:function' of a factory that makes a hetjax.LocalRule."
+        )
+    if is_known and rule.arguments:
+        yield (
+            f"rule.arguments: got {dict(rule.arguments)}, but {rule.name!r} takes none; they are "
+            "for a rule that is named by its import path."
+        )
 
 
 def _changes(cluster: groups.ClusterConfig) -> Iterator[str]:

@@ -6,8 +6,12 @@ The fields of the parts' options come from their factories (`hetjax.kinds`).
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+from hetjax import kinds
 from hetjax.config import fields as fields
+
+_ARGUMENTS = fields.arguments()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,14 @@ class GateConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RuleConfig:
+    """What a worker does with its microbatches."""
+
+    name: str = fields.text(kinds.DEFAULT_RULE)  # or the import path 'module:function' of a factory
+    arguments: Any = _ARGUMENTS  # of that factory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
     """What is different with one worker from the beginning of a round on; None: as before."""
 
@@ -138,5 +150,6 @@ class ExperimentConfig:
     ordering: OrderingConfig = dataclasses.field(default_factory=OrderingConfig)
     reducer: ReducerConfig = dataclasses.field(default_factory=ReducerConfig)
     gate: GateConfig = dataclasses.field(default_factory=GateConfig)
+    rule: RuleConfig = dataclasses.field(default_factory=RuleConfig)
     cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)

@@ -23,6 +23,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hetjax import trees
+
 PyTree = Any
 
 # TF32 products would change signs on GPU.
@@ -273,7 +275,7 @@ def _sign(product: jax.Array) -> jax.Array:
 
 
 def _sum_dtype(*arrays: jax.Array) -> Any:
-    return functools.reduce(jnp.promote_types, (x.dtype for x in arrays), jnp.float32)
+    return trees.wider(jnp.float32, *(x.dtype for x in arrays))
 
 
 def _exchange(rows: jax.Array, axis_name: str) -> jax.Array:

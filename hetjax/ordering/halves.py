@@ -97,7 +97,7 @@ class Microbatch:
             inside = [pairs.join(sign * s > 0, sign * s < 0) for s in (1, -1)]
             return tuple(self._pulled_back(whole, x) for x in inside)
         evens = jnp.arange(start, stop, 2)
-        halves = evens + (sign < 0), evens + (sign > 0)
+        halves = [evens + turned.astype(evens.dtype) for turned in (sign < 0, sign > 0)]
         return tuple(self._pulled_back(part(half), jnp.ones(count // 2)) for half in halves)
 
     def _pulled_back(self, linear: Linear, weights: jax.Array) -> types.PyTree:

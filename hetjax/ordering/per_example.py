@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import types
+from hetjax import trees, types
 from hetjax.ordering import balance, pairs
 from hetjax.ordering.matrix_free import independent
 from hetjax.ordering.ordering import Observer, Sizes
@@ -23,7 +23,7 @@ def _num_params(params: types.PyTree) -> int:
 
 
 def _dtype(params: types.PyTree) -> jnp.dtype:
-    return jnp.result_type(jnp.float32, *jax.tree.leaves(params))
+    return trees.wider(jnp.float32, *map(jnp.result_type, jax.tree.leaves(params)))
 
 
 def _gradients(

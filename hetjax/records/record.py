@@ -10,8 +10,8 @@ from typing import Any, TextIO
 import numpy as np
 import tqdm
 
-from hetjax import config as config_lib
-from hetjax import kinds, report
+from hetjax import report
+from hetjax.config import recorded
 from hetjax.rounds.round_report import RoundReport, plain
 
 _FILES = ("metrics.jsonl", "summary.json", "report.html")
@@ -66,7 +66,7 @@ class Recorder:
             try:
                 self._lines.write(text + "\n")
             except OSError as error:
-                raise _unusable(self._workdir, error) from error
+                raise recorded.unusable(self._workdir, error) from error
         if self._bar.disable:
             return
         if line.round == 0:
@@ -96,7 +96,7 @@ class Recorder:
                     history=self.history,
                 )
             except OSError as error:
-                raise _unusable(self._workdir, error) from error
+                raise recorded.unusable(self._workdir, error) from error
         return summary
 
     def close(self) -> None:
@@ -129,39 +129,9 @@ def check_workdir(
                 f"workdir {str(workdir)!r} holds a {strangers[0]} but no config.json, so it is "
                 "no directory of a run; give another directory"
             )
-        if path.exists():
-            theirs = config_lib.completed(json.loads(path.read_text()), config)
-            _check_given(theirs, config)
-            different = _differences(
-                {k: v for k, v in theirs.items() if k not in may_differ},
-                {k: v for k, v in config.items() if k not in may_differ},
-            )
-            if different:
-                more = f" and {len(different) - 3} more" if len(different) > 3 else ""
-                raise ValueError(
-                    f"workdir {str(workdir)!r} belongs to another configuration "
-                    f"({'; '.join(different[:3])}{more}); give another directory"
-                )
-    except (OSError, json.JSONDecodeError, AttributeError) as error:
-        raise _unusable(workdir, error) from error
-
-
-def _check_given(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Refuses a run whose part could not be written down there, and is another here."""
-    for group, kind in kinds.KINDS.items():
-        name, mine = theirs.get(group, {}).get(kind.key), ours.get(group, {}).get(kind.key)
-        if isinstance(name, str) and name.startswith(kinds.GIVEN) and name != mine:
-            raise ValueError(
-                f"the run in this workdir has the {kind.title} {name.removeprefix(kinds.GIVEN)!r}, "
-                f"which could not be written down; here it is {mine!r}. Give the same object again "
-                f"to go on, as {group}=…, or give another directory"
-            )
-
-
-def _unusable(workdir: pathlib.Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"workdir {str(workdir)!r} cannot be used: {error}; give a directory that can be written"
-    )
+    except OSError as error:
+        raise recorded.unusable(workdir, error) from error
+    recorded.check(workdir, config, may_differ=may_differ)
 
 
 def _begin_files(
@@ -176,7 +146,7 @@ def _begin_files(
             (workdir / name).unlink(missing_ok=True)
         return (workdir / "metrics.jsonl").open("a", buffering=1)
     except OSError as error:
-        raise _unusable(workdir, error) from error
+        raise recorded.unusable(workdir, error) from error
 
 
 def _write_whole(path: pathlib.Path, text: str) -> None:
@@ -209,19 +179,3 @@ def kept_lines(workdir: pathlib.Path, rounds_done: int) -> tuple[list[RoundRepor
                 file=sys.stderr,
             )
     return lines[:rounds_done], sum(line.examples for line in lines[rounds_done:])
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _differences(theirs: Any, ours: Any, name: str = "") -> list[str]:
-    if not isinstance(theirs, dict) or not isinstance(ours, dict):
-        return [f"{name}: {_short(theirs)} there, {_short(ours)} here"]
-    return [
-        line
-        for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key) != ours.get(key)
-        for line in _differences(theirs.get(key), ours.get(key), f"{name}.{key}".lstrip("."))
-    ]

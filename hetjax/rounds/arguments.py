@@ -2,7 +2,8 @@
 
 import dataclasses
 import importlib.metadata
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,6 +12,10 @@ from hetjax import config as config_lib
 from hetjax import kinds
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
+from hetjax.config import fields as fields_lib
+from hetjax.config import groups
+from hetjax.rounds import gradients
+from hetjax.rounds import rules as rules_lib
 from hetjax.topology import graphs
 
 _OBJECTS = (graphs.Graph, graphs.PeriodicGraph)  # that options may be, and a field may not
@@ -42,26 +47,106 @@ def check(params: Any, optimizer: Any, callbacks: Any = ()) -> None:
             )
 
 
+class Given(NamedTuple):
+    """What `fit` or `Run` was given, checked."""
+
+    config: config_lib.ExperimentConfig
+    parts: kinds.Parts
+    rule: rules_lib.LocalRule | None  # None: gradients are added up
+    recorded: dict[str, Any]  # of the configuration
+
+
 def configuration(
-    config: config_lib.ExperimentConfig | None, fields: dict[str, Any], *, workers: int | None
-) -> tuple[config_lib.ExperimentConfig, kinds.Parts, dict[str, Any]]:
-    """The checked configuration, the parts, and what of it is recorded.
+    config: config_lib.ExperimentConfig | None,
+    fields: dict[str, Any],
+    *,
+    workers: int | None,
+    rule: rules_lib.LocalRule | None = None,
+    more: Mapping[str, rules_lib.LocalRule] | None = None,
+) -> Given:
+    """The checked configuration, the parts, the local rule, and what of it is recorded.
 
     Args:
         config: checked already; or None.
         fields: or its fields.
         workers: their number, in place of `cluster.num_workers`; None: not given.
+        rule: what a worker does with its microbatches; None: what the configuration names.
+        more: of further kinds of rounds, by name; None: there are none.
 
     Raises:
-        ValueError: both are given, or a field is wrong.
+        ValueError: both are given, or a field is wrong, or the rule is not the configuration's.
     """
-    if config is None:
-        config, chosen = config_of_fields(fields, workers=workers)
-        return config, chosen, recorded_fields(config)
-    if fields or workers is not None:
+    if config is not None and (fields or workers is not None):
         given = sorted([*fields, *(["workers"] if workers is not None else [])])
         raise ValueError(f"give either config or fields, not both: {given}")
-    return config, kinds.of_config(config, {}), config_lib.to_dict(config)
+    if config is None:
+        config, chosen = config_of_fields(fields, workers=workers)
+        config, rule = _with_rule(config, rule)
+        recorded = recorded_fields(config)
+    else:
+        config, rule = _with_rule(config, rule)
+        chosen, recorded = kinds.of_config(config, {}), config_lib.to_dict(config)
+    if more:
+        made = {name: each for name, each in more.items() if isinstance(each, rules_lib.LocalRule)}
+        recorded["rules"] = {name: described_rule(each) for name, each in made.items()}
+    return Given(config, chosen, rule, recorded)
+
+
+def described_rule(rule: rules_lib.LocalRule) -> dict[str, Any]:
+    """The fields of a configuration that make a local rule again.
+
+    Of a rule that cannot be written down the name is `given: ` and where it is from.
+    """
+    rules_lib.check(rule)
+    made = parts_lib.made_by(rule)
+    if made is None:
+        return {"name": f"{kinds.GIVEN}{parts_lib.label(rule)}", kinds.ARGUMENTS: {}}
+    if made.path == parts_lib.path_of(gradients.gradient_sums):
+        return {"name": kinds.DEFAULT_RULE, kinds.ARGUMENTS: {}}
+    return {"name": made.path, kinds.ARGUMENTS: dict(made.arguments)}
+
+
+def _with_rule(
+    config: config_lib.ExperimentConfig, rule: rules_lib.LocalRule | None
+) -> tuple[config_lib.ExperimentConfig, rules_lib.LocalRule | None]:
+    """The configuration with the rule in it, and the rule that it names."""
+    if rule is None:
+        return config, _rule_of(config.rule)
+    mine = fields_lib.parse_group(groups.RuleConfig, described_rule(rule), "rule.", [])
+    named = groups.RuleConfig(**mine)
+    if config.rule not in (groups.RuleConfig(), named):
+        raise ValueError(
+            f"rule: the configuration names {_called(config.rule)} and rule= is {_called(named)}; "
+            "leave one of them out"
+        )
+    return dataclasses.replace(config, rule=named), rule
+
+
+def _called(rule: groups.RuleConfig) -> str:
+    return f"{rule.name!r}{f' of {dict(rule.arguments)}' if rule.arguments else ''}"
+
+
+def _rule_of(fields: groups.RuleConfig) -> rules_lib.LocalRule | None:
+    """The local rule that a configuration names; None: gradients are added up."""
+    if fields.name == kinds.DEFAULT_RULE:
+        return None
+    if fields.name.startswith(kinds.GIVEN):
+        raise ValueError(
+            f"rule.name: got {fields.name!r}, a local rule that could not be written down, since "
+            "it is made by hand or by a function inside another one. Give the object again, as "
+            "rule=…; or make it by a function at the top of a module with @hetjax.parts.factory, "
+            "which can be written down."
+        )
+    try:
+        factory = parts_lib.load(fields.name)
+    except ValueError as error:
+        raise ValueError(f"rule.name: {error}.") from error
+    known, lines = parts_lib.checked(factory, dict(fields.arguments), "rule.arguments.")
+    if lines:
+        raise ValueError("\n".join(lines))
+    rule = factory(**known)
+    rules_lib.check(rule)
+    return rule
 
 
 def config_of_fields(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import trees, types
+from hetjax import parts, trees, types
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules
 
@@ -74,7 +74,7 @@ def gradient_sums(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) 
     ) -> tuple[tuple, types.PyTree, jax.Array]:
         return worker, sums.grad_sum, sums.weight_sum
 
-    return rules.LocalRule(
+    rule = rules.LocalRule(
         begin,
         add,
         finish,
@@ -83,11 +83,13 @@ def gradient_sums(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) 
         checked=lambda worker, sums: (sums.loss_sum, sums.weight_sum),
         loss_sum=lambda sums: sums.loss_sum,
     )
+    # Of the loss, and of which keys it gets, a run is told apart from its rule.
+    return parts.remembered(rule, gradient_sums, {})
 
 
 def zeros(params: types.PyTree) -> GradientSums:
     """Sums before the first microbatch."""
-    scalar = jnp.promote_types(jnp.result_type(*jax.tree.leaves(params), jnp.float32), jnp.float32)
+    scalar = trees.wider(*map(jnp.result_type, jax.tree.leaves(params)), jnp.float32)
     return GradientSums(
         trees.accumulator_zeros(params), jnp.zeros((), scalar), jnp.zeros((), scalar)
     )

@@ -111,7 +111,7 @@ def masked(
         else:
             key = jax.random.fold_in(rng, ids[0])
         losses, weights = _split_losses(loss_fn(params, examples, key))
-        wide = jnp.promote_types(losses.dtype, jnp.float32)  # sums are never in half
+        wide = trees.wider(losses.dtype, jnp.float32)  # sums are never in half
         losses = losses.astype(wide)
         weights = jnp.ones_like(losses) if weights is None else weights.astype(wide)
         weights = jnp.where(mask > 0, weights, 0)

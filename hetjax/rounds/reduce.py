@@ -93,7 +93,7 @@ def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:
         tally.microbatches_done,
         tally.nonfinite_microbatch,
     ]
-    is_mine = jnp.arange(num_workers) == jax.lax.axis_index(axis)
+    is_mine = jnp.arange(num_workers, dtype=jnp.int32) == jax.lax.axis_index(axis)
     mine = jnp.stack([jnp.where(is_mine, number.astype(dtype), 0) for number in numbers])
     sums = jnp.stack([contributed.loss_sum, contributed.weight])
     total = jax.lax.psum(jnp.concatenate([sums, mine.reshape(-1)]), axis)

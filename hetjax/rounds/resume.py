@@ -7,6 +7,7 @@ were; speeds are learnt anew, and replicas that differed begin at their mean.
 """
 
 import pathlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.checkpoints import checkpoint, leaves
+from hetjax.config import recorded
 from hetjax.rounds import run_records, setup
 from hetjax.rounds import state as state_lib
 
@@ -53,20 +55,29 @@ def check_workers(saved: checkpoint.Saved, parts: setup.RunParts) -> None:
         )
 
 
-def newest(directory: pathlib.Path, parts: setup.RunParts) -> checkpoint.Saved:
+def newest(
+    directory: str | pathlib.Path, parts: setup.RunParts, config: dict[str, Any]
+) -> checkpoint.Saved:
     """The newest whole checkpoint of a run's workdir, or of a directory of such.
 
+    Args:
+        directory: of a run, with or without a `config.json`.
+        parts: of the run that goes on.
+        config: of that run, as recorded.
+
     Raises:
-        ValueError: there is none, or it is of a run with other parts.
+        ValueError: there is none, or it is of a run with other parts or another rule.
     """
+    directory = pathlib.Path(directory)
     if (directory / DIRECTORY).is_dir():
-        directory = directory / DIRECTORY
+        directory /= DIRECTORY
     saved = checkpoint.newest(directory) if directory.is_dir() else None
     if saved is None:
         raise ValueError(
             f"restore: there is no whole checkpoint in {str(directory)!r}; give the workdir of a "
             "run, or take init()"
         )
+    recorded.check(directory.parent, config, only=("rule",))
     check_workers(saved, parts)
     solved, kept = parts.solved.save(), saved.about.get("solutions", {})
     others = [name for name in solved if name in kept and solved[name] != kept[name]]

@@ -89,9 +89,8 @@ class Run:
     ) -> None:
         join.check_joined()
         arguments.check(params, optimizer)
-        self.config, chosen, self.recorded = arguments.configuration(
-            config, fields, workers=workers
-        )
+        given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
+        self.config, self.recorded = given.config, given.recorded
         source = sources.as_source(source)
         self.beacons = beacons_lib.start()
         self.beacons.at("starting")
@@ -104,9 +103,9 @@ class Run:
             optimizer,
             source,
             config=self.config,
-            chosen=chosen,
+            chosen=given.parts,
             per_example_rng=per_example_rng,
-            rule=rule,
+            rule=given.rule,
             more_rules=rules or {},
             beacons=self.beacons,
             solved=solutions.Solutions(
@@ -170,9 +169,9 @@ class Run:
         """The state of the newest checkpoint in a directory, or a workdir; `given` as for `init`.
 
         Raises:
-            ValueError: there is none, or it is of a run with other parts.
+            ValueError: there is none, or it is of a run with other parts or another rule.
         """
-        return self.go_on(resume.newest(pathlib.Path(directory), self.parts), given)[0]
+        return self.go_on(resume.newest(directory, self.parts, self.recorded), given)[0]
 
     def go_on(self, saved: checkpoint.Saved, given: types.PyTree = ()) -> tuple[RunState, Any]:
         """The state of a checkpoint, and the best parameters in it, if there are any."""

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from hetjax import mesh as mesh_lib
-from hetjax import types
+from hetjax import trees, types
 from hetjax.ordering import ordering
 from hetjax.rounds import rules
 
@@ -87,7 +87,7 @@ def _everywhere(function: Callable, mesh: Mesh) -> Callable:
 
 def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
     def wide(leaf: jax.Array) -> jax.Array:
-        return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        return leaf.astype(trees.wider(leaf.dtype, jnp.float32))
 
     mean = jax.tree.map(lambda x: jnp.mean(wide(x), axis=0), params)
     squares = jax.tree.map(lambda x, m: jnp.sum(jnp.square(wide(x) - m[None])), params, mean)

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hetjax import trees
 from hetjax.topology import gossip as gossip_lib
 
 PyTree = Any
@@ -164,14 +165,14 @@ def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
 
     def collective(params: PyTree, active: jax.Array, axis_name: str) -> PyTree:
         def mix(vector: jax.Array) -> jax.Array:
-            wide = vector.astype(jnp.promote_types(vector.dtype, jnp.float32))
+            wide = vector.astype(trees.wider(vector.dtype, jnp.float32))
             return (wide + exchanged(wide, active, axis_name)).astype(vector.dtype)
 
         return _bucketed(mix, params)
 
     def array(params: PyTree, active: jax.Array) -> PyTree:
         def mix(leaf: jax.Array) -> jax.Array:
-            wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+            wide = leaf.astype(trees.wider(leaf.dtype, jnp.float32))
             flags = jnp.zeros(len(terms)) if not num_exchanges else active
             change = jnp.einsum(
                 "m,mij->ij", flags.astype(wide.dtype), jnp.asarray(terms, wide.dtype)

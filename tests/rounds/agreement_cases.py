@@ -10,11 +10,13 @@ import pathlib
 import sys
 
 import numpy as np
+import optax
 
 import hetjax
 from hetjax.processes import join
 from hetjax.quota import policies
 from hetjax.topology import gossip, schedules
+from tests.own_parts import local_sgd
 from tests.rounds import problems
 
 ROUNDS = 2000  # that are planned
@@ -73,6 +75,8 @@ def main(process_id, num_processes, coordinator, case, out):
             weights = np.nextafter(weights, np.float32(0))
     if case["other"] == "quotas":
         case["fields"]["quota"] = own_equal(place.process_id)
+    if case["other"] == "rule" and place.process_id == 1:
+        case["fields"]["rule"] = local_sgd.local_sgd(problems.softmax_loss, optax.sgd(0.1))
     gossip.matcha = kept(gossip.matcha)
     result = problems.fit(problems.classification(), weights, **case["fields"])
     arrays = {"params": result.params, "weights": [], "active": []}

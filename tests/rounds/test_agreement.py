@@ -82,6 +82,14 @@ def test_other_initial_parameters_are_refused(tmp_path):
     assert "ValueError: process 1 has initial parameters" in message
 
 
+def test_another_local_rule_is_refused(tmp_path):
+    (first_code, _), (code, message) = run_two(tmp_path / "out", "rule", epochs=1)
+    assert code == 1
+    assert first_code != 0
+    assert "process 1 has config.rule = {'arguments': {}, 'name': 'given: tests.own" in message
+    assert "and process 0 has {'arguments': {}, 'name': 'gradient_sums'}" in message
+
+
 class Board:
     """One for all, in memory."""
 

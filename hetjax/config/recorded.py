@@ -1,0 +1,83 @@
+"""Is the configuration that a run has recorded the one that is to go on?"""
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from hetjax import kinds
+from hetjax.config import experiment
+
+
+def check(
+    workdir: pathlib.Path,
+    config: dict[str, Any],
+    *,
+    may_differ: Sequence[str] = (),
+    only: Sequence[str] = (),
+) -> None:
+    """Sees that the run in a directory has this configuration, where its `config.json` says which.
+
+    Args:
+        workdir: of a run.
+        config: plain values.
+        may_differ: groups of fields that may have other values there.
+        only: groups that are compared; empty: all.
+
+    Raises:
+        ValueError: if it has another one, or its `config.json` cannot be read.
+    """
+    path = workdir / "config.json"
+    try:
+        if not path.exists():
+            return
+        theirs = experiment.completed(json.loads(path.read_text()), config)
+        theirs, ours = (
+            {k: v for k, v in each.items() if k not in may_differ and (not only or k in only)}
+            for each in (theirs, config)
+        )
+        _check_given(theirs, ours)
+    except (OSError, json.JSONDecodeError, AttributeError) as error:
+        raise unusable(workdir, error) from error
+    different = _differences(theirs, ours)
+    if different:
+        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        raise ValueError(
+            f"workdir {str(workdir)!r} belongs to another configuration "
+            f"({'; '.join(different[:3])}{more}); give another directory"
+        )
+
+
+def _check_given(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Refuses a run whose part could not be written down there, and is another here."""
+    named = [(group, kind.title, kind.key) for group, kind in kinds.KINDS.items()]
+    for group, title, key in [*named, ("rule", "local rule", "name")]:
+        name, mine = theirs.get(group, {}).get(key), ours.get(group, {}).get(key)
+        if isinstance(name, str) and name.startswith(kinds.GIVEN) and name != mine:
+            raise ValueError(
+                f"the run in this workdir has the {title} {name.removeprefix(kinds.GIVEN)!r}, "
+                f"which could not be written down; here it is {mine!r}. Give the same object again "
+                f"to go on, as {group}=…, or give another directory"
+            )
+
+
+def unusable(workdir: pathlib.Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"workdir {str(workdir)!r} cannot be used: {error}; give a directory that can be written"
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _differences(theirs: Any, ours: Any, name: str = "") -> list[str]:
+    if not isinstance(theirs, dict) or not isinstance(ours, dict):
+        return [f"{name}: {_short(theirs)} there, {_short(ours)} here"]
+    return [
+        line
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key) != ours.get(key)
+        for line in _differences(theirs.get(key), ours.get(key), f"{name}.{key}".lstrip("."))
+    ]

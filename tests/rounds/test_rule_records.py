@@ -1,0 +1,149 @@
+"""What a run writes down of its local rule, and which runs go on with which rule."""
+
+import functools
+import json
+from typing import Annotated
+
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax import config, parts
+from hetjax.rounds import arguments, gradients
+from tests.own_parts import hessian_product, local_sgd
+from tests.rounds import problems
+
+DATA, WEIGHTS = problems.classification(dtype=np.float32), problems.initial_weights(np.float32)
+STATIC = {"epochs": 2, "checkpoint": {"every_rounds": 1}, "quota": "equal", "workers": 2}
+GIVEN = "given: tests.own_parts.local_sgd:local_sgd.<locals>.begin"
+fit = functools.partial(problems.fit, DATA, WEIGHTS, **STATIC)
+
+
+@parts.factory
+def one_local_sgd(
+    *, rate: Annotated[float, parts.number(above=0.0, says="of a step")] = 0.1
+) -> hetjax.LocalRule:
+    """Local SGD of one loss, which can be written down."""
+    return local_sgd.local_sgd(problems.softmax_loss, optax.sgd(rate, momentum=0.9))
+
+
+def closure():
+    return local_sgd.local_sgd(problems.softmax_loss, optax.sgd(0.1, momentum=0.9))
+
+
+def written(workdir):
+    return json.loads((workdir / "config.json").read_text())["rule"]
+
+
+def stop(line):
+    return line.round == 2
+
+
+@pytest.mark.parametrize("make", [closure, one_local_sgd])
+def test_a_run_goes_on_with_its_own_rule_alone(make, tmp_path):
+    fit(workdir=tmp_path, callbacks=[stop], rule=make())
+    message = {
+        closure: rf"has the local rule '{GIVEN[7:]}', which could not be written down; here it is "
+        r"'gradient_sums'\. Give the same object again to go on, as rule=",
+        one_local_sgd: r"belongs to another configuration \(rule\.arguments\.rate: 0\.1 there, "
+        r"None here; rule\.name: 'tests\.training\.test_rule_records:one_local_sgd' there, "
+        r"'gradient_sums' here\)",
+    }[make]
+    with pytest.raises(ValueError, match=message):
+        fit(workdir=tmp_path)
+    if make is one_local_sgd:
+        with pytest.raises(ValueError, match=r"rule\.arguments\.rate: 0\.1 there, 0\.2 here"):
+            fit(workdir=tmp_path, rule=make(rate=0.2))
+    result = fit(workdir=tmp_path, rule=make())
+    assert result.summary["examples_processed"] == 2 * 203
+    np.testing.assert_array_equal(result.params, fit(rule=make()).params)
+
+
+def test_a_run_that_adds_up_gradients_goes_on_with_no_other_rule(tmp_path):
+    fit(workdir=tmp_path, callbacks=[stop])
+    assert written(tmp_path) == {"name": "gradient_sums", "arguments": {}}
+    with pytest.raises(ValueError, match=rf"rule\.name: 'gradient_sums' there, '{GIVEN[:20]}"):
+        fit(workdir=tmp_path, rule=closure())
+    rule = gradients.gradient_sums(problems.softmax_loss)  # the default, given by hand
+    assert not fit(workdir=tmp_path, rule=rule).summary["interrupted"]
+
+
+def test_a_run_that_was_recorded_before_goes_on_with_the_default(tmp_path):
+    fit(workdir=tmp_path, callbacks=[stop])
+    path = tmp_path / "config.json"
+    recorded = json.loads(path.read_text())
+    del recorded["rule"]
+    path.write_text(json.dumps(recorded))
+    config.from_json(path)
+    with pytest.raises(ValueError, match=r"rule\.name: 'gradient_sums' there"):
+        fit(workdir=tmp_path, rule=closure())
+    result = fit(workdir=tmp_path)
+    assert result.history[2]["round"] == 2
+    assert len(result.history) == len(fit().history)
+
+
+def test_a_recorded_configuration_runs_its_rule_again(tmp_path):
+    first = fit(workdir=tmp_path / "written", rule=one_local_sgd(rate=0.05))
+    again = config.from_json(tmp_path / "written" / "config.json")
+    optimizer = optax.sgd(0.3, momentum=0.9)
+    run = functools.partial(hetjax.fit, problems.softmax_loss, WEIGHTS, optimizer, DATA)
+    result = run(config=again, progress=False)
+    np.testing.assert_array_equal(result.params, first.params)
+    with pytest.raises(ValueError, match=r"configuration names 'tests.*of {'rate': 0\.05} and"):
+        run(config=again, rule=closure())
+    fit(workdir=tmp_path / "given", rule=closure(), callbacks=[stop])
+    again = config.from_json(tmp_path / "given" / "config.json")
+    with pytest.raises(ValueError, match=r"rule\.name: got 'given.*Give the object again, as rule"):
+        run(config=again)
+    assert run(config=again, rule=closure(), progress=False).summary["examples_processed"] == 406
+
+
+def test_a_run_that_steps_goes_on_with_its_own_rule_alone(tmp_path):
+    fit(workdir=tmp_path, callbacks=[stop], rule=closure())
+    common = (problems.softmax_loss, WEIGHTS, optax.sgd(0.3, momentum=0.9), DATA)
+    fields = {"microbatch_size": 4, "budget": 8, **STATIC}
+    with hetjax.Run(*common, rule=closure(), **fields) as run:
+        assert run.restore(tmp_path).rounds_done == 3
+    for directory in (tmp_path, tmp_path / "checkpoints"):
+        with hetjax.Run(*common, **fields) as run, pytest.raises(ValueError, match="local rule"):
+            run.restore(directory)
+
+
+def test_further_rules_are_recorded_by_name():
+    more = {
+        "product": hessian_product.hessian_product(problems.softmax_loss),
+        "steps": one_local_sgd(),
+    }
+    given = arguments.configuration(None, {}, workers=1, more=more)
+    assert given.recorded["rule"]["name"] == "gradient_sums"
+    product, steps = given.recorded["rules"]["product"], given.recorded["rules"]["steps"]
+    assert product["name"].startswith("given: tests.own_parts.hessian_product:hessian_product")
+    assert steps == {
+        "name": "tests.rounds.test_rule_records:one_local_sgd",
+        "arguments": {"rate": 0.1},
+    }
+    changed = one_local_sgd()._replace(loss_sum=None)  # is not what the factory makes
+    assert arguments.described_rule(changed)["name"] == GIVEN
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"name": "local_sgd"}, r"rule\.name: got 'local_sgd', must be 'gradient_sums', or the im"),
+        (
+            {"arguments": {"rate": 1}},
+            r"rule\.arguments: got {'rate': 1}, but 'gradient_sums' takes",
+        ),
+        ({"name": "no.such:rule"}, r"rule\.name: 'no\.such:rule' cannot be imported"),
+        (
+            {"name": "tests.rounds.test_rule_records:one_local_sgd", "arguments": {"rate": -1}},
+            r"rule\.arguments\.rate: got -1, must be a finite number above 0",
+        ),
+        ({"name": "hetjax.quota:equal"}, r"rule: got a QuotaPolicy"),
+    ],
+)
+def test_a_wrong_rule_of_a_configuration_gets_a_message(rule, message):
+    common = (problems.softmax_loss, WEIGHTS, optax.sgd(0.5), DATA)
+    with pytest.raises(ValueError, match=message):
+        hetjax.fit(*common, config=config.validate({"rule": rule}))
