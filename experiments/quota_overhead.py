@@ -21,7 +21,7 @@ import hetjax.types
 from experiments import problems
 from experiments.rows import Row
 from hetjax import mesh as mesh_lib
-from hetjax.training import local, record, rules
+from hetjax.training import local, parcels, record, rules
 
 _MICROBATCH, _NUM_WORKERS = 32, 4
 _WARM_UP = 5  # rounds that are not counted
@@ -70,7 +70,7 @@ def _bare_loop(
     add = local.jit_add(rules.with_observer(parts.main.rule))
 
     def update(state: Any, sums: Any) -> tuple[Any, Any]:
-        one, mine = jax.tree.map(lambda x: x[0], (state, sums))
+        one, mine = jax.tree.map(lambda x: x[0], (state, parcels.unpack(sums)))
         grad_sum, weight = jax.lax.psum((mine.sums.grad_sum, mine.sums.weight_sum), axis)
         grads = jax.tree.map(lambda g: g / weight, grad_sum)
         updates, opt_state = optimizer.update(grads, one.opt_state, one.params)
@@ -89,7 +89,7 @@ def _bare_loop(
         for example_ids in rows[worker]:
             microbatch = parts.feed.load(worker, example_ids)
             sums, _ = add(state, sums, microbatch, keys[worker])
-            jax.block_until_ready(sums.tally)
+            jax.tree.leaves(sums)[-1].block_until_ready()
         return sums
 
     def bare_round() -> None:

@@ -48,14 +48,19 @@ class RoundReport:
     consensus: dict[str, float] | None = None  # distance of the replicas from their mean
     herding: dict[str, float] | None = None  # bounds of the order to come and of a random one
 
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON holds it, without fields that are None; not-finite numbers are None."""
+        return {name: _plain(value) for name, value in vars(self).items() if value is not None}
+
     def to_json(self) -> str:
-        """One line; not-finite numbers become null."""
-        record = {k: v for k, v in vars(self).items() if v is not None}
-        return json.dumps(_plain(record), allow_nan=False)
+        """One line."""
+        return json.dumps(self.to_plain(), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
     """JSON's own types, numbers to 9 digits, not-finite ones as None."""
+    if type(value) in (int, bool, str):
+        return value
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -115,12 +120,12 @@ class Recorder:
 
     def add(self, line: RoundReport) -> None:
         """One round more."""
-        text = line.to_json()
-        self.history.append(json.loads(text))
+        plain = line.to_plain()
+        self.history.append(plain)
         if self._lines is not None:
             assert self._workdir is not None
             try:
-                self._lines.write(text + "\n")
+                self._lines.write(json.dumps(plain, allow_nan=False) + "\n")
             except OSError as error:
                 raise _unusable(self._workdir, error) from error
         if self._bar.disable:
