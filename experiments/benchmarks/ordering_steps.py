@@ -19,7 +19,7 @@ from experiments.benchmarks.rows import Row
 from hetjax import config as config_lib
 from hetjax import types
 from hetjax.data import sources
-from hetjax.rounds import local, rules, setup
+from hetjax.rounds import local, parcels, rules, setup
 
 _MICROBATCH, _SHAPE = 32, (32, 32, 3)
 _MODELS: dict[str, dict[str, Any]] = {
@@ -77,7 +77,7 @@ class Step:
             sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
             for tree in (
                 self._state.params,
-                (self._state.memory, self._carried.evidence),
+                (self._state.memory, parcels.unpack(self._carried).evidence),
             )
         )
         microbatch = self.parts.feed.load(0, self._plan.rows(0)[0])

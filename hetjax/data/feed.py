@@ -29,6 +29,9 @@ _BLOCK_ROWS = 8  # microbatches that are read at a time
 class Feed(Protocol):
     """What the local phase asks for its data."""
 
+    reads_ahead: bool
+    """Whether hints of what comes next are of any use."""
+
     def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
         """`example_ids i32[..., B]` as a microbatch on the worker's device."""
 
@@ -59,6 +62,8 @@ class ResidentFeed:
             other processes are theirs to fill.
     """
 
+    reads_ahead = False
+
     def __init__(self, source: Any, devices: Sequence[jax.Device]) -> None:
         arrays = sources.load_all(source).arrays
         own = {device for device in devices if device.process_index == jax.process_index()}
@@ -88,6 +93,8 @@ class StreamedFeed:
         source: anything with `__len__` and `__getitem__`.
         devices: the device of each worker.
     """
+
+    reads_ahead = True
 
     def __init__(self, source: Any, devices: Sequence[jax.Device]) -> None:
         self._source, self._like = source, sources.read(source, 0)

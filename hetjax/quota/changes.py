@@ -111,10 +111,11 @@ def push(
 ) -> Watch:
     """Takes a round in: every argument [n]; workers with done 0 stay as they are."""
     busy = done > 0
+    all_busy = bool(busy.all())
 
     def shifted(window: np.ndarray, newest: np.ndarray) -> np.ndarray:
         moved = np.concatenate([window[:, 1:], newest[:, None]], axis=1)
-        return np.where(busy[:, None], moved, window)
+        return moved if all_busy else np.where(busy[:, None], moved, window)
 
     return watch._replace(
         slower=np.where(busy, np.maximum(watch.slower + scores - drift, 0.0), watch.slower),

@@ -59,12 +59,12 @@ class Recorder:
 
     def add(self, line: RoundReport) -> None:
         """One round more."""
-        text = line.to_json()
-        self.history.append(json.loads(text))
+        fields = line.to_plain()
+        self.history.append(fields)
         if self._lines is not None:
             assert self._workdir is not None
             try:
-                self._lines.write(text + "\n")
+                self._lines.write(json.dumps(fields, allow_nan=False) + "\n")
             except OSError as error:
                 raise recorded.unusable(self._workdir, error) from error
         if self._bar.disable:

@@ -8,7 +8,7 @@ same on all. One short message a round; none where there is one process.
 import enum
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -224,7 +224,7 @@ class Agreement:
     def __call__(
         self,
         result: local.LocalResult,
-        digests: tuple[int, ...],
+        digests: Callable[[], tuple[int, ...]],
         ask: Ask,
         lead_secs: float = 0.0,
     ) -> Told:
@@ -232,7 +232,7 @@ class Agreement:
 
         Args:
             result: of the workers of this process.
-            digests: of the round's plan.
+            digests: makes those of the round's plan, where there is anybody to compare with.
             ask: what this process wants of all.
             lead_secs: what it needed since the last gathering, but for its workers' computing.
 
@@ -244,7 +244,7 @@ class Agreement:
         if self._meeting.alone:
             return _joined(dict(zip(_DONE, done, strict=True)), result.unit_signs, ask)
         own = np.zeros(len(done[0]), self._message)
-        own["digests"] = digests
+        own["digests"] = digests()
         own["ask"], own["lead_secs"] = int(ask), lead_secs
         for name, column in zip(_DONE, done, strict=True):
             own["done"][name] = column

@@ -22,7 +22,7 @@ from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.gates import gate as gate_lib
 from hetjax.processes import beacons as beacons_lib
-from hetjax.rounds import rules
+from hetjax.rounds import parcels, rules
 
 
 class LocalResult(NamedTuple):
@@ -175,7 +175,9 @@ class Stepped:
         self._threads = worker_threads(len(self._workers))
         check_threads(self._threads)
         self._stopping = threading.Event()
-        self._started = threading.Semaphore(0)
+        self._starts = 0  # of workers in this round
+        self._lock, self._all_started = threading.Lock(), threading.Lock()
+        self._all_started.acquire()  # held but from the last worker's start to the host's notice
 
     def run(
         self,
@@ -191,7 +193,9 @@ class Stepped:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> LocalResult:
         replicas, carries = mesh_lib.worker_rows(state.params), mesh_lib.worker_rows(carried)
-        devices = [self._mesh.devices[worker] for worker in self._workers]
+        handed_out = [given] * len(self._workers)
+        if jax.tree.leaves(given):
+            handed_out = [jax.device_put(given, self._mesh.devices[w]) for w in self._workers]
         gate = self._gate if may_close else gate_lib.AlwaysOpen()
         gate.begin(plan.quotas)
         tasks = [
@@ -199,7 +203,7 @@ class Stepped:
                 self._work,
                 round_index,
                 worker,
-                types.Shared(replicas[index], jax.device_put(given, devices[index])),
+                types.Shared(replicas[index], handed_out[index]),
                 carries[index],
                 plan.rows(worker, int(limits[worker])),
                 rngs[index],
@@ -208,8 +212,7 @@ class Stepped:
             for index, worker in enumerate(self._workers)
         ]
         try:
-            for _ in tasks:  # the host's own work must not delay a worker's start
-                self._started.acquire()
+            self._all_started.acquire()  # the host's own work must not delay a worker's start
             meanwhile()
             done = [task.result() for task in tasks]
         except BaseException:  # Ctrl-C, or a worker failed: the others stop after their microbatch
@@ -217,6 +220,8 @@ class Stepped:
             self._feed.close()  # or a source that blocks would hold a worker for ever
             concurrent.futures.wait(tasks)
             self._stopping.clear()
+            self._starts = 0
+            self._all_started.acquire(blocking=False)
             raise
         contributed, counts, first_secs, compute_secs, overruns, signs = zip(*done, strict=True)
         return LocalResult(
@@ -246,7 +251,7 @@ class Stepped:
         try:
             jax.block_until_ready(shared)  # the synchronisation is not this worker's compute
         finally:
-            self._started.release()
+            self._has_started()
         self._beacons.at("loading", round_index, worker)
         self._feed.wait(rows[:1])  # nor is waiting for streamed data
         start = time.perf_counter()
@@ -258,7 +263,7 @@ class Stepped:
             microbatch = self._feed.load(worker, example_ids)
             self._beacons.at("computing", round_index, worker)
             carried, unit_signs = self._add(shared, carried, microbatch, rng)
-            jax.block_until_ready(carried.tally)
+            jax.tree.leaves(carried)[-1].block_until_ready()  # all are of one program
             signs.append(unit_signs)
             if deadlines is not None:
                 wait = start + deadlines[position] - time.perf_counter()
@@ -274,6 +279,13 @@ class Stepped:
         first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
         contributed = self._finish(shared, carried)
         return contributed, len(stamps), first, last, overruns, signs
+
+    def _has_started(self) -> None:
+        with self._lock:
+            self._starts = (self._starts + 1) % len(self._workers)
+            is_last = self._starts == 0
+        if is_last:
+            self._all_started.release()
 
     def close(self) -> None:
         self._stopping.set()
@@ -307,12 +319,14 @@ def check_threads(threads: concurrent.futures.ThreadPoolExecutor) -> None:
 
 def jit_add(steps: rules.LocalSteps) -> Any:
     """`steps.add`, jitted, on a worker's rows `[1, ...]` of the parameters and of what it carries,
-    which is used up."""
+    which is used up. What it carries may be a parcel, and is one then afterwards."""
 
     def add(
         shared: types.Shared, carried: types.Carried, microbatch: types.Microbatch, rng: jax.Array
     ) -> tuple[types.Carried, Any]:
-        return steps.add(_without_row_axis(shared), carried, microbatch, rng)
+        opened = parcels.unpack(carried)
+        added, signs = steps.add(_without_row_axis(shared), opened, microbatch, rng)
+        return parcels.pack_like(carried, added), signs
 
     return jax.jit(add, donate_argnums=(1,))
 
@@ -321,7 +335,8 @@ def jit_finish(steps: rules.LocalSteps) -> Any:
     """`steps.finish`, jitted, likewise."""
 
     def finish(shared: types.Shared, carried: types.Carried) -> types.Contribution:
-        return steps.finish(_without_row_axis(shared), carried)
+        contributed = steps.finish(_without_row_axis(shared), parcels.unpack(carried))
+        return parcels.pack_like(carried, contributed)
 
     return trees.jit_in_place(finish, 1)
 

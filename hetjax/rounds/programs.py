@@ -95,10 +95,13 @@ class Common(NamedTuple):
         steps, mesh = rules.with_observer(rule, observer), self.where.mesh
         sums = _make_sums(self.config, self.chosen.reducer, self.meeting, rule, self.params)
         of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
+        # The gathering and the sums of several processes take contributions as they are.
+        in_parcels = self.config.local == "stepped" and self.meeting.alone
+        begin = sync.make_begin(steps, mesh, in_parcels=in_parcels)
         return Programs(
             rule=rule,
             local=_make_local(self, steps, signed=observer is not None),
-            begin=jax.jit(sync.make_begin(steps, mesh), out_shardings=of_rows),
+            begin=jax.jit(begin, out_shardings=of_rows),
             sync=_make_sync(self, steps, observer, optimizer, sums),
             sums=sums,
         )

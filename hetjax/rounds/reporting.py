@@ -14,7 +14,7 @@ import numpy as np
 
 from hetjax import quota, types
 from hetjax.data import stream
-from hetjax.rounds import agreement, round_report, run_records, setup
+from hetjax.rounds import agreement, parcels, round_report, run_records, setup
 
 
 class NonFiniteError(ValueError):
@@ -82,7 +82,8 @@ class Report:
     def metrics(self) -> types.SyncMetrics:
         """The sums of the round, on the host; waits for them."""
         if self._metrics is None:
-            self._metrics = jax.device_get(self._executed.sums.metrics)
+            metrics = jax.tree.map(np.asarray, self._executed.sums.metrics)
+            self._metrics = parcels.unpack(metrics)
         return self._metrics
 
     def read(self) -> round_report.RoundReport:

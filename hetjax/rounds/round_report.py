@@ -39,14 +39,19 @@ class RoundReport:
     consensus: dict[str, float] | None = None  # distance of the replicas from their mean
     herding: dict[str, float] | None = None  # bounds of the order to come and of a random one
 
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON holds it, without fields that are None; not-finite numbers are None."""
+        return {name: plain(value) for name, value in vars(self).items() if value is not None}
+
     def to_json(self) -> str:
-        """One line; not-finite numbers become null."""
-        record = {k: v for k, v in vars(self).items() if v is not None}
-        return json.dumps(plain(record), allow_nan=False)
+        """One line."""
+        return json.dumps(self.to_plain(), allow_nan=False)
 
 
 def plain(value: Any) -> Any:
     """JSON's own types, numbers to 9 digits, not-finite ones as None."""
+    if type(value) in (int, bool, str):
+        return value
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

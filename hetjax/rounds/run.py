@@ -285,8 +285,9 @@ class Run:
         self.parts.check_kind(kind)
         run_records.check_given(given, self._warm.get(kind))
         plan = planning.plan(self.parts, state, kind=kind, given=given)
-        upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
-        self.parts.feed.read_ahead(upcoming)
+        if self.parts.feed.reads_ahead:
+            upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
+            self.parts.feed.read_ahead(upcoming)
         return plan
 
     def execute(
@@ -332,14 +333,7 @@ class Run:
         lead_secs = 0.0
         if parts.lead_is_own(plan.kind):
             lead_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
-        digests = agreement.digests_of(
-            plan.rows,
-            plan.round_index or 0,
-            limits=plan.limits,
-            active=plan.active,
-            may_close=plan.may_close,
-        )
-        told = parts.agree(own, digests, ask, lead_secs)
+        told = parts.agree(own, plan.digests, ask, lead_secs)
         self._gathered = time.perf_counter()
         sums = own_kind.sync(
             train,

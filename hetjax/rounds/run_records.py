@@ -133,6 +133,16 @@ class Plan(NamedTuple):
     kind: str  # of round
     given: types.PyTree = ()  # values of the round, the same for all workers
 
+    def digests(self) -> tuple[int, ...]:
+        """Numbers that this round's plans of all processes share when they are the same."""
+        return agreement.digests_of(
+            self.rows,
+            self.round_index or 0,
+            limits=self.limits,
+            active=self.active,
+            may_close=self.may_close,
+        )
+
 
 class Executed(NamedTuple):
     """What came of a plan."""

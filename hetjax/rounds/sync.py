@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.ordering import ordering
-from hetjax.rounds import forms, rules
+from hetjax.rounds import forms, parcels, rules
 from hetjax.rounds import reduce as reduce_lib
 from hetjax.rounds import update as update_lib
 from hetjax.rounds import weighting as weighting_lib
@@ -116,9 +116,12 @@ def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
     def body_of_rows(
         state: types.TrainState, contributed: types.Contribution, *others: Any
     ) -> Synchronised:
-        done = body(trees.first_row(state), trees.first_row(contributed), *others)
+        opened = trees.first_row(parcels.unpack(contributed))
+        done = body(trees.first_row(state), opened, *others)
         state, carried, metrics, flips, mean = done
         state, carried, flips, mean = trees.add_row_axis((state, carried, flips, mean))
+        carried = parcels.pack_like(contributed, carried)
+        metrics = parcels.pack_like(contributed, metrics, row_axes=0)
         return Synchronised(state, carried, metrics, flips, mean)
 
     rows, whole = P(mesh_lib.WORKER_AXIS), P()
@@ -151,18 +154,19 @@ def _begin_row(steps: rules.LocalSteps) -> Callable:
     return begin
 
 
-def make_begin(steps: rules.LocalSteps, mesh: Mesh | None) -> Callable:
+def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, in_parcels: bool = False) -> Callable:
     """`(state, given=()) -> carried`: what the workers begin a round with; leaves `[W, ...]`.
 
     For the first round, and wherever the state or what is given is not what the synchronisation
-    before knew.
+    before knew. `in_parcels`: as parcels, as everything is from then on that is made of it.
     """
     begin = _begin_row(steps)
     if mesh is None:
         return lambda state, given=(): jax.vmap(begin, (0, None))(state, given)
 
-    def body(state: types.TrainState, given: types.PyTree) -> types.Carried:
-        return trees.add_row_axis(begin(trees.first_row(state), given))
+    def body(state: types.TrainState, given: types.PyTree) -> types.PyTree:
+        carried = trees.add_row_axis(begin(trees.first_row(state), given))
+        return parcels.pack(carried) if in_parcels else carried
 
     rows = P(mesh_lib.WORKER_AXIS)
     on_mesh = jax.shard_map(body, mesh=mesh, in_specs=(rows, P()), out_specs=rows, check_vma=False)
@@ -183,6 +187,7 @@ def make_new_pass(observer: ordering.Observer) -> Callable:
     ) -> tuple[types.TrainState, types.Carried]:
         memory = jax.vmap(renewed)(begins, state.memory)
         evidence = jax.vmap(observer.begin_round)(memory)
-        return state._replace(memory=memory), carried._replace(evidence=evidence)
+        renewed_carried = parcels.unpack(carried)._replace(evidence=evidence)
+        return state._replace(memory=memory), parcels.pack_like(carried, renewed_carried)
 
     return new_pass
