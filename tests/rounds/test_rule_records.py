@@ -47,7 +47,7 @@ def test_a_run_goes_on_with_its_own_rule_alone(make, tmp_path):
         closure: rf"has the local rule '{GIVEN[7:]}', which could not be written down; here it is "
         r"'gradient_sums'\. Give the same object again to go on, as rule=",
         one_local_sgd: r"belongs to another configuration \(rule\.arguments\.rate: 0\.1 there, "
-        r"None here; rule\.name: 'tests\.training\.test_rule_records:one_local_sgd' there, "
+        r"None here; rule\.name: 'tests\.rounds\.test_rule_records:one_local_sgd' there, "
         r"'gradient_sums' here\)",
     }[make]
     with pytest.raises(ValueError, match=message):
