@@ -117,6 +117,9 @@ def make(mesh: Mesh | None, num_workers: int) -> Meeting:
     if directory is None:
         return Collectives(mesh)
     sockets = exchange.connect(
-        pathlib.Path(directory), jax.process_index(), jax.process_count(), processes.Board()
+        pathlib.Path(directory),
+        jax.process_index(),
+        jax.process_count(),
+        processes.Board("sockets"),
     )
     return Collectives(mesh) if sockets is None else OneMachine(mesh, sockets)

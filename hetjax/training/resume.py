@@ -58,7 +58,7 @@ def find(
     if workdir is None:
         return Start()
     directory = workdir / DIRECTORY
-    board = None if parts.meeting.alone else processes.Board()
+    board = None if parts.meeting.alone else processes.Board("resume")
     if not parts.leads:
         assert board is not None
         step = board.wait("step", timeout_secs=600.0)

@@ -110,7 +110,7 @@ class Run:
             beacons=self.beacons,
             solved=solutions.Solutions(
                 leads=jax.process_index() == 0,
-                board=processes.Board() if several else None,
+                board=processes.Board("solutions") if several else None,
                 kept=solved,
             ),
         )

@@ -163,7 +163,7 @@ def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
         or not 0 < _num_bytes(like, mesh.size) <= _MOST_BYTES
     ):
         return Sums()
-    board = processes.Board()
+    board = processes.Board("sums")
     path = pathlib.Path(os.environ[processes.SHARED_MEMORY]) / "sums"
     if mesh_lib.own_workers(mesh)[0] == 0:
         try:

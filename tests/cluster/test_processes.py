@@ -1,5 +1,7 @@
 """Who a process is in a run of several."""
 
+import collections
+
 import pytest
 from jax._src import compiler, distributed, lru_cache
 
@@ -55,7 +57,7 @@ def test_a_wrong_place_is_named(arguments, message):
 
 def test_a_process_that_is_alone_has_no_board():
     with pytest.raises(RuntimeError, match="this process is alone"):
-        processes.Board()
+        processes.Board("a test")
 
 
 class Client:
@@ -85,9 +87,22 @@ class Client:
 )
 def test_a_long_value_is_read_as_it_was_put_up(value, monkeypatch):
     monkeypatch.setattr(distributed.global_state, "client", Client())
-    board = processes.Board()
+    board = processes.Board("a test")
     board.post_long("p", value)
     assert board.wait_long("p", 1.0) == value
+
+
+def test_a_board_more_of_one_name_shifts_none_of_another(monkeypatch):
+    client = Client()
+    monkeypatch.setattr(distributed.global_state, "client", client)
+    monkeypatch.setattr(processes, "_boards", collections.Counter())
+    processes.Board("gate").post("k", 1)
+    processes.Board("sums").post("k", 2)
+    monkeypatch.setattr(processes, "_boards", collections.Counter())  # another process
+    for _ in range(3):
+        processes.Board("solutions")
+    assert processes.Board("sums").wait("k", 1.0) == 2
+    assert processes.Board("gate").wait("k", 1.0) == 1
 
 
 def test_joining_alone_does_nothing():
