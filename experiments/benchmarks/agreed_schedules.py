@@ -98,7 +98,7 @@ def main(directory: str) -> None:
     if place.process_id:
         _turn_matrices()
         told["own_bits"], told["own_plans"] = _plans(gossip_lib.solve_here)
-    solved = solutions.Solutions(leads=place.process_id == 0, board=board_lib.Board())
+    solved = solutions.Solutions(leads=place.process_id == 0, board=board_lib.Board("solutions"))
     told["bits"], told["plans"] = _plans(solved)
     told["runs"] = [_run(seed) for seed in range(RUNS)]
     path = pathlib.Path(directory) / f"{place.process_id}.json"

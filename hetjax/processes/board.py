@@ -4,32 +4,37 @@ The coordination service of `jax.distributed` has no public interface for them; 
 used here and nowhere else.
 """
 
-import itertools
+import collections
 import json
 from typing import Any
 
 _MOST_BYTES = 4096  # of a value on the board
 _PART = 1500  # characters of a long value; as JSON in JSON they may double
-_boards = itertools.count()
+_boards: collections.Counter[str] = collections.Counter()  # made in this process, by name
 
 
 class Board:
     """Small JSON values that all processes of a run see; 0.3 to 0.4 ms a call.
 
-    Each board has keys of its own: all processes make their boards in the same order.
+    Each board has keys of its own: what one process puts up under a name, the others see on their
+    board of that name. Of one name, all processes make their boards in the same order.
+
+    Args:
+        name: what it is for.
 
     Raises:
         RuntimeError: this process belongs to no run of several.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         from jax._src import distributed
 
         client = distributed.global_state.client
         if client is None:
             raise RuntimeError("Board: this process is alone; call hetjax.join_processes first")
         self._client: Any = client
-        self._prefix = f"hetjax/{next(_boards)}/"
+        self._prefix = f"hetjax/{name}/{_boards[name]}/"
+        _boards[name] += 1
 
     def post(self, key: str, value: Any) -> None:
         """Puts up a value; one that is there is replaced."""

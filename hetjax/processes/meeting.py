@@ -117,6 +117,9 @@ def make(mesh: Mesh | None, num_workers: int) -> Meeting:
     if directory is None:
         return Collectives(mesh)
     sockets = exchange.connect(
-        pathlib.Path(directory), jax.process_index(), jax.process_count(), board_lib.Board()
+        pathlib.Path(directory),
+        jax.process_index(),
+        jax.process_count(),
+        board_lib.Board("sockets"),
     )
     return Collectives(mesh) if sockets is None else OneMachine(mesh, sockets)

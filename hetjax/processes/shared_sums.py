@@ -164,7 +164,7 @@ def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
         or not 0 < _num_bytes(like, mesh.size) <= _MOST_BYTES
     ):
         return Sums()
-    board = board_lib.Board()
+    board = board_lib.Board("sums")
     path = pathlib.Path(os.environ[join.SHARED_MEMORY]) / "sums"
     if mesh_lib.own_workers(mesh)[0] == 0:
         try:

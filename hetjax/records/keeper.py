@@ -48,7 +48,7 @@ def find(
     if workdir is None:
         return Start()
     directory = workdir / resume_lib.DIRECTORY
-    board = None if parts.meeting.alone else board_lib.Board()
+    board = None if parts.meeting.alone else board_lib.Board("resume")
     if not parts.leads:
         assert board is not None
         step = board.wait("step", timeout_secs=600.0)

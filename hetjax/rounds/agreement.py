@@ -139,7 +139,7 @@ def check_same_run(config: dict[str, Any], *, num_examples: int) -> None:
         "examples": num_examples,
     }
     own |= {f"config.{name}": value for name, value in config.items()}
-    _compare(own)
+    _compare("same run", own)
 
 
 def check_same_parts(
@@ -162,12 +162,14 @@ def check_same_parts(
         "exchanges": mixing and (mixing.gossip.partners, mixing.gossip.weights),
         "replayed trace": trace,
     }
-    _compare({f"{name}, of SHA-256": _sha256_of(parts) for name, parts in made.items()})
+    _compare(
+        "same parts", {f"{name}, of SHA-256": _sha256_of(parts) for name, parts in made.items()}
+    )
 
 
-def _compare(own: dict[str, Any]) -> None:
+def _compare(what: str, own: dict[str, Any]) -> None:
     """Compares JSON values, by name, with those of process 0."""
-    board = board_lib.Board()
+    board = board_lib.Board(what)
     own = {name: _short(value) for name, value in own.items()}
     if jax.process_index() == 0:
         for name, value in own.items():

@@ -193,7 +193,7 @@ def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> loc
         return fused.Fused(steps, feed, mesh, pace=pace, max_microbatches=most)
     asked = not config.replay and not pace.virtual
     alone = len(mesh_lib.own_workers(mesh)) == mesh.size
-    board = None if alone else board_lib.Board()
+    board = None if alone else board_lib.Board("gate")
     by_threads = gates.begin(chosen.gate, board) if asked else gates.AlwaysOpen()
     return local.Stepped(
         steps, feed, mesh, pace=pace, gate=by_threads, beacons=common.beacons, signed=signed

@@ -110,7 +110,7 @@ class Run:
             beacons=self.beacons,
             solved=solutions.Solutions(
                 leads=jax.process_index() == 0,
-                board=board_lib.Board() if several else None,
+                board=board_lib.Board("solutions") if several else None,
                 kept=solved,
             ),
         )

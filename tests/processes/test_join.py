@@ -1,5 +1,7 @@
 """Who a process is in a run of several."""
 
+import collections
+
 import pytest
 from jax._src import compiler, distributed, lru_cache
 
@@ -56,7 +58,7 @@ def test_a_wrong_place_is_named(arguments, message):
 
 def test_a_process_that_is_alone_has_no_board():
     with pytest.raises(RuntimeError, match="this process is alone"):
-        board_lib.Board()
+        board_lib.Board("a test")
 
 
 class Client:
@@ -86,9 +88,22 @@ class Client:
 )
 def test_a_long_value_is_read_as_it_was_put_up(value, monkeypatch):
     monkeypatch.setattr(distributed.global_state, "client", Client())
-    board = board_lib.Board()
+    board = board_lib.Board("a test")
     board.post_long("p", value)
     assert board.wait_long("p", 1.0) == value
+
+
+def test_a_board_more_of_one_name_shifts_none_of_another(monkeypatch):
+    client = Client()
+    monkeypatch.setattr(distributed.global_state, "client", client)
+    monkeypatch.setattr(board_lib, "_boards", collections.Counter())
+    board_lib.Board("gate").post("k", 1)
+    board_lib.Board("sums").post("k", 2)
+    monkeypatch.setattr(board_lib, "_boards", collections.Counter())  # another process
+    for _ in range(3):
+        board_lib.Board("solutions")
+    assert board_lib.Board("sums").wait("k", 1.0) == 2
+    assert board_lib.Board("gate").wait("k", 1.0) == 1
 
 
 def test_joining_alone_does_nothing():
