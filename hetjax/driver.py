@@ -16,7 +16,7 @@ import jax
 from hetjax import interrupt, types
 from hetjax.records import evaluate, record, summary, telemetry
 from hetjax.records import keeper as keeper_lib
-from hetjax.rounds import agreement, reporting, round_report
+from hetjax.rounds import gathering, reporting, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_records import RunState
@@ -24,14 +24,14 @@ from hetjax.rounds.run_records import RunState
 Callback = Callable[[round_report.RoundReport], bool | None]
 
 _ASK_OF_SIGNAL = {
-    None: agreement.Ask.NOTHING,
-    signal.SIGINT: agreement.Ask.END_BY_SIGINT,
-    signal.SIGTERM: agreement.Ask.END_BY_SIGTERM,
+    None: gathering.Request.NOTHING,
+    signal.SIGINT: gathering.Request.END_BY_SIGINT,
+    signal.SIGTERM: gathering.Request.END_BY_SIGTERM,
 }
 _NAME_OF_STOP = {
-    agreement.Ask.END: "callback",
-    agreement.Ask.END_BY_SIGINT: "SIGINT",
-    agreement.Ask.END_BY_SIGTERM: "SIGTERM",
+    gathering.Request.END: "callback",
+    gathering.Request.END_BY_SIGINT: "SIGINT",
+    gathering.Request.END_BY_SIGTERM: "SIGTERM",
 }
 
 
@@ -83,7 +83,7 @@ class Driver:
         self._telemetry = telemetry.OrderTelemetry(run.parts)
         self._pending: reporting.Report | None = None  # not reported yet
         self._measured: dict[str, Any] = {}  # after its round: eval, consensus, herding
-        self._asks = self._asked = agreement.Ask.NOTHING  # of this process; of all processes
+        self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
 
     def drive(self) -> FitResult:
         """All rounds from there on; writes the files however they end."""
@@ -103,7 +103,7 @@ class Driver:
                 if not self._asked.ends and run.is_end_of_trace(self._state):
                     self._say_end_of_trace()
                 self._report()
-                self._summary.stopped_by = _NAME_OF_STOP.get(self._asked & ~agreement.Ask.SAVE)
+                self._summary.stopped_by = _NAME_OF_STOP.get(self._asked & ~gathering.Request.SAVE)
                 self._save()
             except reporting.NonFiniteError as error:
                 error.result = self._result(interrupted=True)
@@ -124,18 +124,20 @@ class Driver:
         """One round, the report of the one before, and what is due after it."""
         run, stream = self._run, self._run.parts.stream
         epoch = stream.epoch(self._state.stream)
-        self._state, report = run.round(self._state, ask=self._asks, meanwhile=self._report)
+        self._state, report = run.round(self._state, request=self._asks, meanwhile=self._report)
         self._pending = report
         self._asked |= report.asked
         if (epochs_done := stream.epoch(self._state.stream)) > epoch:
             self._end_epoch(epochs_done)
         every = run.config.checkpoint.every_rounds
-        if agreement.Ask.SAVE in self._asked or (every and self._state.rounds_done % every == 0):
+        if gathering.Request.SAVE in self._asked or (
+            every and self._state.rounds_done % every == 0
+        ):
             self._save()
-        self._asked &= ~agreement.Ask.SAVE
-        self._asks &= ~agreement.Ask.SAVE
+        self._asked &= ~gathering.Request.SAVE
+        self._asks &= ~gathering.Request.SAVE
         if self._keeper is not None and self._keeper.is_due():
-            self._asks |= agreement.Ask.SAVE
+            self._asks |= gathering.Request.SAVE
 
     def _report(self) -> None:
         """Reports the round before, whose numbers have arrived by now."""
@@ -151,7 +153,7 @@ class Driver:
             beacons.at("reporting", line.round)
         for callback in self._callbacks:
             if callback(line):
-                self._asks |= agreement.Ask.END
+                self._asks |= gathering.Request.END
         beacons.at("waiting", line.round)
 
     def _end_epoch(self, epochs_done: int) -> None:

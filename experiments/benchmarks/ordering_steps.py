@@ -80,7 +80,7 @@ class Step:
                 (self._state.memory, parcels.unpack(self._carried).evidence),
             )
         )
-        microbatch = self.parts.feed.load(0, self._plan.rows(0)[0])
+        microbatch = self.parts.feed.load(0, self._plan.assigned(0)[0])
         shared = types.Shared(self._state.params)
         add = local.jit_add(rules.with_observer(self.parts.main.rule, self.parts.observer))
         compiled = add.lower(shared, self._carried, microbatch, self._keys[0]).compile()

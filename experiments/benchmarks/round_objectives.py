@@ -178,7 +178,7 @@ def _kinds(line: Line) -> np.ndarray:
     for index in range(_ROUNDS + 1):
         plan = stream.plan(state, quotas)
         for worker, count in enumerate(done):
-            ids = plan.rows(worker, count)
+            ids = plan.microbatches(worker, count)
             kinds[ids, 0] = worker if line.sharing == "private" else (worker // 2 + index) % 2
             kinds[ids, 1] = np.arange(_SIZE)
         state = stream.commit(state, plan, done)

@@ -28,14 +28,14 @@ from hetjax.quota import shares
 PADDING = passes_lib.PADDING
 
 
-class RoundPlan(NamedTuple):
+class Assignment(NamedTuple):
     """The microbatches of one round, in (worker, position) order; host arrays."""
 
     example_ids: np.ndarray  # i32[total, microbatch_size], -1 = padding
     starts: np.ndarray  # i64[num_workers + 1]: worker w has rows starts[w] to starts[w + 1]
     passes: np.ndarray  # i64[num_workers]: the pass that each worker works through
 
-    def rows(self, worker: int, count: int | None = None) -> np.ndarray:
+    def microbatches(self, worker: int, count: int | None = None) -> np.ndarray:
         """i32[count, microbatch_size]: the first `count` microbatches of a worker (or all)."""
         start, stop = self.starts[worker : worker + 2]
         return self.example_ids[start : stop if count is None else start + count]
@@ -83,7 +83,7 @@ class SharedStream:
         >>> plan = stream.plan(state, np.array([2, 1]))
         >>> state = stream.commit(state, plan, np.array([1, 1]))  # one microbatch returns
         >>> stream.plan(state, np.array([1, 0])).example_ids.tolist() == [
-        ...     plan.rows(0)[1].tolist()
+        ...     plan.microbatches(0)[1].tolist()
         ... ]
         True
         >>> state.examples_processed, stream.epoch(state)
@@ -156,7 +156,7 @@ class SharedStream:
         size = int(quotas.sum()) * self.microbatch_size
         return _cut(self._shard.ordered_units(state.passes[0].order_state), size)
 
-    def plan(self, state: StreamState, quotas: np.ndarray) -> RoundPlan:
+    def plan(self, state: StreamState, quotas: np.ndarray) -> Assignment:
         """Cuts the next `sum(quotas)` microbatches of the order; changes nothing.
 
         Args:
@@ -166,12 +166,12 @@ class SharedStream:
         (own,) = state.passes
         starts = np.concatenate([[0], np.cumsum(quotas)])
         passes = np.full(self.num_workers, own.pass_index)
-        return RoundPlan(self._shard.peek(own, int(starts[-1])), starts, passes)
+        return Assignment(self._shard.peek(own, int(starts[-1])), starts, passes)
 
     def commit(
         self,
         state: StreamState,
-        plan: RoundPlan,
+        plan: Assignment,
         done: np.ndarray,
         unit_signs: Sequence[Any] | None = None,
     ) -> StreamState:
@@ -301,25 +301,25 @@ class PrivateStream:
             for of_round in itertools.zip_longest(*parts)
         ]
 
-    def plan(self, state: StreamState, quotas: np.ndarray) -> RoundPlan:
+    def plan(self, state: StreamState, quotas: np.ndarray) -> Assignment:
         """Takes the next `quotas[w]` microbatches of each shard; changes nothing."""
         triples = zip(self._shards, state.passes, quotas, strict=True)
         rows = [shard.peek(own, int(quota)) for shard, own, quota in triples]
         starts = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
         passes = np.asarray([own.pass_index for own in state.passes])
-        return RoundPlan(np.concatenate(rows), starts, passes)
+        return Assignment(np.concatenate(rows), starts, passes)
 
     def commit(
         self,
         state: StreamState,
-        plan: RoundPlan,
+        plan: Assignment,
         done: np.ndarray,
         unit_signs: Sequence[Any] | None = None,
     ) -> StreamState:
         """As `SharedStream.commit`, shard by shard."""
         passes, ledger, examples = list(state.passes), state.ledger, state.examples_processed
         for worker, shard in enumerate(self._shards):
-            rows, count = plan.rows(worker), int(done[worker])
+            rows, count = plan.microbatches(worker), int(done[worker])
             if len(rows) == 0:
                 continue
             passes[worker], ledger = shard.commit(

@@ -2,7 +2,7 @@
 
 Sums that go through sockets, as in a cluster, cost every process much of its processor's time, and
 the round waits for the one with the least. So every process copies its own into a file that all
-have mapped, before the gathering at the end of the local phase (`agreement.py`), and afterwards
+have mapped, before the gathering at the end of the local phase (`gathering.py`), and afterwards
 the one whose time is the cheapest adds all of them up there, in the order of the workers. Each
 round has the other of two places, so that who is ahead overwrites nothing.
 """
@@ -40,14 +40,14 @@ class Sums:
     def post(self, contributed: types.Contribution) -> None:
         """Puts up what this process's workers contributed, leaves `[W, ...]`, own rows."""
 
-    def total(self, contributed: types.Contribution, lead_secs: np.ndarray) -> types.Contribution:
+    def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
         """What the sync phase takes of it; call it when all have posted.
 
         Args:
             contributed: as it was posted.
-            lead_secs: f64[W], what each worker's process needed between its last two local phases.
+            host_secs: f64[W], what each worker's process needed between its last two local phases.
         """
-        del lead_secs
+        del host_secs
         return contributed
 
 
@@ -97,18 +97,18 @@ class SharedSums(Sums):
                 np.copyto(part, np.asarray(shard).reshape(-1))
                 start += shard.size
 
-    def total(self, contributed: types.Contribution, lead_secs: np.ndarray) -> types.Contribution:
+    def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
         """With `sums` `[W, P]`, on each worker that of all, its leaves one after the other.
 
         It lies in the file still, where JAX reads it. The process that needed the least between
         its last two local phases adds up: its time is the cheapest. Where nobody knows that, all
-        `lead_secs` are 0, it is process 0. The others wait for it.
+        `host_secs` are 0, it is process 0. The others wait for it.
 
         Raises:
             LostProcessError: a process has ended.
         """
         rows, total = self._rounds[0]
-        process = self._mesh.devices[int(np.argmin(lead_secs))].process_index
+        process = self._mesh.devices[int(np.argmin(host_secs))].process_index
         if process == jax.process_index():
             add_up(rows, total)
         self._sockets.follow(process)

@@ -174,8 +174,8 @@ def _texts(numbers: Iterable[float]) -> list[str]:
 
 
 def _longest_secs(line: round_report.RoundReport) -> float:
-    """Of compute and lead: what `waiting_fraction` is a fraction of."""
+    """Of compute, and of its process beside it: what `waiting_fraction` is a fraction of."""
     busy_secs = np.asarray(line.compute_secs)
-    if line.lead_secs is not None:
-        busy_secs = busy_secs + line.lead_secs
+    if line.host_secs is not None:
+        busy_secs = busy_secs + line.host_secs
     return max(line.local_secs, float(busy_secs.max()))

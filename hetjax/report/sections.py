@@ -73,7 +73,7 @@ def _timeline(summary: Record, history: Sequence[Record]) -> str:
             "The gate closes a round before every quota is done. What is in flight then is "
             "finished, so the bars of a round need not end together."
         )
-    if np.nansum(series.matrix(history, "lead_secs")) > 0:
+    if np.nansum(series.matrix(history, "host_secs")) > 0:
         caption += " Before its bar a worker's process makes the update, by itself."
     waiting = series.column(series.full_rounds(history), "waiting_fraction")
     waiting = waiting[np.isfinite(waiting)]

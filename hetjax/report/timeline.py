@@ -20,7 +20,7 @@ class _Layout(NamedTuple):
     """Where rounds in a row are drawn, f64[num_rounds] in the unit of the axis."""
 
     start: FloatArray
-    local: FloatArray  # until the last worker finished, leads and all
+    local: FloatArray  # until the last worker finished, host_secs and all
     gap: FloatArray  # from there to the next round, long pauses cut short
     pause: FloatArray  # secs; the length of a pause that is cut short, else 0
 
@@ -61,8 +61,8 @@ def _lay_out(rounds: Sequence[Record], *, factor: float = 1.0) -> _Layout:
     busiest = np.nanmax(np.nan_to_num(compute), axis=1, initial=0.0)
     local = series.column(rounds, "local_secs")
     local = np.maximum(np.where(np.isnan(local), busiest, local), 0)
-    if (lead := _lead(rounds)).any():
-        local = np.maximum(local, np.nanmax(np.nan_to_num(compute) + lead, axis=1))
+    if (host := _host_secs(rounds)).any():
+        local = np.maximum(local, np.nanmax(np.nan_to_num(compute) + host, axis=1))
     whole = series.column(rounds, "round_secs")
     pause = np.maximum(np.where(np.isnan(whole), local, whole) - local, 0)
     longest = 0.3 * max(float(np.median(local)), 1e-9)
@@ -71,9 +71,9 @@ def _lay_out(rounds: Sequence[Record], *, factor: float = 1.0) -> _Layout:
     return _Layout(start * factor, local * factor, gap * factor, np.where(gap < pause, pause, 0))
 
 
-def _lead(rounds: Sequence[Record]) -> FloatArray:
+def _host_secs(rounds: Sequence[Record]) -> FloatArray:
     """Seconds that each worker's process needed before it computed, where they are known."""
-    return np.nan_to_num(series.matrix(rounds, "lead_secs"))
+    return np.nan_to_num(series.matrix(rounds, "host_secs"))
 
 
 def _bars(
@@ -81,7 +81,7 @@ def _bars(
 ) -> None:
     """Computing and waiting: one path a worker, and one for all the waiting."""
     compute = np.nan_to_num(series.matrix(part, "compute_secs")) * factor
-    begin = np.minimum(_lead(part) * factor, layout.local[:, None])
+    begin = np.minimum(_host_secs(part) * factor, layout.local[:, None])
     compute = np.minimum(compute, layout.local[:, None] - begin)
     begin += layout.start[:, None]
     done = series.matrix(part, "microbatches_done")

@@ -270,21 +270,21 @@ class Fused:
         feed: feed_lib.Feed,
         mesh: Mesh,
         *,
-        pace: local.Pace,
+        clock: local.WorkerClock,
         max_microbatches: int,
     ) -> None:
-        self._feed, self._mesh, self._pace = feed, mesh, pace
+        self._feed, self._mesh, self._clock = feed, mesh, clock
         self._workers = mesh_lib.own_workers(mesh)
         self._max_microbatches = max_microbatches
         self._run = trees.jit_in_place(make_fused_local(steps, mesh), 2)
         self._threads = local.worker_threads(len(self._workers))
 
-    def _load(self, plan: stream.RoundPlan) -> types.Microbatch:
+    def _load(self, plan: stream.Assignment) -> types.Microbatch:
         """The plan's microbatches, padded to M for each worker, `[W, M, B, ...]` on the mesh."""
         shape = (1, self._max_microbatches, plan.example_ids.shape[-1])
         parts = []
         for worker in self._workers:
-            rows = plan.rows(worker)
+            rows = plan.microbatches(worker)
             example_ids = np.full(shape, stream.PADDING, np.int32)
             example_ids[0, : len(rows)] = rows
             parts.append(self._feed.load(worker, example_ids))
@@ -295,7 +295,7 @@ class Fused:
         round_index: int | None,
         state: types.TrainState,
         carried: types.Carried,
-        plan: stream.RoundPlan,
+        plan: stream.Assignment,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
@@ -341,10 +341,10 @@ class Fused:
         jax.block_until_ready(part)
         if count == 0:
             return 0.0, 0
-        ends = self._pace.ends(round_index, worker, int(count))
+        ends = self._clock.ends(round_index, worker, int(count))
         if ends is None:
             return time.perf_counter() - start, 0
-        if self._pace.virtual:
+        if self._clock.virtual:
             return float(ends[-1]), 0
         late = time.perf_counter() - start - ends[-1]
         if late < 0:

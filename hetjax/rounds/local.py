@@ -44,7 +44,7 @@ class LocalPhase(Protocol):
         round_index: int | None,
         state: types.TrainState,
         carried: types.Carried,
-        plan: stream.RoundPlan,
+        plan: stream.Assignment,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
@@ -93,13 +93,13 @@ class PassKeys:
         return self._keys
 
 
-def warm_up_plan(num_workers: int, microbatch_size: int) -> stream.RoundPlan:
+def warm_up_plan(num_workers: int, microbatch_size: int) -> stream.Assignment:
     """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
     padding = np.full((num_workers, microbatch_size), stream.PADDING, np.int32)
-    return stream.RoundPlan(padding, np.arange(num_workers + 1), np.zeros(num_workers, int))
+    return stream.Assignment(padding, np.arange(num_workers + 1), np.zeros(num_workers, int))
 
 
-class Pace:
+class WorkerClock:
     """The emulated clock of the workers; without a cluster, the real one.
 
     Args:
@@ -150,7 +150,7 @@ class Stepped:
         steps: the local rule; jitted here, so it compiles once for each device.
         feed: brings the examples.
         mesh: one device a worker.
-        pace: emulated or real clocks.
+        clock: emulated or real clocks.
         gate: polled between microbatches.
         beacons: told what each worker does.
         signed: whether the order takes signs.
@@ -162,12 +162,12 @@ class Stepped:
         feed: feed_lib.Feed,
         mesh: Mesh,
         *,
-        pace: Pace,
+        clock: WorkerClock,
         gate: gate_lib.Live,
         beacons: beacons_lib.Beacons,
         signed: bool = False,
     ) -> None:
-        self._feed, self._mesh, self._pace, self._gate = feed, mesh, pace, gate
+        self._feed, self._mesh, self._clock, self._gate = feed, mesh, clock, gate
         self._beacons = beacons
         self._workers = mesh_lib.own_workers(mesh)
         self._add, self._finish = jit_add(steps), jit_finish(steps)
@@ -184,7 +184,7 @@ class Stepped:
         round_index: int | None,
         state: types.TrainState,
         carried: types.Carried,
-        plan: stream.RoundPlan,
+        plan: stream.Assignment,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
@@ -205,7 +205,7 @@ class Stepped:
                 worker,
                 types.Shared(replicas[index], handed_out[index]),
                 carries[index],
-                plan.rows(worker, int(limits[worker])),
+                plan.microbatches(worker, int(limits[worker])),
                 rngs[index],
                 gate,
             )
@@ -243,8 +243,8 @@ class Stepped:
         rng: jax.Array,
         gate: gate_lib.Live,
     ) -> tuple[types.Contribution, int, float, float, int, list]:
-        ends = self._pace.ends(round_index, worker, len(rows))
-        deadlines = None if self._pace.virtual else ends
+        ends = self._clock.ends(round_index, worker, len(rows))
+        deadlines = None if self._clock.virtual else ends
         signs: list[Any] = []
         stamps: list[float] = []
         overruns = 0
@@ -274,7 +274,7 @@ class Stepped:
             stamps.append(time.perf_counter() - start)
             gate.finished(worker, position + 1)
         self._beacons.at("waiting", round_index, worker)
-        if ends is not None and self._pace.virtual:
+        if ends is not None and self._clock.virtual:
             stamps = ends[: len(stamps)].tolist()
         first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
         contributed = self._finish(shared, carried)

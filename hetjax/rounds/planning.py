@@ -9,7 +9,7 @@ import numpy as np
 
 from hetjax import parts as parts_lib
 from hetjax import quota, types
-from hetjax.rounds import agreement, local, programs, setup, sync
+from hetjax.rounds import gathering, local, programs, setup, sync
 from hetjax.rounds.run_records import Plan, RunState
 
 
@@ -29,17 +29,17 @@ def plan(
     caps = np.where(present, config.quota.max_microbatches or config.budget, 0)
     quotas, limits, policy = _assign(parts, state, kind, present, caps)
     may_close = parts.trace is None and not parts.stream.is_last(state.stream, quotas)
-    closing = parts.pace.close(index, quotas) if may_close else None
-    rows = parts.stream.plan(state.stream, quotas)
+    closing = parts.clock.close(index, quotas) if may_close else None
+    assigned = parts.stream.plan(state.stream, quotas)
     epoch = parts.stream.epoch(state.stream)
     passes, observer = state.passes, parts.observer
     if observer is not None:  # all begin a pass with the epoch, or each begins its own
-        passes = np.full(num_workers, epoch) if observer.coordinated else rows.passes
+        passes = np.full(num_workers, epoch) if observer.coordinated else assigned.passes
     return Plan(
         state=state,
         round_index=index,
         epoch=epoch,
-        rows=rows,
+        assigned=assigned,
         quotas=quotas,
         limits=limits if closing is None else closing.microbatches_done,
         caps=caps,
@@ -58,15 +58,15 @@ def plan(
 def warm_up_plan(parts: setup.RunParts, state: RunState, *, kind: str, given: types.PyTree) -> Plan:
     """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
     num_workers = len(parts.devices)
-    rows = local.warm_up_plan(num_workers, parts.config.microbatch_size)
+    assigned = local.warm_up_plan(num_workers, parts.config.microbatch_size)
     return Plan(
         state=state,
         round_index=None,
         epoch=0,
-        rows=rows,
-        quotas=rows.quotas,
-        limits=rows.quotas,
-        caps=rows.quotas,
+        assigned=assigned,
+        quotas=assigned.quotas,
+        limits=assigned.quotas,
+        caps=assigned.quotas,
         present=np.ones(num_workers, bool),
         is_full=False,
         may_close=True,
@@ -83,8 +83,8 @@ def commit(
     parts: setup.RunParts,
     state: RunState,
     plan: Plan,
-    done: agreement.Done,
-    clocks: agreement.Clocks,
+    done: gathering.Done,
+    clocks: gathering.Clocks,
     sums: sync.Synchronised,
 ) -> RunState:
     """The state after a round; waits for the signs of its units, where there are any.
@@ -101,7 +101,7 @@ def commit(
     if parts.trace is None:  # of a trace the policy was never asked
         policy = parts.policy.observe(policy, _times(done, clocks))
     stream = parts.stream.commit(
-        state.stream, plan.rows, done.microbatches_done, done.flipped_signs()
+        state.stream, plan.assigned, done.microbatches_done, done.flipped_signs()
     )
     keeps_quotas = plan.is_full or not state.full_quotas.any()
     return RunState(
@@ -155,9 +155,9 @@ def _checked(assigned: Any, total: int, caps: np.ndarray) -> tuple[np.ndarray, A
     )
 
 
-def _times(done: agreement.Done, clocks: agreement.Clocks) -> quota.RoundTimes:
+def _times(done: gathering.Done, clocks: gathering.Clocks) -> quota.RoundTimes:
     """What the policy is told: what a worker's process needs before its compute is its own too."""
-    lead_secs = np.where(done.microbatches_done > 0, clocks.lead_secs, 0.0)
+    host_secs = np.where(done.microbatches_done > 0, clocks.host_secs, 0.0)
     return quota.RoundTimes(
-        done.microbatches_done, clocks.first_secs + lead_secs, clocks.compute_secs + lead_secs
+        done.microbatches_done, clocks.first_secs + host_secs, clocks.compute_secs + host_secs
     )

@@ -20,7 +20,7 @@ from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import shared_sums
 from hetjax.rounds import fused, local, rules, sync
-from hetjax.rounds.local import Pace
+from hetjax.rounds.local import WorkerClock
 from hetjax.rounds.virtual import Virtual
 from hetjax.topology import reducers
 
@@ -82,7 +82,7 @@ class Common(NamedTuple):
     where: Workers
     meeting: meeting_lib.Meeting
     beacons: beacons_lib.Beacons
-    pace: Pace
+    clock: WorkerClock
     params: types.PyTree
 
     def make(
@@ -118,11 +118,11 @@ def _weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
     return config.data.weighting if has_parts else "example"
 
 
-def make_pace(
+def make_clock(
     config: config_lib.ExperimentConfig, gate: gates.Gate, cluster: emulate.EmulatedCluster | None
-) -> Pace:
+) -> WorkerClock:
     virtual = config.local == "virtual" or config.cluster.clock == "virtual"
-    return Pace(
+    return WorkerClock(
         cluster,
         virtual=virtual,
         num_workers=config.cluster.num_workers,
@@ -176,27 +176,27 @@ def _make_sync(
 
 
 def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> local.LocalPhase:
-    config, chosen, feed, pace = common.config, common.chosen, common.feed, common.pace
+    config, chosen, feed, clock = common.config, common.chosen, common.feed, common.clock
     mesh = common.where.mesh
     if mesh is None:
         return Virtual(
             steps,
             feed,
             config.cluster.num_workers,
-            pace=pace,
+            clock=clock,
             signed=signed,
             same_evidence=chosen.ordering.coordinated,
             replicas_equal=chosen.reducer.keeps_replicas_equal,
         )
     if config.local == "fused":
         most = most_microbatches(config)
-        return fused.Fused(steps, feed, mesh, pace=pace, max_microbatches=most)
-    asked = not config.replay and not pace.virtual
+        return fused.Fused(steps, feed, mesh, clock=clock, max_microbatches=most)
+    asked = not config.replay and not clock.virtual
     alone = len(mesh_lib.own_workers(mesh)) == mesh.size
     board = None if alone else board_lib.Board("gate")
     by_threads = gates.begin(chosen.gate, board) if asked else gates.AlwaysOpen()
     return local.Stepped(
-        steps, feed, mesh, pace=pace, gate=by_threads, beacons=common.beacons, signed=signed
+        steps, feed, mesh, clock=clock, gate=by_threads, beacons=common.beacons, signed=signed
     )
 
 

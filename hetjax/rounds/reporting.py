@@ -14,7 +14,7 @@ import numpy as np
 
 from hetjax import quota, types
 from hetjax.data import stream
-from hetjax.rounds import agreement, parcels, round_report, run_records, setup
+from hetjax.rounds import gathering, parcels, round_report, run_records, setup
 
 
 class NonFiniteError(ValueError):
@@ -63,7 +63,7 @@ class Report:
         self.references = _references_of(parts, plan)
 
     @property
-    def asked(self) -> agreement.Ask:
+    def asked(self) -> gathering.Request:
         """What any process asked of all; known without waiting."""
         return self._executed.asked
 
@@ -115,7 +115,7 @@ class Report:
             return
         worker = int(bad[0])
         position = int(self.metrics.nonfinite_microbatch[worker])
-        ids = self._plan.rows.rows(worker)[position]
+        ids = self._plan.assigned.microbatches(worker)[position]
         raise NonFiniteError(
             f"round {self._plan.round_index}: the loss or a gradient of worker {worker}'s "
             f"microbatch {position} is not finite (examples {ids[ids >= 0].tolist()}). The state "
@@ -132,7 +132,7 @@ class Report:
                 f"microbatches, their clocks saw {done.microbatches_done}"
             )
         loss_sum, weight_sum = np.float64(metrics.loss_sum), np.float64(metrics.weight_sum)
-        busy_secs = clocks.compute_secs + clocks.lead_secs
+        busy_secs = clocks.compute_secs + clocks.host_secs
         longest = max(clocks.local_secs, float(busy_secs.max()))  # as `summary.longest_secs`
         waiting = (longest - busy_secs)[plan.present]
         return round_report.RoundReport(
@@ -154,7 +154,7 @@ class Report:
             full=plan.is_full,
             overruns=clocks.overruns,
             optimal_round_secs=None if self.references is None else self.references.optimal_secs,
-            lead_secs=clocks.lead_secs.tolist() if clocks.lead_secs.any() else None,
+            host_secs=clocks.host_secs.tolist() if clocks.host_secs.any() else None,
             bytes_sent=round(self._parts.reducer.copies_sent(plan.active) * self._parts.copy_bytes),
         )
 

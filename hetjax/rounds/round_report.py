@@ -29,11 +29,11 @@ class RoundReport:
     start_secs: float
     local_secs: float  # the longest local phase
     round_secs: float  # to the start of the next round
-    waiting_fraction: float  # of the present workers' time of compute and lead
+    waiting_fraction: float  # of compute_secs and host_secs of who is present
     full: bool  # of the whole budget; the last round of an epoch is smaller
     overruns: int  # microbatches slower than the emulated worker
     optimal_round_secs: float | None = None  # exact optimum for the true speeds, if known
-    lead_secs: list[float] | None = None  # of its process, beside compute_secs; None: unknown, [W]
+    host_secs: list[float] | None = None  # of its process, beside compute_secs; None: unknown, [W]
     eval: dict[str, float] | None = None
     bytes_sent: int = 0  # by all workers, as the reducer counts them
     consensus: dict[str, float] | None = None  # distance of the replicas from their mean

@@ -23,8 +23,8 @@ from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import join, solutions
 from hetjax.rounds import (
-    agreement,
     arguments,
+    gathering,
     local,
     planning,
     programs,
@@ -96,7 +96,7 @@ class Run:
         self.beacons.at("starting")
         several = jax.process_count() > 1 and self.config.local != "virtual"
         if several:
-            agreement.check_same_run(self.recorded, num_examples=len(source))
+            gathering.check_same_run(self.recorded, num_examples=len(source))
         self.parts = parts = setup.build(
             loss_fn,
             params,
@@ -115,7 +115,7 @@ class Run:
             ),
         )
         if several:
-            agreement.check_same_parts(
+            gathering.check_same_parts(
                 parts.state.params,
                 shards=(parts.stream.shards, parts.stream.shares),
                 mixing=parts.reducer.mixing,
@@ -207,7 +207,7 @@ class Run:
         *,
         kind: str = programs.MAIN,
         given: types.PyTree = (),
-        ask: agreement.Ask = agreement.Ask.NOTHING,
+        request: gathering.Request = gathering.Request.NOTHING,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[RunState, reporting.Report]:
         """One round: plan, execute, commit.
@@ -216,7 +216,7 @@ class Run:
             state: from `init`, `restore` or the round before; it is spent.
             kind: of round: a name in `rules`; by default the run's own rule, with its update.
             given: values of the round, the same for all workers: `shared.given` of the rule.
-            ask: what this process asks of all of them.
+            request: what this process asks of all of them.
             meanwhile: called while the workers compute.
 
         Returns:
@@ -244,7 +244,7 @@ class Run:
                 last.check()
 
         with jax.profiler.StepTraceAnnotation("round", step_num=index):
-            executed = self.execute(plan, ask=ask, meanwhile=host_work, began=began)
+            executed = self.execute(plan, request=request, meanwhile=host_work, began=began)
             new = self.commit(state, plan, executed.done, executed.clocks, executed.sums)
         processed = new.stream.examples_processed
         report = reporting.Report(
@@ -294,7 +294,7 @@ class Run:
         self,
         plan: Plan,
         *,
-        ask: agreement.Ask = agreement.Ask.NOTHING,
+        request: gathering.Request = gathering.Request.NOTHING,
         meanwhile: Callable[[], None] = lambda: None,
         began: float | None = None,
     ) -> Executed:
@@ -302,7 +302,7 @@ class Run:
 
         Args:
             plan: from `plan`.
-            ask: what this process asks of all of them.
+            request: what this process asks of all of them.
             meanwhile: called while the workers compute.
             began: `perf_counter` when the host began with this round; now, if not given.
         """
@@ -322,22 +322,22 @@ class Run:
             plan.round_index,
             train,
             carried,
-            plan.rows,
-            rngs=self._pass_keys(plan.rows.passes),
+            plan.assigned,
+            rngs=self._pass_keys(plan.assigned.passes),
             limits=plan.limits,
             given=plan.given,
             may_close=plan.may_close,
             meanwhile=meanwhile,
         )
         own_kind.sums.post(own.contributed)
-        lead_secs = 0.0
-        if parts.lead_is_own(plan.kind):
-            lead_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
-        told = parts.agree(own, plan.digests, ask, lead_secs)
+        host_secs = 0.0
+        if parts.host_is_own(plan.kind):
+            host_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
+        told = parts.gather(own, plan.digests, request, host_secs)
         self._gathered = time.perf_counter()
         sums = own_kind.sync(
             train,
-            own_kind.sums.total(own.contributed, told.clocks.lead_secs),  # all have posted
+            own_kind.sums.total(own.contributed, told.clocks.host_secs),  # all have posted
             parts.shares,
             plan.active,
             told.metrics,
@@ -356,8 +356,8 @@ class Run:
         self,
         state: RunState,
         plan: Plan,
-        done: agreement.Done,
-        clocks: agreement.Clocks,
+        done: gathering.Done,
+        clocks: gathering.Clocks,
         sums: sync.Synchronised,
     ) -> RunState:
         """The state after a round, of what `execute` returned: see `planning.commit`."""

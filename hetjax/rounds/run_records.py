@@ -7,7 +7,7 @@ import numpy as np
 
 from hetjax import gates, types
 from hetjax.data import stream as stream_lib
-from hetjax.rounds import agreement, sync
+from hetjax.rounds import gathering, sync
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -119,7 +119,7 @@ class Plan(NamedTuple):
     state: RunState
     round_index: int | None  # None: warms up
     epoch: int
-    rows: stream_lib.RoundPlan
+    assigned: stream_lib.Assignment
     quotas: np.ndarray  # i64[W]
     limits: np.ndarray  # i64[W]: microbatches that each worker does, where that is known before
     caps: np.ndarray  # i64[W]
@@ -135,8 +135,8 @@ class Plan(NamedTuple):
 
     def digests(self) -> tuple[int, ...]:
         """Numbers that this round's plans of all processes share when they are the same."""
-        return agreement.digests_of(
-            self.rows,
+        return gathering.digests_of(
+            self.assigned,
             self.round_index or 0,
             limits=self.limits,
             active=self.active,
@@ -147,7 +147,7 @@ class Plan(NamedTuple):
 class Executed(NamedTuple):
     """What came of a plan."""
 
-    done: agreement.Done
-    clocks: agreement.Clocks
+    done: gathering.Done
+    clocks: gathering.Clocks
     sums: sync.Synchronised
-    asked: agreement.Ask
+    asked: gathering.Request

@@ -23,10 +23,10 @@ from hetjax.data import stream as stream_lib
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import solutions
-from hetjax.rounds import agreement, gradients, order, replay, rules, state, sync
+from hetjax.rounds import gathering, gradients, order, replay, rules, state, sync
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import programs as programs_lib
-from hetjax.rounds.local import Pace
+from hetjax.rounds.local import WorkerClock
 from hetjax.topology import reducers
 
 
@@ -57,9 +57,9 @@ class RunParts:
     state: types.TrainState
     shares: jax.Array  # f[W]: each shard's share of the examples, on every device
     reducer: reducers.Reduction
-    pace: Pace
+    clock: WorkerClock
     meeting: meeting_lib.Meeting
-    agree: agreement.Agreement
+    gather: gathering.Gathering
     solved: solutions.Solutions
     beacons: beacons_lib.Beacons
 
@@ -86,7 +86,7 @@ class RunParts:
                 "as Run(..., rules={name: rule})"
             )
 
-    def lead_is_own(self, kind: str) -> bool:
+    def host_is_own(self, kind: str) -> bool:
         """Whether what a process needs between two local phases, by real clocks, is its own."""
         coordinates = self.method.coordinated  # by collectives in the sync phase
         meet_before = self.programs[kind].sums.meet_before
@@ -156,14 +156,14 @@ def build(
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     feed = feed_lib.FEEDS[config.data.feed](source, where.devices)
     meeting = meeting_lib.make(where.mesh, num_workers)
-    agree = agreement.Agreement(
+    gather = gathering.Gathering(
         meeting,
         most_signs=0 if observer is None else config.microbatch_size * sizes.max_microbatches,
         microbatch_size=config.microbatch_size,
     )
-    pace = programs_lib.make_pace(config, chosen.gate, cluster if emulated else None)
+    clock = programs_lib.make_clock(config, chosen.gate, cluster if emulated else None)
     common = programs_lib.Common(
-        config, chosen, reducer, feed, where, meeting, beacons, pace, params
+        config, chosen, reducer, feed, where, meeting, beacons, clock, params
     )
     programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
     programs |= {kind: common.make(more) for kind, more in more_rules.items()}
@@ -177,7 +177,7 @@ def build(
         policy=_for_epochs(chosen.quota, config, len(source)),
         cluster=cluster,
         emulated=emulated,
-        virtual_clock=pace.virtual,
+        virtual_clock=clock.virtual,
         trace=trace,
         feed=feed,
         programs=programs,
@@ -198,9 +198,9 @@ def build(
         ),
         shares=_place_shares(stream.shares, where.mesh),
         reducer=reducer,
-        pace=pace,
+        clock=clock,
         meeting=meeting,
-        agree=agree,
+        gather=gather,
         solved=solved,
         beacons=beacons,
     )

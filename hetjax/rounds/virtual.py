@@ -22,7 +22,7 @@ class Virtual:
         steps: the local rule; jitted here, over an array axis of workers.
         feed: brings the examples.
         num_workers: W.
-        pace: the emulated clocks.
+        clock: the emulated clocks.
         signed: whether the order takes signs.
         same_evidence: all workers begin a round with the same evidence, which then is not
             multiplied.
@@ -35,13 +35,13 @@ class Virtual:
         feed: feed_lib.Feed,
         num_workers: int,
         *,
-        pace: local.Pace,
+        clock: local.WorkerClock,
         signed: bool = False,
         same_evidence: bool = False,
         replicas_equal: bool,
     ) -> None:
         self._feed, self._num_workers = feed, num_workers
-        self._pace, self._signed = pace, signed
+        self._clock, self._signed = clock, signed
         self._keys: tuple[Any, jax.Array] | None = None
         shared_axes = types.Shared(None if replicas_equal else 0, None)
 
@@ -76,7 +76,7 @@ class Virtual:
         round_index: int | None,
         state: types.TrainState,
         carried: types.Carried,
-        plan: stream.RoundPlan,
+        plan: stream.Assignment,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
@@ -108,7 +108,7 @@ class Virtual:
         first_secs = np.full(self._num_workers, np.nan)
         compute_secs = np.zeros(self._num_workers)
         for worker in np.flatnonzero(limits).tolist():
-            ends = self._pace.ends(round_index or 0, worker, int(limits[worker]))
+            ends = self._clock.ends(round_index or 0, worker, int(limits[worker]))
             assert ends is not None  # the clock is virtual
             first_secs[worker], compute_secs[worker] = ends[0], ends[-1]
         unit_signs = None

@@ -223,7 +223,7 @@ def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, na
         assert [ids.tolist() for ids in whole] == slow.whole_pass(quotas.tolist())
 
         plan, slow_plan = stream.plan(state, quotas), slow.plan(quotas.tolist())
-        assert [plan.rows(worker).tolist() for worker in range(num_workers)] == slow_plan
+        assert [plan.microbatches(worker).tolist() for worker in range(num_workers)] == slow_plan
         assert plan.passes.tolist() == [own.index for own in slow.passes] * (
             num_workers if shared else 1
         )
@@ -235,7 +235,7 @@ def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, na
         state = stream.commit(state, plan, done, signs)
         slow.commit(slow_plan, done.tolist(), signs)
         # The plan and what is read ahead stay as they were, whatever is written into the queue.
-        assert [plan.rows(worker).tolist() for worker in range(num_workers)] == slow_plan
+        assert [plan.microbatches(worker).tolist() for worker in range(num_workers)] == slow_plan
         assert jax.tree.map(np.shape, state) == shapes
         if rng.random() < 0.2:
             saved = leaves.flatten(state, "stream")
@@ -251,8 +251,8 @@ def test_six_units_by_hand():
     state = stream.init()
     a, b, c, d, e, f = state.passes[0].order_state.order.tolist()
     plan = stream.plan(state, np.array([2, 1]))
-    assert plan.rows(0).tolist() == [[a, b], [c, d]]
-    assert plan.rows(1).tolist() == [[e, f]]
+    assert plan.microbatches(0).tolist() == [[a, b], [c, d]]
+    assert plan.microbatches(1).tolist() == [[e, f]]
     state = stream.commit(state, plan, np.array([1, 1]))
     assert state.passes[0].remaining.tolist() == [c, d]
     assert stream.epoch(state) == 0

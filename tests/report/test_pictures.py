@@ -53,8 +53,8 @@ def test_the_callers_matplotlib_settings_neither_matter_nor_change(pages):
 
 
 def test_a_bar_begins_when_its_process_has_updated():
-    lead = [0.01, 0.05]
-    told = runs.make_history(6, 2, compute_secs=lambda i: [0.10, 0.08], lead_secs=lambda i: lead)
+    host = [0.01, 0.05]
+    told = runs.make_history(6, 2, compute_secs=lambda i: [0.10, 0.08], host_secs=lambda i: host)
     layout = timeline._lay_out(told[:3])
     assert layout.local == pytest.approx([0.13] * 3)
     figure = canvas.make_figure(900, 100)

@@ -45,7 +45,7 @@ def reference(data, weights, lines, *, name, graph, sharing, weighting, weighted
         matrix = gossip.matrix(gossip.active(index))
         sums = []  # of each worker's examples: gradients, weights, how many
         for worker, done in enumerate(line["microbatches_done"]):
-            ids = plan.rows(worker, done).reshape(-1)
+            ids = plan.microbatches(worker, done).reshape(-1)
             ids = ids[ids >= 0]
             gradients = example_gradients(data, x[worker], ids) if len(ids) else np.zeros((0, 1))
             sums.append(

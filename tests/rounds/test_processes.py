@@ -177,10 +177,10 @@ def test_who_needs_longer_for_the_update_gets_less(shared_gang):
     quotas = np.array([line["quotas"] for line in history if line["full"]])
     assert quotas[0].tolist() == [2, 2, 2, 2]
     assert np.median(quotas[:, :2].sum(axis=1)) >= 6, quotas  # the guard may try equal split again
-    assert min(line["lead_secs"][3] for line in history) > 0.06
+    assert min(line["host_secs"][3] for line in history) > 0.06
     longest, waiting = [], []
     for line in history:
-        busy = np.add(line["compute_secs"], line["lead_secs"])
+        busy = np.add(line["compute_secs"], line["host_secs"])
         longest.append(busy.max())
         waiting.append(np.mean(busy.max() - busy) / busy.max())
         assert line["waiting_fraction"] == pytest.approx(waiting[-1], abs=1e-6)
@@ -188,7 +188,7 @@ def test_who_needs_longer_for_the_update_gets_less(shared_gang):
     mean = np.average(np.array(waiting)[full], weights=np.array(longest)[full])
     assert summary["waiting_fraction"] == pytest.approx(mean, abs=1e-6)
     _, _, history = shared_gang["coordinated"]  # whose update waits for the others
-    assert not any("lead_secs" in line for line in history)
+    assert not any("host_secs" in line for line in history)
 
 
 def test_who_needs_the_least_adds_up_for_all(shared_gang):

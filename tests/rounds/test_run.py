@@ -88,7 +88,7 @@ def test_plan_and_commit_have_no_effect_of_their_own():
     with make(gate={"trigger": "quorum", "quorum": 5}) as run:
         state, _ = step(run, run.init(), 3)
         plan, again = run.plan(state), run.plan(state)
-        np.testing.assert_array_equal(plan.rows.example_ids, again.rows.example_ids)
+        np.testing.assert_array_equal(plan.assigned.example_ids, again.rows.example_ids)
         np.testing.assert_array_equal(plan.quotas, again.quotas)
         executed = run.execute(plan)
         new = run.commit(state, plan, executed.done, executed.clocks, executed.sums)
@@ -173,7 +173,7 @@ def test_kinds_of_rounds_have_a_rule_and_a_policy_of_their_own(local, float64):
     with make(data, np.float64, **fields) as run:
         state, _ = run.round(run.init())
         params, vector = run.params(state)[0], np.random.default_rng(1).normal(size=weights.shape)
-        ids = run.plan(state, kind="product", given=vector).rows.example_ids.reshape(-1)
+        ids = run.plan(state, kind="product", given=vector).assigned.example_ids.reshape(-1)
         state, report = run.round(state, kind="product", given=vector)
         batch = {name: leaf[ids] for name, leaf in data.items()}
 

@@ -11,7 +11,7 @@ import pytest
 from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
 from hetjax.processes import solutions
-from hetjax.rounds import agreement
+from hetjax.rounds import gathering
 from hetjax.topology import schedules
 from tests.rounds import problems
 from tests.rounds.test_processes import free_port
@@ -28,7 +28,7 @@ def run_two(directory, other, *, shared_memory=False, **fields):
     gang = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.rounds.agreement_cases"),
+                *(sys.executable, "-m", "tests.rounds.gathering_cases"),
                 *(str(index), "2", address, case, str(directory)),
             ],
             env={**os.environ, **variables},
@@ -133,21 +133,21 @@ def test_what_a_checkpoint_kept_is_not_solved_again():
 
 
 def test_each_part_of_a_plan_has_a_digest_of_its_own():
-    plan = stream.RoundPlan(np.arange(8).reshape(2, 4), np.arange(3), np.zeros(2, int))
+    plan = stream.Assignment(np.arange(8).reshape(2, 4), np.arange(3), np.zeros(2, int))
     base = {"limits": np.array([1, 1]), "active": np.array([True, False]), "may_close": True}
-    own = agreement.digests_of(plan, 5, **base)
-    assert own == agreement.digests_of(plan, 5, **base)
+    own = gathering.digests_of(plan, 5, **base)
+    assert own == gathering.digests_of(plan, 5, **base)
     others = {
-        "examples": agreement.digests_of(plan._replace(passes=plan.passes + 1), 5, **base),
-        "quotas": agreement.digests_of(plan, 5, **{**base, "limits": np.array([1, 0])}),
-        "exchanges": agreement.digests_of(plan, 5, **{**base, "active": np.array([True, True])}),
+        "examples": gathering.digests_of(plan._replace(passes=plan.passes + 1), 5, **base),
+        "quotas": gathering.digests_of(plan, 5, **{**base, "limits": np.array([1, 0])}),
+        "exchanges": gathering.digests_of(plan, 5, **{**base, "active": np.array([True, True])}),
     }
     for index, (name, digests) in enumerate(others.items()):
         assert [a != b for a, b in zip(own, digests, strict=True)] == [
             other == index for other in range(3)
         ], name
-    assert agreement.digests_of(plan, 5, **{**base, "may_close": False}) != own
-    assert all(a != b for a, b in zip(own, agreement.digests_of(plan, 6, **base), strict=True))
+    assert gathering.digests_of(plan, 5, **{**base, "may_close": False}) != own
+    assert all(a != b for a, b in zip(own, gathering.digests_of(plan, 6, **base), strict=True))
 
 
 def test_a_restart_with_another_solution_goes_on_with_the_first(tmp_path, monkeypatch, float64):

@@ -29,7 +29,7 @@ _SUMS = ("loss_sum", "weight", *types.Tally._fields)  # of `Contribution`
 _MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
 
 
-class Ask(enum.IntFlag):
+class Request(enum.IntFlag):
     """What any process may ask of all of them; done after the round in which it was gathered."""
 
     NOTHING = 0
@@ -41,7 +41,7 @@ class Ask(enum.IntFlag):
     @property
     def ends(self) -> bool:
         """Whether the run is to end."""
-        return bool(self & ~Ask.SAVE)
+        return bool(self & ~Request.SAVE)
 
 
 class Done(NamedTuple):
@@ -69,15 +69,15 @@ class Clocks(NamedTuple):
     compute_secs: np.ndarray  # f64[W]
     local_secs: float  # until the last worker finished
     overruns: int  # microbatches slower than the emulated worker would have been
-    lead_secs: np.ndarray  # f64[W]: what its process needed between two local phases, where known
+    host_secs: np.ndarray  # f64[W]: what its process needed between two local phases, where known
 
 
-class Told(NamedTuple):
+class Gathered(NamedTuple):
     """What the processes have told each other."""
 
     done: Done
     clocks: Clocks
-    asked: Ask  # by any process
+    asked: Request  # by any process
     metrics: (
         types.SyncMetrics | tuple[()]
     ) = ()  # of all workers; (): the sync phase is to gather them
@@ -88,7 +88,7 @@ class DisagreementError(RuntimeError):
 
 
 def digests_of(
-    plan: stream.RoundPlan,
+    plan: stream.Assignment,
     round_index: int,
     *,
     limits: np.ndarray,
@@ -199,7 +199,7 @@ def _short(value: Any) -> Any:
     return json.loads(text)
 
 
-class Agreement:
+class Gathering:
     """Gathers what the workers of all processes did.
 
     Args:
@@ -215,8 +215,8 @@ class Agreement:
         self._message = np.dtype(  # of each worker
             [
                 ("digests", [(name, np.int64) for name in _PLANNED]),
-                ("ask", np.int64),
-                ("lead_secs", np.float64),
+                ("request", np.int64),
+                ("host_secs", np.float64),
                 ("done", [(name, np.float64) for name in _DONE]),
                 ("sums", [(name, np.float64) for name in _SUMS]),
                 ("unit_signs", np.int8, (most_signs,)),
@@ -227,16 +227,16 @@ class Agreement:
         self,
         result: local.LocalResult,
         digests: Callable[[], tuple[int, ...]],
-        ask: Ask,
-        lead_secs: float = 0.0,
-    ) -> Told:
+        request: Request,
+        host_secs: float = 0.0,
+    ) -> Gathered:
         """What all workers did, from what this process's workers did.
 
         Args:
             result: of the workers of this process.
             digests: makes those of the round's plan, where there is anybody to compare with.
-            ask: what this process wants of all.
-            lead_secs: what it needed since the last gathering, but for its workers' computing.
+            request: what this process wants of all.
+            host_secs: what it needed since the last gathering, but for its workers' computing.
 
         Raises:
             DisagreementError: another process planned another round.
@@ -244,10 +244,10 @@ class Agreement:
         """
         done = [np.asarray(getattr(result, name), np.float64) for name in _DONE]
         if self._meeting.alone:
-            return _joined(dict(zip(_DONE, done, strict=True)), result.unit_signs, ask)
+            return _joined(dict(zip(_DONE, done, strict=True)), result.unit_signs, request)
         own = np.zeros(len(done[0]), self._message)
         own["digests"] = digests()
-        own["ask"], own["lead_secs"] = int(ask), lead_secs
+        own["request"], own["host_secs"] = int(request), host_secs
         for name, column in zip(_DONE, done, strict=True):
             own["done"][name] = column
         for name, column in _own_sums(result.contributed).items():
@@ -261,10 +261,10 @@ class Agreement:
             counts = gathered["done"]["microbatches_done"].astype(int)
             each = zip(gathered["unit_signs"], counts, strict=True)
             unit_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
-        asked = Ask(int(np.bitwise_or.reduce(gathered["ask"])))
+        asked = Request(int(np.bitwise_or.reduce(gathered["request"])))
         told = _joined(gathered["done"], unit_signs, asked)
         return told._replace(
-            clocks=told.clocks._replace(lead_secs=gathered["lead_secs"].copy()),
+            clocks=told.clocks._replace(host_secs=gathered["host_secs"].copy()),
             metrics=_metrics(gathered["sums"], result.contributed.loss_sum.dtype),
         )
 
@@ -309,14 +309,16 @@ def _metrics(sums: np.ndarray, dtype: np.dtype) -> types.SyncMetrics:
 
 
 def _joined(
-    done: Mapping[str, np.ndarray] | np.ndarray, unit_signs: list[np.ndarray] | None, ask: Ask
-) -> Told:
+    done: Mapping[str, np.ndarray] | np.ndarray,
+    unit_signs: list[np.ndarray] | None,
+    request: Request,
+) -> Gathered:
     """Of what each of the W workers did, by the names in `_DONE`."""
     clocks = Clocks(
         first_secs=done["first_secs"],
         compute_secs=done["compute_secs"],
         local_secs=float(done["compute_secs"].max()),
         overruns=int(done["overruns"].sum()),
-        lead_secs=np.zeros(len(done["compute_secs"])),
+        host_secs=np.zeros(len(done["compute_secs"])),
     )
-    return Told(Done(done["microbatches_done"].astype(np.int64), unit_signs), clocks, ask)
+    return Gathered(Done(done["microbatches_done"].astype(np.int64), unit_signs), clocks, request)

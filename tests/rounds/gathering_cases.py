@@ -1,6 +1,6 @@
 """One process of a run of two, of which process 1 computes something in another way.
 
-    python -m tests.rounds.agreement_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASE OUT
+    python -m tests.rounds.gathering_cases PROCESS_ID NUM_PROCESSES COORDINATOR CASE OUT
 
 Each process writes OUT/PROCESS_ID.npz: its parameters, and what it planned for the exchanges.
 """
