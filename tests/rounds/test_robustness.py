@@ -238,7 +238,7 @@ def test_no_thread_outlives_a_run(feed):
     fit(data={"feed": feed})
     for thread in threading.enumerate():
         if thread.name.startswith("hetjax"):
-            thread.join(timeout=5)
+            thread.join(timeout=120)
     assert not [t for t in threading.enumerate() if t.name.startswith("hetjax")]
 
 
