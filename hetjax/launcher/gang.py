@@ -21,7 +21,7 @@ from hetjax.launcher import cpu_shares, enter, guardian
 
 _PROGRESS_SECS = 5.0  # between two states of a progress bar in the log
 _MAX_LINE_BYTES = 1 << 16
-_DRAIN_SECS = 2.0
+_DRAIN_SECS = 10.0  # for the last lines; only a process that left its group can hold them up
 
 
 class Ended(NamedTuple):

@@ -9,8 +9,8 @@ import time
 
 from hetjax.processes import beacons
 
-_WAIT_SECS = 2.0
-_QUIET_SECS = 0.1
+_WAIT_SECS = 5.0
+_QUIET_SECS = 0.3  # nothing more has come for so long: the dump is whole, on a busy machine too
 _EXCERPT_LINES = 12
 
 

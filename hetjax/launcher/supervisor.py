@@ -25,7 +25,6 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 STOPPED = 143
 
-_SETTLE_SECS = 1.0  # when one dies the others follow; the cause is looked for among all of them
 _AFTER_DEATH_SECS = 2.0  # the grace of workers that wait for a dead one and have nothing to save
 _IN_MEMORY = "/dev/shm"
 _SAVING_GRACES = 3  # times grace_secs: to end the round and save when stopped from outside
@@ -46,6 +45,8 @@ class Options:
         grace_secs: between SIGTERM and SIGKILL.
         host: address of the coordinator.
         port: of the coordinator in the first attempt; 0: a free one.
+        settle_secs: when one dies the others follow. The cause is looked for among all that
+            end within this time.
     """
 
     command: tuple[str, ...]
@@ -58,6 +59,7 @@ class Options:
     grace_secs: float = 10.0
     host: str = "127.0.0.1"
     port: int = 0
+    settle_secs: float = 1.0
 
 
 class Verdict(NamedTuple):
@@ -230,7 +232,7 @@ class _Watch:
         else:
             self._faults.append(event)
             if len(self._faults) == 1:
-                self._set_deadline(_SETTLE_SECS, self._conclude)
+                self._set_deadline(self._options.settle_secs, self._conclude)
 
     def _signalled(self, signum: int) -> None:
         if signum == signal.SIGINT and self._stop.code:

@@ -218,6 +218,10 @@ def join_processes(
     Without arguments the launcher's or a scheduler's environment says who it is; a process that
     nobody started so is alone, and nothing happens.
 
+    When a process exits JAX waits, 300 s at most, until all have come to their end: process 0 is
+    the coordinator of the others, and ends with them. A program that leaves by `os._exit` does not
+    wait, and may take the others with it.
+
     Args:
         process_id: from 0.
         num_processes: of the run.

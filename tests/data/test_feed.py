@@ -49,9 +49,8 @@ def test_what_was_read_ahead_is_not_read_again(rows):
     source.reads.clear()
     source.threads.clear()
     feeding.read_ahead(rows)
-    for _ in range(200):
-        if len(source.reads) == rows.size:
-            break
+    deadline = time.monotonic() + 120
+    while len(source.reads) < rows.size and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(source.reads) == rows.size  # before anybody asked for them
     for row in rows:
@@ -69,7 +68,7 @@ def test_a_source_that_blocks_does_not_block_closing():
     class Blocking(Counting):
         def __getitem__(self, index):
             if index == 5:
-                blocked.wait(30)
+                blocked.wait(240)
             return super().__getitem__(index)
 
     feeding = feed.StreamedFeed(Blocking(), [jax.devices()[0]])
@@ -77,5 +76,5 @@ def test_a_source_that_blocks_does_not_block_closing():
     began = time.perf_counter()
     with pytest.raises(BaseException, match="closed"):
         feeding.load(0, np.array([5, 6], np.int32))
-    assert time.perf_counter() - began < 20
+    assert time.perf_counter() - began < 200  # it did not wait for the source
     blocked.set()

@@ -12,6 +12,7 @@ import tensorflow_datasets as tfds
 from hetjax.data import datasets, prepare, sources
 from hetjax.data.builders import digits, files, prepared
 
+PATIENCE_SECS = 300  # a few are usual, where the machine is not busy
 FOLDER = "hetjax_digits/1.0.0"
 
 
@@ -88,7 +89,7 @@ def test_processes_that_prepare_the_same_set_at_once_all_get_it(tmp_path):
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    outputs = [process.communicate(timeout=60) for process in processes]
+    outputs = [process.communicate(timeout=PATIENCE_SECS) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
     assert sum("preparing" in err for _, err in outputs) == 1
     assert not list(tmp_path.rglob("incomplete*"))

@@ -11,12 +11,15 @@ from tests.launcher import launches
 def launch(tmp_path):
     started = []
 
-    def start(program, *flags):
-        started.append(launches.Launch(tmp_path, program, *flags))
+    def start(program, *flags, **options):
+        started.append(launches.Launch(tmp_path, program, *flags, **options))
         return started[-1]
 
     yield start
     for one in started:
-        if one.running:
-            one.send(signal.SIGKILL)
-            one.end()
+        try:
+            if one.running:
+                one.send(signal.SIGKILL)
+                one.end()
+        finally:
+            print(one.text())  # pytest shows it where the test failed, however it did

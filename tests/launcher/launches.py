@@ -1,6 +1,7 @@
 """A launcher under test: what it prints, what it leaves behind, programs for it to run."""
 
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -12,13 +13,28 @@ import time
 from hetjax.launcher import cpu_shares
 
 ROOT = pathlib.Path(__file__).parents[2]
-PATIENCE_SECS = 30
+PATIENCE_SECS = 240  # with ten busy processes a core a program may take a minute to start
+# A beacon is written by a thread of its own and read by the launcher. A busy machine may keep
+# each of them waiting for a second: two heartbeats are long beside that.
+HEARTBEAT_SECS = 3
 
+LAUNCHER = """
+import dataclasses, json, sys
+from hetjax import launch
+from hetjax.launcher import supervisor
+options = dataclasses.replace(launch.parse(sys.argv[2:]), **json.loads(sys.argv[1]))
+sys.exit(supervisor.supervise(options))
+"""
 PREAMBLE = """
 import os, pathlib, signal, subprocess, sys, time
 worker = int(os.environ["HETJAX_PROCESS_ID"])
 attempt = int(os.environ["HETJAX_ATTEMPT"])
 print("pid", os.getpid())
+def told(name):
+    return pathlib.Path(os.environ["HETJAX_BEACONS"], name)
+def wait_for(condition):
+    while not condition():
+        time.sleep(0.01)
 """
 BEACONS = """
 from hetjax.processes import beacons
@@ -36,13 +52,21 @@ print("ready")
 
 
 class Launch:
-    """A launcher that runs, what it prints with the times, and what it leaves behind."""
+    """A launcher that runs, what it prints with the times, and what it leaves behind.
 
-    def __init__(self, tmp_path, program, *flags):
+    Args:
+        tmp_path: where it and its workers have their temporary files.
+        program: what each worker runs, after `PREAMBLE`.
+        *flags: of the launcher's command line.
+        **options: of `supervisor.Options`, where the command line has no flag for them.
+    """
+
+    def __init__(self, tmp_path, program, *flags, **options):
         self.tmp = tmp_path
         command = [sys.executable, "-c", PREAMBLE + program]
+        launcher = ["-c", LAUNCHER, json.dumps(options)] if options else ["-m", "hetjax.launch"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hetjax.launch", *flags, "--", *command],
+            [sys.executable, *launcher, *flags, "--", *command],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -87,6 +111,12 @@ class Launch:
         matches, _ = self.wait_for(r"\[(\d+)\] pid (\d+)", count)
         return {int(match[1]): int(match[2]) for match in matches[:count]}
 
+    @property
+    def beacons(self):
+        """The directory of the attempt's beacons, in which `told` finds files too."""
+        (found,) = self.tmp.glob("hetjax-beacons-*")
+        return found
+
     def send(self, signum):
         self._process.send_signal(signum)
 
@@ -101,12 +131,12 @@ class Launch:
             thread.join(timeout=PATIENCE_SECS)
         self._process.stdout.close()
         self._process.stderr.close()
-        print(self.text())  # pytest shows it where the test fails
-        for match in re.finditer(r"pid (\d+)", self.text()):
-            eventually(lambda pid=int(match[1]): not runs(pid))
-        eventually(lambda: not [p for p in self.tmp.iterdir() if p.suffix != ".stack"])
-        eventually(lambda: not groups_of(self.pid))
-        eventually(lambda: not list(pathlib.Path("/dev/shm").glob(f"hetjax-{self.pid}-*")))
+        pids = {int(match[1]) for match in re.finditer(r"pid (\d+)", self.text())}
+        shared = pathlib.Path("/dev/shm")
+        is_gone(lambda: list(filter(runs, pids)))
+        is_gone(lambda: [path for path in self.tmp.iterdir() if path.suffix != ".stack"])
+        is_gone(lambda: groups_of(self.pid))
+        is_gone(lambda: list(shared.glob(f"hetjax-{self.pid}-*")))
         return code
 
 
@@ -131,7 +161,17 @@ def groups_of(pid):
 
 
 def eventually(condition):
+    """Waits until the condition is true; returns what made it true."""
     deadline = time.monotonic() + PATIENCE_SECS
-    while not condition():
-        assert time.monotonic() < deadline
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not so within {PATIENCE_SECS} s"
+        time.sleep(0.02)
+    return found
+
+
+def is_gone(find):
+    """Waits until nothing is found any more."""
+    deadline = time.monotonic() + PATIENCE_SECS
+    while left := find():
+        assert time.monotonic() < deadline, f"still there after {PATIENCE_SECS} s: {left}"
         time.sleep(0.02)

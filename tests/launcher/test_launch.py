@@ -61,8 +61,7 @@ sys.exit(worker if attempt == 0 else 0)
     assert "worker 1 ended with exit code 1; restart 1 of 3 from the last" in run.text()
 
 
-def test_no_worker_compiles_again_after_a_restart(launch, monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("DONE", str(tmp_path_factory.mktemp("done")))
+def test_no_worker_compiles_again_after_a_restart(launch, monkeypatch):
     for name in [name for name in os.environ if "_CACHE_" in name]:
         monkeypatch.delenv(name)
     program = """
@@ -73,18 +72,56 @@ import hetjax
 hetjax.join_processes()
 jax.jit(lambda x: 3 * x + worker)(2.0)
 print("programs found:", sum(hits))
-done = [pathlib.Path(os.environ["DONE"], f"{attempt}.{each}") for each in (0, 1)]
-done[worker].write_text(str(os.getpid()))
-def runs(path):
-    return path.exists() and pathlib.Path("/proc", path.read_text(), "exe").exists()
-while not done[1 - worker].exists() or (worker == 0 and runs(done[1])):
-    time.sleep(0.01)  # who has the coordinator ends last: the others would end with it
-os._exit(1 - attempt)
+sys.exit(1 - attempt)  # JAX waits for the other one here
 """
-    run = launch(program, "--workers=2")
+    # A worker that has ended with 1 must not be ended by the launcher before JAX's exit is over.
+    run = launch(program, "--workers=2", settle_secs=launches.PATIENCE_SECS)
     assert run.end() == 0
     found = sorted(line for line in run.out() if "found" in line)
     assert found == [f"[{w}] programs found: {n}" for w in (0, 1) for n in (0, 1)]
+
+
+def test_who_has_the_coordinator_ends_last(launch):
+    """A run has no meeting of its own at the end: JAX has one when a process exits."""
+    program = """
+import atexit
+ended, asked = told("ended"), told("asked")
+if worker == 0:
+    atexit.register(ended.touch)  # who registers first runs last: after JAX's own exit
+import jax, hetjax
+from hetjax.processes import board
+hetjax.join_processes()
+jax.jit(lambda x: x + worker)(2.0)
+if worker == 0:
+    atexit.register(asked.touch)
+else:
+    wait_for(asked.exists)
+    time.sleep(1)  # more than enough for a process that does not wait
+    answers = board.Board("the end")
+    answers.post("worker 1", 17)
+    print("answer", answers.wait("worker 1", 60.0), "first ended", ended.exists())
+"""
+    run = launch(program, "--workers=2", "--max_restarts=0")
+    assert run.end() == 0
+    assert "[1] answer 17 first ended False" in run.out()
+
+
+def test_a_failed_test_shows_what_the_launcher_printed(tmp_path):
+    path = tmp_path / "test_that_fails.py"
+    path.write_text("""
+def test_that_fails(launch):
+    run = launch("print('seen'); time.sleep(600)", "--workers=1")
+    run.wait_for("seen")
+    assert "the test" == "wrong"
+""")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.launcher.conftest", str(path)]
+    done = subprocess.run(
+        [*command, f"--rootdir={tmp_path}"], cwd=launches.ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "hetjax.launch: 1 workers" in done.stdout
+    assert "[0] seen" in done.stdout
+    assert "'the test' == 'wrong'" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -116,9 +153,10 @@ print("again:", faults() - before)
 
 
 def test_shares_are_told_and_their_groups_removed(launch):
-    run = launch("print('ready'); time.sleep(0.2)", "--workers=2", "--cpus=0.5,0.25")
+    run = launch("print('ready'); wait_for(told('end').exists)", "--workers=2", "--cpus=0.5,0.25")
     run.wait_for("ready", 2)
     in_groups = len(launches.groups_of(run.pid))
+    (run.beacons / "end").touch()
     assert run.end() == 0
     message = "by CPU controller groups" if in_groups else "by affinity"
     assert f"CPU shares 0.5, 0.25 {message}" in run.text()

@@ -29,7 +29,7 @@ class Board:
 
     def wait(self, key, timeout_secs):
         with self._changed:
-            assert self._changed.wait_for(lambda: key in self._values, 20)
+            assert self._changed.wait_for(lambda: key in self._values, 120)
             return self._values[key]
 
 
@@ -108,7 +108,7 @@ def test_a_process_that_ends_is_named_while_others_wait(members):
             peer.shutdown(socket.SHUT_RDWR)
         for future in waiting:
             with pytest.raises(exchange.LostProcessError, match="process 2 has ended"):
-                future.result(20)
+                future.result(120)
 
 
 def test_whoever_has_all_messages_may_leave(members):

@@ -1,9 +1,6 @@
 """What each process of a run computes for itself: taken from one of them, or found to differ."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,36 +10,16 @@ from hetjax.data import stream
 from hetjax.processes import solutions
 from hetjax.rounds import gathering
 from hetjax.topology import schedules
-from tests.rounds import problems
-from tests.rounds.test_processes import free_port
-
-PATIENCE_SECS = 120  # 10 are usual
+from tests.rounds import gangs, problems
 
 
 def run_two(directory, other, *, shared_memory=False, **fields):
     """Two processes, of which process 1 computes `other` otherwise: [(exit code, message)]."""
     directory.mkdir()
-    address = f"127.0.0.1:{free_port()}"
     case = json.dumps({"other": other, "fields": fields})
     variables = {"HETJAX_SHARED_MEMORY": str(directory)} if shared_memory else {}
-    gang = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.rounds.gathering_cases"),
-                *(str(index), "2", address, case, str(directory)),
-            ],
-            env={**os.environ, **variables},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=PATIENCE_SECS)[1] for process in gang]
-    finally:
-        for process in gang:
-            process.kill()
-    return [(process.returncode, error) for process, error in zip(gang, errors, strict=True)]
+    module = "tests.rounds.gathering_cases"
+    return gangs.run(module, 2, directory, case, str(directory), **variables)
 
 
 @pytest.mark.parametrize("name", ["matcha", "matcha_direct"])

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests import oracles
+from tests import oracles, promotion
 from tests.rounds import problems
 
 LOCAL = ["stepped", "fused", "virtual"]
@@ -58,7 +58,9 @@ def test_the_three_local_phases_agree_after_50_rounds_of_adam(float64, tmp_path)
         problems.fit(
             data,
             weights,
-            optimizer=optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.01)),
+            optimizer=optax.chain(
+                optax.clip_by_global_norm(0.1), promotion.promoting(optax.adam(0.01))
+            ),
             epochs=8,
             local=local,
             replay=str(tmp_path / "trace"),
@@ -97,7 +99,9 @@ def test_a_round_of_weight_zero_changes_nothing():
         return losses, 0 * losses
 
     weights = problems.initial_weights(np.float32)
-    optimizer = optax.adamw(0.1)  # weight decay alone would move the parameters
+    optimizer = promotion.promoting(
+        optax.adamw(0.1)
+    )  # weight decay alone would move the parameters
     result = problems.fit(data, weights, loss_fn=zero_weight, optimizer=optimizer, epochs=1)
     np.testing.assert_array_equal(result.params, weights)
     assert int(result.state.opt_state[0].count[0]) == 0
