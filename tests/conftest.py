@@ -21,6 +21,37 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")  # every cast is written down
+# Modules whose casts nobody has gone through yet: JAX promotes types there, as by default.
+_PROMOTING = [
+    "test_benchmark_processes",
+    "test_benchmark_quotas",
+    "test_checkout_drill",
+    "test_compare",
+    "test_compare_orders",
+    "test_fault_drill",
+    "test_readme",
+    "test_simulate_input",
+    "test_simulate_many",
+    "test_train",
+    "rounds.test_objectives",
+    "rounds.test_programs",
+    "rounds.test_resume",
+    "rounds.test_rule_records",
+    "rounds.test_rules",
+    "rounds.test_signs",
+    "ordering.test_matrix_free",
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _promotion(request):
+    if request.module.__name__.removeprefix("tests.") not in _PROMOTING:
+        yield
+        return
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 @pytest.fixture

@@ -103,8 +103,8 @@ class SmallCNN(nnx.Module):
 
     def __call__(self, images: jax.Array) -> jax.Array:
         features = layers.scale_images(images, self.input_max, self.param_dtype)
-        features = layers.max_pool_2x2(nnx.relu(self.norm1(self.conv1(features))))
-        features = layers.max_pool_2x2(nnx.relu(self.norm2(self.conv2(features))))
+        features = layers.max_pool_2x2(nnx.relu(_normalized(self.norm1, self.conv1(features))))
+        features = layers.max_pool_2x2(nnx.relu(_normalized(self.norm2, self.conv2(features))))
         return self.dense(features.reshape(features.shape[0], -1))
 
 
@@ -117,3 +117,9 @@ def _image_shape(name: str, example_shape: Sequence[int], least_size: int) -> tu
         )
     height, width, channels = example_shape
     return height, width, channels
+
+
+def _normalized(norm: nnx.GroupNorm, features: jax.Array) -> jax.Array:
+    """`norm(features)`; Flax takes the wider of two types inside, also where JAX is strict."""
+    with jax.numpy_dtype_promotion("standard"):
+        return norm(features)

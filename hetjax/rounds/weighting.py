@@ -84,8 +84,11 @@ def own_divisor(
     weight, count = contributed.weight, contributed.tally.example_count
     if weighting != "shard_mean":
         weight = count.astype(weight.dtype) * mean_weight
-    nominal = nominal_examples / num_workers
-    factor = count / nominal if weighting == "example" else share * num_workers
+    if weighting == "example":
+        factor = count.astype(jnp.result_type(float)) / (nominal_examples / num_workers)
+        factor = factor.astype(weight.dtype)
+    else:
+        factor = share * num_workers
     return jnp.where(weight > 0, weight / factor, 0).astype(contributed.weight.dtype)
 
 

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from hetjax import adapters, models
+from tests import promotion
 
 BATCH = 6
 
@@ -112,7 +113,7 @@ def test_with_a_key_for_each_example_a_loss_knows_no_neighbours(case, batch):
 def test_params_are_nested_dicts_that_optax_updates(case, batch):
     loss_fn, params = case
     assert {type(node) for node in (params, *params.values())} == {dict}
-    optimizer = optax.adam(1e-2)
+    optimizer = promotion.promoting(optax.adam(1e-2))
 
     @jax.jit
     def step(params, opt_state):

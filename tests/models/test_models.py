@@ -95,7 +95,7 @@ def test_pixels_are_scaled_by_their_range(name):
     def both(images):
         by_range = models.make(name, (16, 16, 1), 4, rngs=nnx.Rngs(0), input_max=16.0)
         scaled = models.make(name, (16, 16, 1), 4, rngs=nnx.Rngs(0), input_max=1.0)
-        return by_range(images), scaled(images / 16.0)
+        return by_range(images), scaled(images.astype(jnp.float32) / 16.0)
 
     np.testing.assert_allclose(*both(images), rtol=1e-5, atol=1e-6)
 

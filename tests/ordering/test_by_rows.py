@@ -88,11 +88,11 @@ NOT_BY_ROWS = {
     "sum": lambda x, w: x - x.sum(axis=0, keepdims=True),
     "largest": lambda x, w: x - x.max(axis=0, keepdims=True),
     "sorted": lambda x, w: jnp.sort(x, axis=0),
-    "argmax": lambda x, w: x * jnp.argmax(x, axis=0, keepdims=True),
+    "argmax": lambda x, w: x * jnp.argmax(x, axis=0, keepdims=True).astype(x.dtype),
     "cumulated": lambda x, w: jnp.cumsum(x, axis=0),
     "reversed": lambda x, w: x[::-1],
     "rolled": lambda x, w: jnp.roll(x, 1, axis=0),
-    "positions": lambda x, w: x[:, 0] * jnp.arange(len(x)),
+    "positions": lambda x, w: x[:, 0] * jnp.arange(len(x), dtype=x.dtype),
     "row by number": lambda x, w: x[jnp.arange(len(x)), 0],
     "the first row": lambda x, w: x - x[:1],
     "a row by the weights": lambda x, w: x - x[jnp.int32(w[0, :1]) % len(x)],
@@ -114,7 +114,7 @@ NOT_BY_ROWS = {
     "padded": lambda x, w: jnp.pad(x, ((1, 0), (0, 0)))[:-1],
     "random bits of one key": lambda x, w: x * jax.random.normal(jax.random.key(0), x.shape),
     "checkpointed positions": lambda x, w: jax.checkpoint(
-        lambda x: x * jnp.arange(len(x))[:, None]
+        lambda x: x * jnp.arange(len(x), dtype=x.dtype)[:, None]
     )(x),
     "from the host": lambda x, w: jax.pure_callback(np.sort, x, x),
     "transformed": lambda x, w: jnp.abs(jnp.fft.fft(x, axis=0)),

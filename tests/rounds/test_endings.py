@@ -13,8 +13,8 @@ import hetjax
 from tests.rounds import problems
 
 
-def _with_a_nan(num_examples=64):
-    data = problems.classification(num_examples, np.float32)
+def _with_a_nan(num_examples=64, dtype=np.float32):
+    data = problems.classification(num_examples, dtype)
     data["x"][17] = np.nan
     return data
 
@@ -29,7 +29,7 @@ def test_a_nonfinite_microbatch_stops_the_run_and_keeps_the_state(local, tmp_pat
 
 
 def test_a_nonfinite_microbatch_is_skipped_and_counted(float64):
-    data = _with_a_nan()
+    data = _with_a_nan(dtype=np.float64)
     weights = problems.initial_weights()
     result = problems.fit(
         data, weights, optimizer=optax.sgd(1.0), epochs=1, budget=16, nonfinite="skip"

@@ -112,7 +112,9 @@ def _parity():
 
         (loss, weight), grads = jax.value_and_grad(objective, has_aux=True)(shared.params)
         signs = jnp.where(microbatch.example_ids[::2] % 2 == 0, 1, -1).astype(jnp.int8)
-        change = jnp.sum(signs * microbatch.example_mask[::2])
+        change = jnp.sum(signs * microbatch.example_mask[::2].astype(signs.dtype)).astype(
+            jnp.float32
+        )
         return (loss, weight), (grads,), change, pairs.join(signs, -signs)
 
     def coordinate(memory, evidence, axis):

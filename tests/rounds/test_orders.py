@@ -230,8 +230,10 @@ def test_the_herding_bound_equals_the_reference(sharing, float64):
 def test_other_orders_run_with_weights_and_streamed_data(method, feed):
     def loss_fn(weights, batch, rng):
         kept = jax.random.bernoulli(rng, 0.8, batch["x"].shape)
-        losses = problems.softmax_loss(weights, {**batch, "x": batch["x"] * kept}, rng)
-        return losses, 1.0 + batch["y"]
+        losses = problems.softmax_loss(
+            weights, {**batch, "x": batch["x"] * kept.astype(batch["x"].dtype)}, rng
+        )
+        return losses, 1.0 + batch["y"].astype(losses.dtype)
 
     calls = []
     result = problems.fit(

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import hetjax
+from tests import promotion
 from tests.rounds import problems
 
 EMULATED = {"num_workers": 4, "secs_per_microbatch": (1, 2, 3, 4), "clock": "virtual"}
@@ -101,7 +102,7 @@ def test_gradients_of_half_precision_parameters_are_summed_in_single():
     ids=["plateau", "multi_steps", "apply_if_finite", "noise", "inject"],
 )
 def test_optimisers_of_every_kind_update(optimizer, local):
-    result = fit(optimizer=optimizer, local=local)
+    result = fit(optimizer=promotion.promoting(optimizer), local=local)
     assert np.isfinite(result.params).all()
     assert np.abs(result.params).max() > 0.01
 

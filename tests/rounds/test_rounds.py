@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests import oracles
+from tests import oracles, promotion
 from tests.rounds import problems
 
 LOCAL = ["stepped", "fused", "virtual"]
@@ -58,7 +58,9 @@ def test_the_three_local_phases_agree_after_50_rounds_of_adam(float64, tmp_path)
         problems.fit(
             data,
             weights,
-            optimizer=optax.chain(optax.clip_by_global_norm(0.1), optax.adam(0.01)),
+            optimizer=optax.chain(
+                optax.clip_by_global_norm(0.1), promotion.promoting(optax.adam(0.01))
+            ),
             epochs=8,
             local=local,
             replay=str(tmp_path / "trace"),
@@ -97,7 +99,9 @@ def test_a_round_of_weight_zero_changes_nothing():
         return losses, 0 * losses
 
     weights = problems.initial_weights(np.float32)
-    optimizer = optax.adamw(0.1)  # weight decay alone would move the parameters
+    optimizer = promotion.promoting(
+        optax.adamw(0.1)
+    )  # weight decay alone would move the parameters
     result = problems.fit(data, weights, loss_fn=zero_weight, optimizer=optimizer, epochs=1)
     np.testing.assert_array_equal(result.params, weights)
     assert int(result.state.opt_state[0].count[0]) == 0
@@ -148,7 +152,7 @@ def test_private_shards_are_weighted_by_their_share_of_the_examples(loss_fn, flo
 def _first_update_only():
     def update(updates, state, params=None):
         del params
-        return jax.tree.map(lambda u: u * (state == 0), updates), state + 1
+        return jax.tree.map(lambda u: u * (state == 0).astype(u.dtype), updates), state + 1
 
     return optax.GradientTransformation(lambda params: np.zeros((), np.int32), update)
 

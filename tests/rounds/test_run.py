@@ -88,7 +88,7 @@ def test_plan_and_commit_have_no_effect_of_their_own():
     with make(gate={"trigger": "quorum", "quorum": 5}) as run:
         state, _ = step(run, run.init(), 3)
         plan, again = run.plan(state), run.plan(state)
-        np.testing.assert_array_equal(plan.assigned.example_ids, again.rows.example_ids)
+        np.testing.assert_array_equal(plan.assigned.example_ids, again.assigned.example_ids)
         np.testing.assert_array_equal(plan.quotas, again.quotas)
         executed = run.execute(plan)
         new = run.commit(state, plan, executed.done, executed.clocks, executed.sums)

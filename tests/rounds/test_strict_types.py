@@ -1,6 +1,7 @@
-"""Rounds where JAX promotes no types by itself: every cast of hetjax is written down."""
+"""Who has to write down casts: hetjax, in every test of this suite; a user's loss, never."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,15 +15,6 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def strict():
-    """No promotion of types in this test, in all threads."""
-    before = jax.config.jax_numpy_dtype_promotion
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    yield
-    jax.config.update("jax_numpy_dtype_promotion", before)
-
-
 def train(dtype, fields):
     data, weights = problems.classification(dtype=dtype), problems.initial_weights(dtype)
     result = problems.fit(data, weights, epochs=1, **fields)
@@ -31,10 +23,30 @@ def train(dtype, fields):
 
 
 @pytest.mark.parametrize("fields", CASES)
-def test_rounds_in_float32(fields, strict):
-    train(np.float32, fields)
-
-
-@pytest.mark.parametrize("fields", CASES)
-def test_rounds_in_float64(fields, strict, float64):
+def test_rounds_in_float64_need_no_promotion(fields, float64):
+    assert jax.config.jax_numpy_dtype_promotion == "strict"
     assert train(np.float64, fields).dtype == np.float64
+
+
+@pytest.fixture
+def standard():
+    """As a user has it who sets nothing: in this test, in all threads."""
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
+def test_a_loss_that_leaves_casts_to_jax_trains(local, standard):
+    def loss_fn(weights, batch, rng):
+        return problems.softmax_loss(weights, batch, rng) * (1 + batch["y"])
+
+    def with_casts(weights, batch, rng):
+        losses = problems.softmax_loss(weights, batch, rng)
+        return losses * (1 + batch["y"]).astype(jnp.float32)
+
+    params = [
+        train(np.float32, {"local": local, "loss_fn": one, "quota": {"policy": "equal"}})
+        for one in (loss_fn, with_casts)
+    ]
+    np.testing.assert_array_equal(*params)
