@@ -23,7 +23,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")  # every cast is written down
 # Modules whose casts nobody has gone through yet: JAX promotes types there, as by default.
-_PROMOTING = {
+_PROMOTING = [
     "test_benchmark_processes",
     "test_benchmark_quotas",
     "test_checkout_drill",
@@ -41,7 +41,7 @@ _PROMOTING = {
     "rounds.test_rules",
     "rounds.test_signs",
     "ordering.test_matrix_free",
-}
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -152,7 +152,7 @@ def test_private_shards_are_weighted_by_their_share_of_the_examples(loss_fn, flo
 def _first_update_only():
     def update(updates, state, params=None):
         del params
-        return jax.tree.map(lambda u: u * (state == 0), updates), state + 1
+        return jax.tree.map(lambda u: u * (state == 0).astype(u.dtype), updates), state + 1
 
     return optax.GradientTransformation(lambda params: np.zeros((), np.int32), update)
 
