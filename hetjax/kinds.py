@@ -34,7 +34,7 @@ class Kind(NamedTuple):
     example: str
 
 
-_PLACE = "place(state, realised_units, unit_signs) -> state"
+_PLACE = "place(state, realised_examples, example_signs) -> state"
 KINDS: dict[str, Kind] = {
     kind.group: kind
     for kind in (
@@ -56,7 +56,7 @@ KINDS: dict[str, Kind] = {
             ordering.Ordering,
             ordering.ORDERINGS,
             {"init": 2, "place": 3},
-            f"hetjax.ordering.Ordering of init(num_units, seed) -> state and {_PLACE}",
+            f"hetjax.ordering.Ordering of init(num_examples, seed) -> state and {_PLACE}",
             "ordering=hetjax.ordering.d_grab(block_pairs=4)",
         ),
         Kind(

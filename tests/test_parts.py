@@ -77,17 +77,17 @@ def test_no_option_is_left_out_of_the_configuration_or_the_table():
 
 
 @pytest.mark.parametrize("made", of("ordering"), ids=lambda p: kinds.name_of("ordering", p))
-@pytest.mark.parametrize("num_units", [1, 2, 61])
-def test_an_order_is_a_permutation_in_every_pass(made, num_units):
+@pytest.mark.parametrize("num_examples", [1, 2, 61])
+def test_an_order_is_a_permutation_in_every_pass(made, num_examples):
     rng = np.random.default_rng(0)
-    state = made.init(num_units, (3, 1))
+    state = made.init(num_examples, (3, 1))
     for _ in range(4):
         before = state.order.copy()
-        np.testing.assert_array_equal(np.sort(before), np.arange(num_units))
-        cuts = np.sort(rng.integers(0, num_units + 1, 2))
-        for units in np.split(before, cuts):
-            signs = rng.choice([-1, 0, 1], len(units)).astype(np.int8)
-            state = made.place(state, units, signs if made.make_observer else None)
+        np.testing.assert_array_equal(np.sort(before), np.arange(num_examples))
+        cuts = np.sort(rng.integers(0, num_examples + 1, 2))
+        for examples in np.split(before, cuts):
+            signs = rng.choice([-1, 0, 1], len(examples)).astype(np.int8)
+            state = made.place(state, examples, signs if made.make_observer else None)
     assert state.order.dtype == before.dtype
 
 

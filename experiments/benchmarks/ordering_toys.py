@@ -3,7 +3,7 @@
 Every function returns rows (figure, target, reached). The figure is H, the parallel herding bound
 of `hetjax.ordering.herding` in the ∞-norm, of the order that an epoch leaves for the next one.
 The vectors stay as they are, so this is the most that an order can gain: in training, gradients
-move. n is the number of workers, m that of units a worker.
+move. n is the number of workers, m that of examples a worker.
 
     python -m experiments.benchmarks.ordering_toys
 
@@ -63,11 +63,11 @@ def small_toy_rows(num_seeds: int = 20, num_epochs: int = 10) -> list[Row]:
     return rows
 
 
-def large_toy_rows(num_units: int = 1_000_000, num_epochs: int = 15) -> list[Row]:
+def large_toy_rows(num_examples: int = 1_000_000, num_epochs: int = 15) -> list[Row]:
     """The published toy: 10⁶ vectors of unit length in Gaussian directions, d = 16; one seed."""
     rows, d_grab_secs = [], 0.0
     for index, num_workers in enumerate(_NUM_WORKERS):
-        vectors = _unit_vectors(1, num_workers, num_units // num_workers, 16)
+        vectors = _unit_vectors(1, num_workers, num_examples // num_workers, 16)
         for name, method in _toy_methods().items():
             if name != "D-GraB" and name not in _KNOWN:
                 continue
@@ -81,7 +81,7 @@ def large_toy_rows(num_units: int = 1_000_000, num_epochs: int = 15) -> list[Row
                 target = f"none (published: {_KNOWN[name][1][index]:g})"
             rows.append(
                 Row(
-                    f"{num_units:,} vectors, d = 16, n = {num_workers}, after {num_epochs} "
+                    f"{num_examples:,} vectors, d = 16, n = {num_workers}, after {num_epochs} "
                     f"epochs: {name}",
                     target,
                     f"{bound:.2f} (in {secs:.1f} s)",
@@ -113,7 +113,7 @@ def random_sign_rows(num_seeds: int = 20, num_epochs: int = 10) -> list[Row]:
     return rows
 
 
-def low_rank_rows(num_seeds: int = 6, num_epochs: int = 12, num_units: int = 512) -> list[Row]:
+def low_rank_rows(num_seeds: int = 6, num_epochs: int = 12, num_examples: int = 512) -> list[Row]:
     """Exact, two-level and stale signs: mean of the last 3 epochs and of the seeds.
 
     On unit vectors, and on vectors with coordinate i scaled 1/i, their mean length 1: these
@@ -128,7 +128,7 @@ def low_rank_rows(num_seeds: int = 6, num_epochs: int = 12, num_units: int = 512
         (True, 32, 16, 512, (2, 4, 8, 16)),
     ):
         make = _decaying_vectors if decay else _unit_vectors
-        vectors = make(num_seeds, num_workers, num_units, dim)
+        vectors = make(num_seeds, num_workers, num_examples, dim)
         methods: dict[str, Method] = {
             "random reshuffling": None,
             "exact": d_grab,
@@ -145,7 +145,7 @@ def low_rank_rows(num_seeds: int = 6, num_epochs: int = 12, num_units: int = 512
             rows.append(
                 Row(
                     f"{'coordinate i scaled 1/i' if decay else 'unit vectors'}, d = {dim}, "
-                    f"n = {num_workers}, m = {num_units}, {num_pairs} pairs a worker and round: "
+                    f"n = {num_workers}, m = {num_examples}, {num_pairs} pairs a worker and round: "
                     f"{name}",
                     "≥ 8x below random" if wanted else "none",
                     f"{plateau:.2f} ({random / plateau:.1f}x below random)",
@@ -169,7 +169,7 @@ def pair_balance(vectors: np.ndarray, kept: Any) -> tuple[np.ndarray, Any]:
 
 
 def grab(vectors: np.ndarray, mean: Any) -> tuple[np.ndarray, Any]:
-    """GraB on each worker: single units, less the worker's mean of the epoch before, first 0."""
+    """GraB on each worker: single examples, less the worker's mean of the epoch before, first 0."""
     centred = vectors if mean is None else vectors - mean
     return _independent(_signs, centred), vectors.mean(axis=2, keepdims=True)
 
@@ -188,8 +188,8 @@ def random_sign_grab(scale: float) -> Method:
 
 def fixed_map(vectors: np.ndarray, kept: Any) -> tuple[np.ndarray, Any]:
     """Even positions ascending, then odd ones descending, whatever the vectors are."""
-    num_seeds, num_workers, num_units, _ = vectors.shape
-    return _unit_signs(np.ones((num_seeds, num_workers, num_units // 2), np.int8)), kept
+    num_seeds, num_workers, num_examples, _ = vectors.shape
+    return _unit_signs(np.ones((num_seeds, num_workers, num_examples // 2), np.int8)), kept
 
 
 def two_level(num_pairs: int, block_pairs: int) -> Method:
@@ -232,7 +232,9 @@ def _epochs(vectors: np.ndarray, method: Method, num_epochs: int) -> Iterator[np
         else:
             signs, kept = method(np.take_along_axis(vectors, visited[..., None], axis=2), kept)
             rows = zip(_rows(visited), _rows(signs), strict=True)
-            placed = [orders.place_signed(units, unit_signs) for units, unit_signs in rows]
+            placed = [
+                orders.place_signed(examples, example_signs) for examples, example_signs in rows
+            ]
             visited = np.stack(placed).reshape(visited.shape)
         yield visited
 
@@ -248,13 +250,13 @@ def _bounds(vectors: np.ndarray, visited: np.ndarray) -> np.ndarray:
     return np.array([herding.parallel_herding_bound(*pair)[0] for pair in pairs])
 
 
-def _unit_vectors(num_seeds: int, num_workers: int, num_units: int, dim: int) -> np.ndarray:
-    vectors = _gaussian(num_seeds, num_workers, num_units, dim)
+def _unit_vectors(num_seeds: int, num_workers: int, num_examples: int, dim: int) -> np.ndarray:
+    vectors = _gaussian(num_seeds, num_workers, num_examples, dim)
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def _decaying_vectors(num_seeds: int, num_workers: int, num_units: int, dim: int) -> np.ndarray:
-    vectors = _gaussian(num_seeds, num_workers, num_units, dim)
+def _decaying_vectors(num_seeds: int, num_workers: int, num_examples: int, dim: int) -> np.ndarray:
+    vectors = _gaussian(num_seeds, num_workers, num_examples, dim)
     vectors /= np.arange(1, dim + 1, dtype=np.float32)
     return vectors / np.linalg.norm(vectors, axis=-1).mean()
 
@@ -272,7 +274,7 @@ def _pair_diffs(vectors: np.ndarray) -> np.ndarray:
 
 
 def _unit_signs(pair_signs: np.ndarray) -> np.ndarray:
-    """s i8[s, n, m / 2] -> i8[s, n, m]: s for the first unit of each pair, −s for the second."""
+    """s i8[s, n, m / 2] -> i8[s, n, m]: s for the first example of each pair, −s for the second."""
     signs = np.stack([pair_signs, -pair_signs], axis=-1)
     return signs.reshape(*signs.shape[:2], -1)
 

@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
     rounds: list[dict[str, Any]]
     """What has to be identical of each round."""
     orders: list[list[np.ndarray]]
-    """Of each checkpoint: order, and units and signs placed in this pass, of each pass."""
+    """Of each checkpoint: order, and examples and signs placed in this pass, of each pass."""
     queues: list[list[np.ndarray]]
     """Of each checkpoint: example ids still to come, of each pass."""
     ledger: list[list[np.ndarray]]
@@ -161,7 +161,7 @@ def add_checkpoint(outcome: Outcome, step: int, arrays: Mapping[str, np.ndarray]
 
 
 def _order(fields: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The order; with signs also the units that are placed of this pass, and their signs."""
+    """The order; with signs also the examples that are placed of this pass, and their signs."""
     if "signs" not in fields:
         return [fields["order"]]
     count = int(fields["num_placed"])

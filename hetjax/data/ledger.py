@@ -14,15 +14,15 @@ _ONE = np.int32(1)  # of the counts' dtype: with a Python 1 NumPy's `add.at` tak
 
 
 class LedgerState(NamedTuple):
-    """How often each unit was processed, in the open pass and in those before it."""
+    """How often each example was processed, in the open pass and in those before it."""
 
-    counts: np.ndarray  # i32[num_units]: in the open pass
-    reached: np.ndarray  # bool[num_units]: in a finished pass
+    counts: np.ndarray  # i32[num_examples]: in the open pass
+    reached: np.ndarray  # bool[num_examples]: in a finished pass
     closed_missing: int  # of the finished passes
     closed_duplicated: int  # of the finished passes
 
 
-def init(num_units: int) -> LedgerState:
+def init(num_examples: int) -> LedgerState:
     """A ledger in which nothing was processed.
 
     Example:
@@ -32,18 +32,18 @@ def init(num_units: int) -> LedgerState:
         >>> missing(close_pass(state))
         2
     """
-    return LedgerState(np.zeros(num_units, np.int32), np.zeros(num_units, bool), 0, 0)
+    return LedgerState(np.zeros(num_examples, np.int32), np.zeros(num_examples, bool), 0, 0)
 
 
-def commit(state: LedgerState, units: np.ndarray) -> LedgerState:
-    """Adds one to the count of each of `units` (i[k]; a unit that is there twice gets two)."""
-    np.add.at(state.counts, units, _ONE)
+def commit(state: LedgerState, example_ids: np.ndarray) -> LedgerState:
+    """Adds one to the count of each of `example_ids` (i[k]; one that is there twice gets two)."""
+    np.add.at(state.counts, example_ids, _ONE)
     return state
 
 
-def close_pass(state: LedgerState, units: np.ndarray | None = None) -> LedgerState:
-    """Judges the pass over `units` (all by default), and sets their counts to zero."""
-    own = slice(None) if units is None else units
+def close_pass(state: LedgerState, example_ids: np.ndarray | None = None) -> LedgerState:
+    """Judges the pass over `example_ids` (all by default), and sets their counts to zero."""
+    own = slice(None) if example_ids is None else example_ids
     counts = state.counts[own]
     state.reached[own] |= counts > 0
     closed = state._replace(
@@ -55,17 +55,17 @@ def close_pass(state: LedgerState, units: np.ndarray | None = None) -> LedgerSta
 
 
 def missing(state: LedgerState) -> int:
-    """Units of finished passes that were never processed."""
+    """Examples of finished passes that were never processed."""
     return state.closed_missing
 
 
 def duplicated(state: LedgerState) -> int:
-    """Superfluous times that a unit was processed in one pass, the open pass included."""
+    """Superfluous times that an example was processed in one pass, the open pass included."""
     return state.closed_duplicated + _superfluous(state.counts)
 
 
 def never_processed(state: LedgerState) -> int:
-    """Units that no pass has reached: in private data, those of a worker that does nothing."""
+    """Examples that no pass has reached: in private data, those of a worker that does nothing."""
     return int(np.sum(~state.reached & (state.counts == 0)))
 
 

@@ -33,35 +33,35 @@ class Shard:
 
     Args:
         ordering: makes the order.
-        units: i32[m]: the example ids, by position in the shard.
+        example_ids: i32[m]: by position in the shard.
         microbatch_size: B.
         seed: names the order's stream of random numbers.
-        place_of: i32[N]: the inverse of `units`; None where those are 0 .. N - 1.
+        place_of: i32[N]: the inverse of `example_ids`; None where those are 0 .. N - 1.
     """
 
     def __init__(
         self,
         ordering: ordering_lib.Ordering,
-        units: np.ndarray,
+        example_ids: np.ndarray,
         *,
         microbatch_size: int,
         seed: tuple[int, ...],
         place_of: np.ndarray | None = None,
     ) -> None:
         self._ordering = ordering
-        self._units = units
+        self._example_ids = example_ids
         self._place_of = place_of
         self._microbatch_size = microbatch_size
         self._seed = seed
 
     def init(self) -> PassState:
         """At the head of the first pass."""
-        order_state = self._ordering.init(len(self._units), self._seed)
-        return PassState(order_state, 0, self.ordered_units(order_state), 0)
+        order_state = self._ordering.init(len(self._example_ids), self._seed)
+        return PassState(order_state, 0, self.ordered(order_state), 0)
 
-    def ordered_units(self, order_state: Any) -> np.ndarray:
-        """i32[m]: all units of the pass, in order; a copy."""
-        return self._units[order_state.order]
+    def ordered(self, order_state: Any) -> np.ndarray:
+        """i32[m]: all examples of the pass, in order; a copy."""
+        return self._example_ids[order_state.order]
 
     def microbatches_left(self, own: PassState) -> int:
         """Of this pass; the last may hold padding."""
@@ -73,9 +73,9 @@ class Shard:
         They are a copy: `commit` writes into the queue.
         """
         size = self._microbatch_size
-        units = own.remaining[: count * size]
-        rows = np.full((-(-len(units) // size), size), PADDING, np.int32)
-        rows.reshape(-1)[: len(units)] = units
+        example_ids = own.remaining[: count * size]
+        rows = np.full((-(-len(example_ids) // size), size), PADDING, np.int32)
+        rows.reshape(-1)[: len(example_ids)] = example_ids
         return rows
 
     def commit(
@@ -86,29 +86,31 @@ class Shard:
         taken: int,
         processed: np.ndarray,
         returned: np.ndarray,
-        unit_signs: np.ndarray | None,
+        example_signs: np.ndarray | None,
     ) -> tuple[PassState, ledger_lib.LedgerState]:
         """Takes `taken` microbatches off the head, and begins the next pass where none is left.
 
         What returns takes the places before the new head, where it came from.
         """
-        units, back = without_padding(processed), without_padding(returned)
-        if unit_signs is not None:
-            unit_signs = unit_signs.reshape(-1)[processed.reshape(-1) != PADDING]
-        positions = units if self._place_of is None else self._place_of[units]
-        order_state = self._ordering.place(own.order_state, positions, unit_signs)
-        ledger = ledger_lib.commit(ledger, units)
+        example_ids, back = without_padding(processed), without_padding(returned)
+        if example_signs is not None:
+            example_signs = example_signs.reshape(-1)[processed.reshape(-1) != PADDING]
+        positions = example_ids if self._place_of is None else self._place_of[example_ids]
+        order_state = self._ordering.place(own.order_state, positions, example_signs)
+        ledger = ledger_lib.commit(ledger, example_ids)
         end = min(own.head + taken * self._microbatch_size, len(own.queue))
         head = end - len(back)
         own.queue[head:end] = back
         if head < len(own.queue):
             return PassState(order_state, own.pass_index, own.queue, head), ledger
-        ledger = ledger_lib.close_pass(ledger, None if self._place_of is None else self._units)
-        queue = self.ordered_units(order_state)
+        ledger = ledger_lib.close_pass(
+            ledger, None if self._place_of is None else self._example_ids
+        )
+        queue = self.ordered(order_state)
         return PassState(order_state, own.pass_index + 1, queue, 0), ledger
 
 
 def without_padding(rows: np.ndarray) -> np.ndarray:
-    """i[k]: the units in rows of microbatches."""
-    units = rows.reshape(-1)
-    return units[units != PADDING]
+    """i[k]: the examples in rows of microbatches."""
+    example_ids = rows.reshape(-1)
+    return example_ids[example_ids != PADDING]

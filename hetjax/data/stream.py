@@ -5,7 +5,7 @@ worker owns a shard, with an order and passes of its own. Either way a round nev
 passes of an order, so the next order may depend on all of the last one.
 
 What was planned and not processed (a gate closed, a worker died) goes back to the head of its
-order as whole microbatches, in (worker, position) order. Units are committed in that order
+order as whole microbatches, in (worker, position) order. Examples are committed in that order
 too: the realised order, not the planned one, is what the ledger counts and what signs place.
 
 A stream holds what never changes in a run. All that changes is a `StreamState`, which goes into
@@ -57,8 +57,8 @@ class StreamState(NamedTuple):
     examples_processed: int
 
 
-def _cut(units: np.ndarray, size: int) -> list[np.ndarray]:
-    return [units[start : start + size] for start in range(0, len(units), size)]
+def _cut(example_ids: np.ndarray, size: int) -> list[np.ndarray]:
+    return [example_ids[start : start + size] for start in range(0, len(example_ids), size)]
 
 
 def _count(rows: np.ndarray) -> int:
@@ -103,10 +103,10 @@ class SharedStream:
         self.num_examples = num_examples
         self.microbatch_size = microbatch_size
         self.shares = np.full(num_workers, 1 / num_workers)
-        units = np.arange(num_examples, dtype=np.int32)
-        self.shards = [units]
+        example_ids = np.arange(num_examples, dtype=np.int32)
+        self.shards = [example_ids]
         self._shard = passes_lib.Shard(
-            ordering, units, microbatch_size=microbatch_size, seed=(seed,)
+            ordering, example_ids, microbatch_size=microbatch_size, seed=(seed,)
         )
 
     def init(self) -> StreamState:
@@ -154,7 +154,7 @@ class SharedStream:
     def whole_pass(self, state: StreamState, quotas: np.ndarray) -> list[np.ndarray]:
         """The ids i32[k] of each round of a whole pass by the present order and these quotas."""
         size = int(quotas.sum()) * self.microbatch_size
-        return _cut(self._shard.ordered_units(state.passes[0].order_state), size)
+        return _cut(self._shard.ordered(state.passes[0].order_state), size)
 
     def plan(self, state: StreamState, quotas: np.ndarray) -> Assignment:
         """Cuts the next `sum(quotas)` microbatches of the order; changes nothing.
@@ -173,7 +173,7 @@ class SharedStream:
         state: StreamState,
         plan: Assignment,
         done: np.ndarray,
-        unit_signs: Sequence[Any] | None = None,
+        example_signs: Sequence[Any] | None = None,
     ) -> StreamState:
         """Counts and places what was done, and puts the rest back at the head.
 
@@ -181,7 +181,7 @@ class SharedStream:
             state: that the plan was made from; it is spent.
             plan: of this round.
             done: i64[W]: each worker finished the first `done[w]` of its microbatches.
-            unit_signs: for each worker i8[done[w], B]; None where the order takes none.
+            example_signs: for each worker i8[done[w], B]; None where the order takes none.
         """
         (own,) = state.passes
         position = np.arange(len(plan.example_ids)) - np.repeat(plan.starts[:-1], plan.quotas)
@@ -193,9 +193,9 @@ class SharedStream:
             taken=len(plan.example_ids),
             processed=processed,
             returned=plan.example_ids[~finished],
-            unit_signs=None
-            if unit_signs is None
-            else np.concatenate([np.asarray(signs) for signs in unit_signs]),
+            example_signs=None
+            if example_signs is None
+            else np.concatenate([np.asarray(signs) for signs in example_signs]),
         )
         return StreamState((own,), ledger, state.examples_processed + _count(processed))
 
@@ -237,17 +237,17 @@ class PrivateStream:
         self.shards = np.split(shuffled.astype(np.int32), np.cumsum(sizes)[:-1])
         self.shares = sizes / num_examples
         place_of = np.empty(num_examples, np.int32)
-        for units in self.shards:
-            place_of[units] = np.arange(len(units))
+        for example_ids in self.shards:
+            place_of[example_ids] = np.arange(len(example_ids))
         self._shards = [
             passes_lib.Shard(
                 ordering,
-                units,
+                example_ids,
                 microbatch_size=microbatch_size,
                 seed=(seed, worker),
                 place_of=place_of,
             )
-            for worker, units in enumerate(self.shards)
+            for worker, example_ids in enumerate(self.shards)
         ]
 
     def init(self) -> StreamState:
@@ -292,7 +292,7 @@ class PrivateStream:
     def whole_pass(self, state: StreamState, quotas: np.ndarray) -> list[np.ndarray]:
         """The ids i32[k] of each round until each worker with a quota has done its whole pass."""
         parts = [
-            _cut(shard.ordered_units(own.order_state), int(quota) * self.microbatch_size)
+            _cut(shard.ordered(own.order_state), int(quota) * self.microbatch_size)
             for shard, own, quota in zip(self._shards, state.passes, quotas, strict=True)
             if quota
         ]
@@ -314,7 +314,7 @@ class PrivateStream:
         state: StreamState,
         plan: Assignment,
         done: np.ndarray,
-        unit_signs: Sequence[Any] | None = None,
+        example_signs: Sequence[Any] | None = None,
     ) -> StreamState:
         """As `SharedStream.commit`, shard by shard."""
         passes, ledger, examples = list(state.passes), state.ledger, state.examples_processed
@@ -328,7 +328,7 @@ class PrivateStream:
                 taken=len(rows),
                 processed=rows[:count],
                 returned=rows[count:],
-                unit_signs=None if unit_signs is None else np.asarray(unit_signs[worker]),
+                example_signs=None if example_signs is None else np.asarray(example_signs[worker]),
             )
             examples += _count(rows[:count])
         return StreamState(tuple(passes), ledger, examples)

@@ -1,7 +1,7 @@
 """Example orders: in which sequence examples are visited, balanced by their gradients or not.
 
 `ordering` says what an order is, `methods` are the factories, by name in `ORDERINGS`; `orders`
-places units on the host, `balance`, `matrix_free` and `per_example` find signs on the devices.
+places examples on the host, `balance`, `matrix_free` and `per_example` find signs on the devices.
 Signs go in; the order of the next pass comes out. Imports `parts`, `trees` and `types`. The host's
 part is NumPy alone; the names that need JAX are resolved when they are first used.
 """

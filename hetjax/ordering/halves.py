@@ -27,8 +27,8 @@ class Microbatch:
     """The losses of a microbatch, and what the gradients of its examples are needed for.
 
     Args:
-        losses: `(params, units) -> (losses f[k], weights f[k])`, of the examples at positions
-            `units i32[k]`, of all N where None.
+        losses: `(params, positions) -> (losses f[k], weights f[k])`, of the examples at positions
+            `positions i32[k]`, of all N where None.
         params: the parameters.
         size: N, even.
         block_pairs: pairs of a block; the last one may have fewer.

@@ -1,6 +1,6 @@
 """How good is an order of the examples? The herding bound.
 
-With z = g − mean over all units, H is the largest norm that a prefix sum of the z reaches in
+With z = g − mean over all examples, H is the largest norm that a prefix sum of the z reaches in
 an epoch, all workers together. A balancing order makes it small; the measure that carries over
 between tasks is its ratio to that of random reshuffling. `parallel_herding_bound` is for vectors
 that are all at hand, `RunningBound` for a training run, where only a sum a round is known and
@@ -19,8 +19,8 @@ def parallel_herding_bound(vectors: ArrayLike, orders: ArrayLike) -> tuple[float
     """Returns H(π) = max_l ‖Σ_{t≤l} Σ_j z_{j,π_j(t)}‖ in the ∞-norm and in the 2-norm.
 
     Args:
-      vectors: f[n, m, d], for each of n workers the vectors of its m units, one a unit.
-      orders: i[n, m], for each worker a permutation of 0 .. m−1: the units by timestep.
+      vectors: f[n, m, d], for each of n workers the vectors of its m examples, one an example.
+      orders: i[n, m], for each worker a permutation of 0 .. m−1: the examples by timestep.
 
     Returns:
       (inf_norm, two_norm), in the unit of the vectors. Each is the largest over l of its own norm.
@@ -64,20 +64,20 @@ class RunningBound:
     """The herding bound of the rounds as they are realised, in O(d) memory.
 
     After every round it holds max over the rounds so far of ‖Σ_rounds (sum − count · mean)‖. Only
-    ends of rounds are seen, so it is at most the bound by unit, and equal to it where a round is
+    ends of rounds are seen, so it is at most the bound by example, and equal to it where a round is
     one timestep. The mean must be known before: take that of the pass before, or of a run over
-    the data; if it is off by δ, the prefix after k units is off by k · δ. Make a new one for
+    the data; if it is off by δ, the prefix after k examples is off by k · δ. Make a new one for
     each pass.
 
     Args:
-      mean: f[d], the mean vector of all units. Flatten a pytree before.
+      mean: f[d], the mean vector of all examples. Flatten a pytree before.
 
     Raises:
       ValueError: the mean is not a vector.
 
     Example:
       >>> bound = RunningBound([1.0, 0.0])
-      >>> bound.add([5.0, 0.0], 2)  # the sum of two units: 3 above twice the mean
+      >>> bound.add([5.0, 0.0], 2)  # the sum of two examples: 3 above twice the mean
       >>> bound.add([1.0, -4.0], 3)  # 3 + 1 − 3 = 1, and −4
       >>> bound.inf_norm, bound.two_norm == 17**0.5
       (4.0, True)
@@ -97,8 +97,8 @@ class RunningBound:
         """Takes one round in.
 
         Args:
-          vector_sum: f[d], the sum (not the mean) of the vectors of the round's units.
-          count: how many units these were, or their total weight; 0 leaves the mean out.
+          vector_sum: f[d], the sum (not the mean) of the vectors of the round's examples.
+          count: how many examples these were, or their total weight; 0 leaves the mean out.
 
         Raises:
           ValueError: the sum has another shape than the mean, or the count is negative.
@@ -110,7 +110,7 @@ class RunningBound:
                 f"{self._mean.shape}."
             )
         if not 0 <= count < np.inf:
-            raise ValueError(f"count is {count}; it must be the round's number of units, ≥ 0.")
+            raise ValueError(f"count is {count}; it must be the round's number of examples, ≥ 0.")
         self._prefix += vector_sum - count * self._mean
         self._inf_norm = float(np.maximum(self._inf_norm, np.abs(self._prefix).max()))
         self._two_norm = float(np.maximum(self._two_norm, np.sqrt(self._prefix @ self._prefix)))
@@ -129,30 +129,32 @@ class RunningBound:
 def _check(vectors: np.ndarray, orders: np.ndarray) -> None:
     if vectors.ndim != 3 or not vectors.size:
         raise ValueError(
-            f"vectors has shape {vectors.shape}; it must be f[n, m, d] for n workers with m units "
-            "of d numbers each, all ≥ 1. Reshape the vectors of one worker to [1, m, d]."
+            f"vectors has shape {vectors.shape}; it must be f[n, m, d] for n workers with m "
+            "examples of d numbers each, all ≥ 1. Reshape the vectors of one worker to [1, m, d]."
         )
     if orders.shape != vectors.shape[:2] or not np.issubdtype(orders.dtype, np.integer):
         raise ValueError(
             f"orders is {orders.dtype}{list(orders.shape)}; for vectors of shape {vectors.shape} "
             f"it must be whole numbers of shape {vectors.shape[:2]}, one order a worker."
         )
-    num_units = vectors.shape[1]
+    num_examples = vectors.shape[1]
     seen = np.zeros(orders.shape, bool)
-    if orders.min() >= 0 and orders.max() < num_units:
+    if orders.min() >= 0 and orders.max() < num_examples:
         np.put_along_axis(seen, orders, True, axis=1)
     if not seen.all():
-        worker = int(np.flatnonzero(~(np.sort(orders, axis=1) == np.arange(num_units)).all(1))[0])
+        worker = int(
+            np.flatnonzero(~(np.sort(orders, axis=1) == np.arange(num_examples)).all(1))[0]
+        )
         raise ValueError(
-            f"the order of worker {worker} is not a permutation: every unit 0 .. {num_units - 1} "
-            "must be there once."
+            f"the order of worker {worker} is not a permutation: every example "
+            f"0 .. {num_examples - 1} must be there once."
         )
 
 
 def _chunks(vectors: np.ndarray, orders: np.ndarray) -> Iterator[np.ndarray]:
     """Σ_j g_{j,π_j(t)} as f64[c, d], for c consecutive timesteps t at a time."""
-    num_workers, num_units, dim = vectors.shape
+    num_workers, num_examples, dim = vectors.shape
     size = max(1, _CHUNK_NUMBERS // (num_workers * dim))
     workers = np.arange(num_workers)[:, None]
-    for start in range(0, num_units, size):
+    for start in range(0, num_examples, size):
         yield vectors[workers, orders[:, start : start + size]].sum(axis=0, dtype=np.float64)

@@ -99,7 +99,7 @@ def independent(init: Callable, observe: Callable, *, new_pass: Callable) -> Obs
 def make_observe(block_pairs: int) -> Callable:
     """`Observer.observe`, its `evidence` the running sum that this worker goes on from.
 
-    The block of the odd unit at a pass's end, which has no partner, adds nothing to the sum.
+    The block of the odd example at a pass's end, which has no partner, adds nothing to the sum.
     The update is the gradient of the losses of the whole microbatch, as without any order.
 
     Args:
@@ -134,7 +134,7 @@ def make_observe(block_pairs: int) -> Callable:
                 private_sum = jax.tree.map(jnp.add, private_sum, change)
             grad_parts.append((plus, minus))
             changes.append(change)
-            signs.append(pairs.unit_signs(sign, mask))
+            signs.append(pairs.example_signs(sign, mask))
         sums = jnp.sum(batch.values), jnp.sum(batch.weights)
         return sums, _sum(grad_parts), _sum(changes), jnp.concatenate(signs)
 

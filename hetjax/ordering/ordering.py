@@ -20,7 +20,7 @@ class OrderState(Protocol):
 
     @property
     def order(self) -> np.ndarray:
-        """i32[num_units]: the order of the pass that is being worked through."""
+        """i32[num_examples]: the order of the pass that is being worked through."""
 
 
 class Sizes(NamedTuple):
@@ -47,17 +47,17 @@ class Observer(NamedTuple):
 
     observe: Callable[..., tuple[Any, tuple, PyTree, Any]]
     """`(losses, shared, evidence, microbatch, position, rng) -> ((loss_sum, weight_sum),
-    grad_parts, change, unit_signs i8[B])`, for one microbatch, the `position`-th of the
-    worker's round. `losses(params, units) -> (weight * loss f32[k], weights f32[k])` evaluates
-    the examples at positions `units i32[k]` of the microbatch (None: all), masked already.
+    grad_parts, change, example_signs i8[B])`, for one microbatch, the `position`-th of the
+    worker's round. `losses(params, positions) -> (weight * loss f32[k], weights f32[k])` evaluates
+    the examples at `positions i32[k]` of the microbatch (None: all), masked already.
     `grad_parts` is a tuple of trees whose sum is the gradient's; `evidence` is what this worker
-    has added up so far, and `change`, 0 for padding, will be added to it. A unit's
+    has added up so far, and `change`, 0 for padding, will be added to it. An example's
     sign is 1, -1, or 0 for one whose place is in the middle (the one left without a partner);
     signs of padding are ignored."""
 
     coordinate: Callable[[PyTree, PyTree, str], tuple[PyTree, Any]]
     """`(memory, evidence, axis_name) -> (memory, flips)` at the end of a round, by collectives
-    over `axis_name`. The unit signs of a worker's round are multiplied by its `flips`, i8[] or
+    over `axis_name`. The example signs of a worker's round are multiplied by its `flips`, i8[] or
     i8[max_microbatches * B]."""
 
     coordinate_array: Callable[[PyTree, PyTree], tuple[PyTree, Any]] | None
@@ -80,14 +80,14 @@ class Observer(NamedTuple):
 
 
 class Ordering(NamedTuple):
-    """A method of ordering examples: `state = init(num_units, seed)`, then `place` each round."""
+    """A method of ordering: `state = init(num_examples, seed)`, then `place` after each round."""
 
     init: Callable[[int, tuple[int, ...]], Any]
-    """`(num_units, seed) -> state`; `seed` names the stream of random numbers: the run's seed,
+    """`(num_examples, seed) -> state`; `seed` names the stream of random numbers: the run's seed,
     and for private data the worker."""
 
     place: Callable[[Any, np.ndarray, np.ndarray | None], Any]
-    """`(state, realised_units i32[k], unit_signs i8[k] or None) -> state`: the units that
+    """`(state, realised_examples i32[k], example_signs i8[k] or None) -> state`: the examples that
     were committed in this round, in (worker, position) order, without padding. The call that
     completes a pass returns a state whose `order` is the next pass's. The state that `place` is
     given is spent: it may write into its arrays, and shapes do not change."""

@@ -3,8 +3,8 @@
 Every method here is a pair of pure functions, `init` and `place` of an `Ordering`, in NumPy
 alone. A state is a NamedTuple of arrays, ints and tuples of ints, of shapes that do not change.
 `place` spends the state that it is given, as donation does: it may write into its arrays, so only
-the state that comes out may be used. The units and the signs that it is given are not written to.
-How a unit gets its sign is not decided here.
+the state that comes out may be used. The examples and the signs that it is given are not written
+to. How an example gets its sign is not decided here.
 """
 
 from collections.abc import Callable
@@ -17,30 +17,30 @@ class Parts(NamedTuple):
     """The host side of an ordering: `Ordering(*parts, make_observer=…)`."""
 
     init: Callable[[int, tuple[int, ...]], Any]
-    """`(num_units, seed) -> state`"""
+    """`(num_examples, seed) -> state`"""
 
     place: Callable[[Any, np.ndarray, np.ndarray | None], Any]
-    """`(state, realised_units i32[k], unit_signs i8[k] or None) -> state`; the state that it is
-    given is spent"""
+    """`(state, realised_examples i32[k], example_signs i8[k] or None) -> state`; the state
+    that it is given is spent"""
 
 
 class DrawnState(NamedTuple):
     """The state of an order that signs do not change."""
 
-    order: np.ndarray  # i32[num_units]
+    order: np.ndarray  # i32[num_examples]
     seed: tuple[int, ...]
     pass_index: int
-    num_placed: int  # units of this pass that were committed
+    num_placed: int  # examples of this pass that were committed
 
 
 class PlacedState(NamedTuple):
     """The state of an order that is made of the pass before it."""
 
-    order: np.ndarray  # i32[num_units]
-    realised: np.ndarray  # i32[num_units]: this pass's units as they were committed, then 0
-    signs: np.ndarray  # i8[num_units]: their signs, then 0
+    order: np.ndarray  # i32[num_examples]
+    realised: np.ndarray  # i32[num_examples]: this pass's examples as they were committed, then 0
+    signs: np.ndarray  # i8[num_examples]: their signs, then 0
     pass_index: int
-    num_placed: int  # units of this pass that were committed
+    num_placed: int  # examples of this pass that were committed
 
 
 def random_reshuffling() -> Parts:
@@ -72,8 +72,8 @@ def synchronised_reshuffling() -> Parts:
         True
     """
 
-    def draw(num_units: int, seed: tuple[int, ...], pass_index: int) -> np.ndarray:
-        keys = np.random.default_rng((*seed[:1], pass_index)).random(num_units)
+    def draw(num_examples: int, seed: tuple[int, ...], pass_index: int) -> np.ndarray:
+        keys = np.random.default_rng((*seed[:1], pass_index)).random(num_examples)
         return np.argsort(keys, kind="stable").astype(np.int32)
 
     return _drawn(draw)
@@ -104,10 +104,10 @@ def frozen(inner: Parts, *, freeze_after: int) -> Parts:
     if freeze_after < 0:
         raise ValueError(f"freeze_after is {freeze_after}; it counts passes, give 0 or more.")
 
-    def place(state: Any, realised_units: np.ndarray, unit_signs: np.ndarray | None) -> Any:
+    def place(state: Any, realised_examples: np.ndarray, example_signs: np.ndarray | None) -> Any:
         if state.pass_index < freeze_after:
-            return inner.place(state, realised_units, unit_signs)
-        num_placed = _placed_with(state, realised_units)
+            return inner.place(state, realised_examples, example_signs)
+        num_placed = _placed_with(state, realised_examples)
         if num_placed < len(state.order):
             return state._replace(num_placed=num_placed)
         return state._replace(pass_index=state.pass_index + 1, num_placed=0)
@@ -116,7 +116,7 @@ def frozen(inner: Parts, *, freeze_after: int) -> Parts:
 
 
 def balanced() -> Parts:
-    """Each pass places its units for the next one by their signs, as `place_signed`.
+    """Each pass places its examples for the next one by their signs, as `place_signed`.
 
     The first order is random reshuffling's. It is the placement of GraB, PairBalance and
     D-GraB: they differ in where the signs come from.
@@ -129,25 +129,25 @@ def balanced() -> Parts:
 
     References:
         Guo, Cooper, et al., "Coordinating distributed example orders for provably accelerated
-        training", 2023, arXiv 2302.00845. The paper has an even number of units.
+        training", 2023, arXiv 2302.00845. The paper has an even number of examples.
     """
 
-    def init(num_units: int, seed: tuple[int, ...]) -> PlacedState:
-        realised, signs = np.zeros(num_units, np.int32), np.zeros(num_units, np.int8)
-        return PlacedState(_permutation(num_units, seed, 0), realised, signs, 0, 0)
+    def init(num_examples: int, seed: tuple[int, ...]) -> PlacedState:
+        realised, signs = np.zeros(num_examples, np.int32), np.zeros(num_examples, np.int8)
+        return PlacedState(_permutation(num_examples, seed, 0), realised, signs, 0, 0)
 
     def place(
-        state: PlacedState, realised_units: np.ndarray, unit_signs: np.ndarray | None
+        state: PlacedState, realised_examples: np.ndarray, example_signs: np.ndarray | None
     ) -> PlacedState:
-        if unit_signs is None:
+        if example_signs is None:
             raise ValueError(
-                "a balanced order was given units without signs; it needs the sign of each unit: "
+                "a balanced order was given examples without signs; it needs the sign of each: "
                 "make the ordering with its signs, or take an order that needs none."
             )
-        num_placed = _placed_with(state, realised_units)
-        _check_lengths(realised_units, unit_signs)
-        state.realised[state.num_placed : num_placed] = realised_units
-        state.signs[state.num_placed : num_placed] = unit_signs
+        num_placed = _placed_with(state, realised_examples)
+        _check_lengths(realised_examples, example_signs)
+        state.realised[state.num_placed : num_placed] = realised_examples
+        state.signs[state.num_placed : num_placed] = example_signs
         if num_placed < len(state.order):
             return state._replace(num_placed=num_placed)
         order = place_signed(state.realised, state.signs)
@@ -172,56 +172,56 @@ def fixed_map() -> Parts:
     init, place_balanced = balanced()
 
     def place(
-        state: PlacedState, realised_units: np.ndarray, unit_signs: np.ndarray | None
+        state: PlacedState, realised_examples: np.ndarray, example_signs: np.ndarray | None
     ) -> PlacedState:
-        del unit_signs
-        positions = state.num_placed + np.arange(len(realised_units))
-        return place_balanced(state, realised_units, 1 - 2 * (positions % 2))
+        del example_signs
+        positions = state.num_placed + np.arange(len(realised_examples))
+        return place_balanced(state, realised_examples, 1 - 2 * (positions % 2))
 
     return Parts(init, place)
 
 
-def place_signed(units: np.ndarray, signs: np.ndarray) -> np.ndarray:
+def place_signed(examples: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """The order that a whole pass leaves, filled from both ends.
 
-    A unit of sign 1 takes the next free place from the left, -1 the next from the right; those
+    An example of sign 1 takes the next free place from the left, -1 the next from the right; those
     of sign 0 share the places left in the middle, in order of arrival. With pairs of opposite
-    signs and one unit of sign 0, that one has place ⌊k/2⌋. It was the last and is no longer, so
+    signs and one example of sign 0, that one has place ⌊k/2⌋. It was the last and is no longer, so
     the next pass (for k >= 3) leaves another one without a partner.
 
     Args:
-        units: i[k], as they came.
+        examples: i[k], as they came.
         signs: i8[k] of 1, -1, 0.
 
     Returns:
         i[k]: the next pass's order.
 
     Raises:
-        ValueError: there are not as many signs as units.
+        ValueError: there are not as many signs as examples.
 
     Example:
         >>> place_signed(np.arange(7), np.array([1, -1, -1, 1, -1, 1, 0])).tolist()
         [0, 3, 5, 6, 4, 2, 1]
     """
-    _check_lengths(units, signs)
-    return np.concatenate([units[signs > 0], units[signs == 0], units[signs < 0][::-1]])
+    _check_lengths(examples, signs)
+    return np.concatenate([examples[signs > 0], examples[signs == 0], examples[signs < 0][::-1]])
 
 
-def _permutation(num_units: int, seed: tuple[int, ...], pass_index: int) -> np.ndarray:
-    return np.random.default_rng((*seed, pass_index)).permutation(num_units).astype(np.int32)
+def _permutation(num_examples: int, seed: tuple[int, ...], pass_index: int) -> np.ndarray:
+    return np.random.default_rng((*seed, pass_index)).permutation(num_examples).astype(np.int32)
 
 
 def _drawn(draw: Callable[[int, tuple[int, ...], int], np.ndarray]) -> Parts:
-    """An order that `draw(num_units, seed, pass_index)` gives for each pass."""
+    """An order that `draw(num_examples, seed, pass_index)` gives for each pass."""
 
-    def init(num_units: int, seed: tuple[int, ...]) -> DrawnState:
-        return DrawnState(draw(num_units, seed, 0), seed, 0, 0)
+    def init(num_examples: int, seed: tuple[int, ...]) -> DrawnState:
+        return DrawnState(draw(num_examples, seed, 0), seed, 0, 0)
 
     def place(
-        state: DrawnState, realised_units: np.ndarray, unit_signs: np.ndarray | None
+        state: DrawnState, realised_examples: np.ndarray, example_signs: np.ndarray | None
     ) -> DrawnState:
-        del unit_signs
-        num_placed = _placed_with(state, realised_units)
+        del example_signs
+        num_placed = _placed_with(state, realised_examples)
         if num_placed < len(state.order):
             return state._replace(num_placed=num_placed)
         pass_index = state.pass_index + 1
@@ -231,17 +231,19 @@ def _drawn(draw: Callable[[int, tuple[int, ...], int], np.ndarray]) -> Parts:
     return Parts(init, place)
 
 
-def _placed_with(state: DrawnState | PlacedState, units: np.ndarray) -> int:
-    """The units placed in this pass once these are, too."""
+def _placed_with(state: DrawnState | PlacedState, examples: np.ndarray) -> int:
+    """The examples placed in this pass once these are, too."""
     left = len(state.order) - state.num_placed
-    if len(units) > left:
+    if len(examples) > left:
         raise ValueError(
-            f"{len(units)} units were committed to a pass that has {left} of its "
+            f"{len(examples)} examples were committed to a pass that has {left} of its "
             f"{len(state.order)} left; a round never spans two passes."
         )
-    return state.num_placed + len(units)
+    return state.num_placed + len(examples)
 
 
-def _check_lengths(units: np.ndarray, signs: np.ndarray) -> None:
-    if len(units) != len(signs):
-        raise ValueError(f"{len(signs)} signs for {len(units)} units; give one for each unit.")
+def _check_lengths(examples: np.ndarray, signs: np.ndarray) -> None:
+    if len(examples) != len(signs):
+        raise ValueError(
+            f"{len(signs)} signs for {len(examples)} examples; give one for each example."
+        )

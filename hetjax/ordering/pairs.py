@@ -1,4 +1,4 @@
-"""Units in pairs: positions 2k and 2k + 1 of a microbatch."""
+"""Examples in pairs: positions 2k and 2k + 1 of a microbatch."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def whole(mask: Array) -> jax.Array:
     return first & second
 
 
-def unit_signs(pair_signs: jax.Array, mask: Array) -> jax.Array:
+def example_signs(pair_signs: jax.Array, mask: Array) -> jax.Array:
     """i8[2K]: s and -s for each pair of sign s; 0 where the pair is not whole."""
     signs = join(pair_signs, -pair_signs)
     return jnp.where(jnp.repeat(whole(mask), 2), signs, 0).astype(jnp.int8)

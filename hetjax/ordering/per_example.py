@@ -31,8 +31,8 @@ def _gradients(
 ) -> tuple[tuple[jax.Array, jax.Array], types.PyTree, jax.Array]:
     """`((loss_sum, weight_sum), grad_sum, gradients f[B, d])` of a microbatch."""
 
-    def of_one(params: types.PyTree, unit: jax.Array) -> tuple[jax.Array, jax.Array]:
-        values, weights = losses(params, unit[None])
+    def of_one(params: types.PyTree, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+        values, weights = losses(params, position[None])
         return values[0], weights[0]
 
     (values, weights), grads = jax.vmap(jax.value_and_grad(of_one, has_aux=True), (None, 0))(
@@ -87,7 +87,7 @@ def d_grab(sizes: Sizes) -> Observer:
             jnp.zeros_like(kept), differences, (start, jnp.zeros_like(start))
         )
         undecided = jnp.ones(num_pairs, jnp.int8)  # until `coordinate` flips them
-        signs = pairs.unit_signs(undecided, microbatch.example_mask)
+        signs = pairs.example_signs(undecided, microbatch.example_mask)
         return sums, (grad_sum,), change, signs
 
     def coordinate(
@@ -134,7 +134,7 @@ def pair_balance(sizes: Sizes) -> Observer:
         sums, grad_sum, gradients = _gradients(losses, shared.params, size)
         differences = _differences(gradients, microbatch.example_mask)
         signs, after = balance.balance_signs(differences, running_sum)
-        signs = pairs.unit_signs(signs, microbatch.example_mask)
+        signs = pairs.example_signs(signs, microbatch.example_mask)
         return sums, (grad_sum,), after - running_sum, signs
 
     return independent(init, observe, new_pass=jnp.zeros_like)
@@ -185,10 +185,10 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
         uniform = jax.random.uniform(key, (size,))
 
         def step(
-            carry: tuple[jax.Array, jax.Array], unit: tuple
+            carry: tuple[jax.Array, jax.Array], one: tuple
         ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             running_sum, max_norm = carry
-            gradient, is_example, uniform = unit
+            gradient, is_example, uniform = one
             centred = jnp.where(is_example, gradient - sums.stale_mean, 0)
             dot = jnp.dot(running_sum, centred, precision=jax.lax.Precision.HIGHEST)
             if random_scale is None:

@@ -93,14 +93,14 @@ class Herding:
         sums = functools.partial(self._gradient_sums, params)
         mean: Any = 0.0
         count = 0
-        for gradient_sum, num_units in sums(rounds):
-            mean, count = mean + gradient_sum, count + num_units
+        for gradient_sum, num_examples in sums(rounds):
+            mean, count = mean + gradient_sum, count + num_examples
         mean = mean / max(count, 1)
         bounds = []
         for order in (rounds, [shuffled[ids] for ids in rounds]):
             bound = herding.RunningBound(mean)
-            for gradient_sum, num_units in sums(order):
-                bound.add(gradient_sum, num_units)
+            for gradient_sum, num_examples in sums(order):
+                bound.add(gradient_sum, num_examples)
             bounds.append(bound)
         own, random = bounds
         return {

@@ -67,7 +67,7 @@ def make_fused_local(steps: rules.LocalSteps, mesh: Mesh) -> Callable:
     """The local phase of all workers as one function without any collective.
 
     Returns:
-        `(given, params, carried, microbatches, counts, rngs) -> (contributed, unit_signs)`;
+        `(given, params, carried, microbatches, counts, rngs) -> (contributed, example_signs)`;
         all leaves but those of `given` `[W, ...]`, those of `microbatches` `[W, M, B, ...]`,
         `counts` i32[W] ≤ M, `rngs` key[W].
     """
@@ -128,7 +128,7 @@ def make_train_step(
         weighting: what is minimised, one of `hetjax.rounds.weighting.WEIGHTINGS`; all but
             `example` go by `shares`.
         stop_on_nonfinite: a round with a microbatch that is not finite changes nothing.
-        ordering: a `hetjax.ordering.Ordering`, a name, or a dict of fields. Placing the units is
+        ordering: a `hetjax.ordering.Ordering`, a name, or a dict of fields. Placing the examples is
             yours (its `place`), and so is beginning new passes (`sync.make_new_pass` of the
             step's `observer`, which `make_train_state` takes too).
         microbatch_size: B; needed where the ordering has a part on the devices.
@@ -137,14 +137,14 @@ def make_train_step(
 
     Returns:
         `step(state, microbatches, counts, rng, shares=None, active=(), given=()) -> (state,
-        metrics, unit_signs)`, to be jitted by you: leaves of `microbatches` are `[W, M, B, ...]`,
-        worker w does the first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one key,
-        `shares` f32[W] of each worker's shard (equal ones by default), `active` is
+        metrics, example_signs)`, to be jitted by you: leaves of `microbatches` are `[W, M, B,
+        ...]`, worker w does the first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one
+        key, `shares` f32[W] of each worker's shard (equal ones by default), `active` is
         `step.active(round)`, who exchanges with whom, needed with a reducer that gossips, `given`
-        the values of the round that the rule finds in `shared.given`; `unit_signs` are
-        i8[W, M, B], as an order's `place` takes them, or (). A round without update returns
-        `(state, metrics, unit_signs, mean)`: `mean`, leaves `[W, ...]`, is the sum of the
-        contributions over that of their weights, and the parameters stay.
+        the values of the round that the rule finds in `shared.given`; `example_signs` are i8[W, M,
+        B], as an order's `place` takes them, or (). A round without update returns `(state,
+        metrics, example_signs, mean)`: `mean`, leaves `[W, ...]`, is the sum of the contributions
+        over that of their weights, and the parameters stay.
         M bounds the quotas and memory; a change of `counts` never compiles.
 
     Raises:
@@ -197,15 +197,15 @@ def make_train_step(
         batch_size = microbatches.example_ids.shape[-1]
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
-        contributed, unit_signs = run_local(
+        contributed, example_signs = run_local(
             given, state.params, begin(state, given), microbatches, counts, rngs
         )
         done = synchronise(state, contributed, shares, active, (), given)
         if observer is not None:
             flips = done.flips
             flips = flips.reshape(mesh.size, *((-1, batch_size) if flips.ndim == 2 else (1, 1)))
-            unit_signs = unit_signs * flips[:, : unit_signs.shape[1]]
-        found = done.state, done.metrics, unit_signs
+            example_signs = example_signs * flips[:, : example_signs.shape[1]]
+        found = done.state, done.metrics, example_signs
         return (*found, done.mean) if optimizer is None else found
 
     def active(round_index: int) -> Any:
@@ -321,17 +321,17 @@ class Fused:
         wait = functools.partial(self._wait, round_index, start)
         times = list(self._threads.map(wait, self._workers, parts, counts))
         compute_secs, overruns = zip(*times, strict=True)
-        unit_signs = None
+        example_signs = None
         if jax.tree.leaves(signs):  # cut on the host: on the device each quota would compile
             of_workers = mesh_lib.worker_rows(signs)
-            unit_signs = [np.asarray(s)[0, :n] for s, n in zip(of_workers, counts, strict=True)]
+            example_signs = [np.asarray(s)[0, :n] for s, n in zip(of_workers, counts, strict=True)]
         return local.LocalResult(
             contributed=contributed,
             microbatches_done=counts,
             first_secs=np.full(len(counts), np.nan),
             compute_secs=np.asarray(compute_secs),
             overruns=np.asarray(overruns),
-            unit_signs=unit_signs,
+            example_signs=example_signs,
         )
 
     def _wait(

@@ -48,17 +48,17 @@ class Done(NamedTuple):
     """What all W workers did in a round."""
 
     microbatches_done: np.ndarray  # i64[W]
-    unit_signs: list[np.ndarray] | None  # for each worker i8[done, B]; None: no order takes them
+    example_signs: list[np.ndarray] | None  # for each worker i8[done, B]; None: no order takes them
     flips: Any = ()  # i8[W], or i8[W, max_microbatches * B]: by the order's coordination
 
     def flipped_signs(self) -> list[np.ndarray] | None:
-        """The unit signs of each worker, multiplied as the coordination says."""
-        if self.unit_signs is None:
+        """The example signs of each worker, multiplied as the coordination says."""
+        if self.example_signs is None:
             return None
         flips = np.asarray(self.flips)
         return [
             signs * (flip if flip.ndim == 0 else flip[: signs.size].reshape(signs.shape))
-            for signs, flip in zip(self.unit_signs, flips, strict=True)
+            for signs, flip in zip(self.example_signs, flips, strict=True)
         ]
 
 
@@ -204,7 +204,7 @@ class Gathering:
 
     Args:
         meeting: how the processes meet.
-        most_signs: unit signs that a worker can have in a round; 0 where the order takes none.
+        most_signs: example signs that a worker can have in a round; 0 where the order takes none.
         microbatch_size: B.
     """
 
@@ -219,7 +219,7 @@ class Gathering:
                 ("host_secs", np.float64),
                 ("done", [(name, np.float64) for name in _DONE]),
                 ("sums", [(name, np.float64) for name in _SUMS]),
-                ("unit_signs", np.int8, (most_signs,)),
+                ("example_signs", np.int8, (most_signs,)),
             ]
         )
 
@@ -244,7 +244,7 @@ class Gathering:
         """
         done = [np.asarray(getattr(result, name), np.float64) for name in _DONE]
         if self._meeting.alone:
-            return _joined(dict(zip(_DONE, done, strict=True)), result.unit_signs, request)
+            return _joined(dict(zip(_DONE, done, strict=True)), result.example_signs, request)
         own = np.zeros(len(done[0]), self._message)
         own["digests"] = digests()
         own["request"], own["host_secs"] = int(request), host_secs
@@ -252,17 +252,17 @@ class Gathering:
             own["done"][name] = column
         for name, column in _own_sums(result.contributed).items():
             own["sums"][name] = column
-        for row, signs in zip(own["unit_signs"], result.unit_signs or (), strict=False):
+        for row, signs in zip(own["example_signs"], result.example_signs or (), strict=False):
             row[: signs.size] = signs.reshape(-1)
         gathered = self._meeting.tell(own)
         self._check(gathered["digests"])
-        unit_signs = None
-        if result.unit_signs is not None:
+        example_signs = None
+        if result.example_signs is not None:
             counts = gathered["done"]["microbatches_done"].astype(int)
-            each = zip(gathered["unit_signs"], counts, strict=True)
-            unit_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
+            each = zip(gathered["example_signs"], counts, strict=True)
+            example_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
         asked = Request(int(np.bitwise_or.reduce(gathered["request"])))
-        told = _joined(gathered["done"], unit_signs, asked)
+        told = _joined(gathered["done"], example_signs, asked)
         return told._replace(
             clocks=told.clocks._replace(host_secs=gathered["host_secs"].copy()),
             metrics=_metrics(gathered["sums"], result.contributed.loss_sum.dtype),
@@ -310,7 +310,7 @@ def _metrics(sums: np.ndarray, dtype: np.dtype) -> types.SyncMetrics:
 
 def _joined(
     done: Mapping[str, np.ndarray] | np.ndarray,
-    unit_signs: list[np.ndarray] | None,
+    example_signs: list[np.ndarray] | None,
     request: Request,
 ) -> Gathered:
     """Of what each of the W workers did, by the names in `_DONE`."""
@@ -321,4 +321,6 @@ def _joined(
         overruns=int(done["overruns"].sum()),
         host_secs=np.zeros(len(done["compute_secs"])),
     )
-    return Gathered(Done(done["microbatches_done"].astype(np.int64), unit_signs), clocks, request)
+    return Gathered(
+        Done(done["microbatches_done"].astype(np.int64), example_signs), clocks, request
+    )

@@ -33,7 +33,7 @@ class LocalResult(NamedTuple):
     first_secs: np.ndarray  # f64[w], round start to end of the first microbatch; NaN = unknown
     compute_secs: np.ndarray  # f64[w]
     overruns: np.ndarray  # i64[w], microbatches slower than the emulated worker would have been
-    unit_signs: list[np.ndarray] | None  # for each worker i8[done, B]
+    example_signs: list[np.ndarray] | None  # for each worker i8[done, B]
 
 
 class LocalPhase(Protocol):
@@ -230,7 +230,7 @@ class Stepped:
             first_secs=np.asarray(first_secs),
             compute_secs=np.asarray(compute_secs),
             overruns=np.asarray(overruns),
-            unit_signs=stack_signs(signs, plan.example_ids.shape[1]) if self._signed else None,
+            example_signs=stack_signs(signs, plan.example_ids.shape[1]) if self._signed else None,
         )
 
     def _work(
@@ -262,9 +262,9 @@ class Stepped:
             self._beacons.at("loading", round_index, worker)
             microbatch = self._feed.load(worker, example_ids)
             self._beacons.at("computing", round_index, worker)
-            carried, unit_signs = self._add(shared, carried, microbatch, rng)
+            carried, example_signs = self._add(shared, carried, microbatch, rng)
             jax.tree.leaves(carried)[-1].block_until_ready()  # all are of one program
-            signs.append(unit_signs)
+            signs.append(example_signs)
             if deadlines is not None:
                 wait = start + deadlines[position] - time.perf_counter()
                 if wait > 0:
@@ -346,5 +346,5 @@ def _without_row_axis(shared: types.Shared) -> types.Shared:
 
 
 def stack_signs(signs: Sequence[Sequence[Any]], size: int) -> list[np.ndarray]:
-    """The unit signs of each worker, i8[done, size], on the host."""
+    """The example signs of each worker, i8[done, size], on the host."""
     return [np.asarray(jax.device_get(s), np.int8).reshape(-1, size) for s in signs]

@@ -85,9 +85,9 @@ def masked(
     *,
     per_example_rng: bool = False,
 ) -> halves.Losses:
-    """`(params, units=None) -> (weight * loss f32[k], weights f32[k])` of a microbatch.
+    """`(params, positions=None) -> (weight * loss f32[k], weights f32[k])` of a microbatch.
 
-    Of the examples at positions `units i32[k]`, all of them where None; 0 for padding.
+    Of the examples at positions `positions i32[k]`, all of them where None; 0 for padding.
 
     Args:
         loss_fn: the user's loss, one number an example.
@@ -99,12 +99,12 @@ def masked(
     """
 
     def losses_and_weights(
-        params: types.PyTree, units: jax.Array | None = None
+        params: types.PyTree, positions: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
         ids, mask, examples = microbatch
-        if units is not None:
+        if positions is not None:
             ids, mask, examples = jax.tree.map(
-                lambda x: jnp.take(x, units, axis=0), (ids, mask, examples)
+                lambda x: jnp.take(x, positions, axis=0), (ids, mask, examples)
             )
         if per_example_rng:
             key = jax.vmap(jax.random.fold_in, (None, 0))(rng, ids)

@@ -87,7 +87,7 @@ def commit(
     clocks: gathering.Clocks,
     sums: sync.Synchronised,
 ) -> RunState:
-    """The state after a round; waits for the signs of its units, where there are any.
+    """The state after a round; waits for the signs of its examples, where there are any.
 
     Args:
         parts: of the run.

@@ -85,9 +85,9 @@ class LocalSteps(NamedTuple):
     """`(shared, worker, memory) -> carried`, the last two of a `TrainState`."""
 
     add: Callable[..., tuple[types.Carried, Any]]
-    """`(shared, carried, microbatch, rng, active=True) -> (carried, unit_signs)`; `unit_signs` is
-    i8[B], or () without an observer. Where `active` bool[] is false nothing changes. The leaves of
-    `carried` may all have a leading axis of 1."""
+    """`(shared, carried, microbatch, rng, active=True) -> (carried, example_signs)`;
+    `example_signs` is i8[B], or () without an observer. Where `active` bool[] is false nothing
+    changes. The leaves of `carried` may all have a leading axis of 1."""
 
     finish: Callable[[types.Shared, types.Carried], types.Contribution]
     """`(shared, carried) -> contribution`. The leaves of `carried` may have a leading axis of 1."""
@@ -181,7 +181,7 @@ def _add(
 ) -> tuple[types.Carried, Any]:
     has_row_axis = carried.tally.example_count.ndim == 1
     change: types.PyTree = ()
-    unit_signs: Any = ()
+    example_signs: Any = ()
     if observer is None:
 
         def step(worker: types.PyTree, sums: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
@@ -189,7 +189,7 @@ def _add(
     else:
         assert rule.losses is not None
         so_far = trees.first_row(carried) if has_row_axis else carried
-        (loss_sum, weight_sum), grad_parts, change, unit_signs = observer.observe(
+        (loss_sum, weight_sum), grad_parts, change, example_signs = observer.observe(
             rule.losses(microbatch, rng),
             shared,
             so_far.evidence,
@@ -220,9 +220,9 @@ def _add(
     # gradients: two passes over memory more).
     carried, finite = (jax.vmap(guarded) if has_row_axis else guarded)(carried)
     if observer is not None:  # a microbatch that is left out has the signs of no evidence
-        first = jnp.arange(unit_signs.shape[0]) % 2 == 0
-        unit_signs = jnp.where(finite, unit_signs, jnp.where(first, 1, -1)).astype(jnp.int8)
-    return carried, unit_signs
+        first = jnp.arange(example_signs.shape[0]) % 2 == 0
+        example_signs = jnp.where(finite, example_signs, jnp.where(first, 1, -1)).astype(jnp.int8)
+    return carried, example_signs
 
 
 def _finish(rule: LocalRule, shared: types.Shared, carried: types.Carried) -> types.Contribution:

@@ -31,7 +31,7 @@ class Synchronised(NamedTuple):
     state: types.TrainState
     carried: types.Carried  # before the first microbatch of the next round
     metrics: types.SyncMetrics
-    flips: Any  # i8[W, ...]: multiply the unit signs of each worker; () without an observer
+    flips: Any  # i8[W, ...]: multiply the example signs of each worker; () without an observer
     mean: types.PyTree = ()  # the mean contribution of a round without update
 
 

@@ -96,7 +96,7 @@ class Virtual:
             shape = (self._num_workers, plan.example_ids.shape[1])
             ids = np.full(shape, stream.PADDING, np.int32)
             ids[active] = plan.example_ids[plan.starts[:-1][active] + position]
-            carried, unit_signs = self._add(
+            carried, example_signs = self._add(
                 shared,
                 carried,
                 self._feed.load(0, ids),
@@ -104,25 +104,25 @@ class Virtual:
                 self._keys[1],
                 is_first=position == 0,
             )
-            signs.append(unit_signs)
+            signs.append(example_signs)
         first_secs = np.full(self._num_workers, np.nan)
         compute_secs = np.zeros(self._num_workers)
         for worker in np.flatnonzero(limits).tolist():
             ends = self._clock.ends(round_index or 0, worker, int(limits[worker]))
             assert ends is not None  # the clock is virtual
             first_secs[worker], compute_secs[worker] = ends[0], ends[-1]
-        unit_signs = None
+        example_signs = None
         if self._signed:
             on_host = jax.device_get(signs)  # by position, each i8[W, B]
             of_worker = [[s[w] for s in on_host[:count]] for w, count in enumerate(limits)]
-            unit_signs = local.stack_signs(of_worker, plan.example_ids.shape[1])
+            example_signs = local.stack_signs(of_worker, plan.example_ids.shape[1])
         return local.LocalResult(
             contributed=self._finish(shared, carried),
             microbatches_done=np.asarray(limits),
             first_secs=first_secs,
             compute_secs=compute_secs,
             overruns=np.zeros(self._num_workers, np.int64),
-            unit_signs=unit_signs,
+            example_signs=example_signs,
         )
 
     def close(self) -> None:

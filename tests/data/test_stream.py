@@ -1,4 +1,4 @@
-"""Streams and the ledger against lists that say what they do, one unit at a time."""
+"""Streams and the ledger against lists that say what they do, one example at a time."""
 
 import jax
 import numpy as np
@@ -22,25 +22,27 @@ ORDERINGS = {
 class SlowPass:
     """One order, as a list of what is to come; every round makes new lists."""
 
-    def __init__(self, name, units, seed):
-        self.name, self.units, self.seed = name, list(units), seed
+    def __init__(self, name, examples, seed):
+        self.name, self.examples, self.seed = name, list(examples), seed
         self.index, self.placed = 0, []
-        self.order = np.random.default_rng((*seed, 0)).permutation(len(units)).tolist()
+        self.order = np.random.default_rng((*seed, 0)).permutation(len(examples)).tolist()
         self.remaining = self.ordered
 
     @property
     def ordered(self):
-        return [self.units[position] for position in self.order]
+        return [self.examples[position] for position in self.order]
 
     def peek(self, count, size):
-        units = self.remaining[: count * size]
-        rows = [units[start : start + size] for start in range(0, len(units), size)]
+        examples = self.remaining[: count * size]
+        rows = [examples[start : start + size] for start in range(0, len(examples), size)]
         return [row + [-1] * (size - len(row)) for row in rows]
 
     def commit(self, taken, processed, returned, signs, size):
         """True where that was the end of the pass."""
         self.remaining = returned + self.remaining[taken * size :]
-        self.placed += zip([self.units.index(unit) for unit in processed], signs, strict=True)
+        self.placed += zip(
+            [self.examples.index(example) for example in processed], signs, strict=True
+        )
         if self.remaining:
             return False
         self.index += 1
@@ -52,7 +54,7 @@ class SlowPass:
         realised = [position for position, _ in self.placed]
         if self.name == "random_reshuffling":
             draw = np.random.default_rng((*self.seed, self.index))
-            return draw.permutation(len(self.units)).tolist()
+            return draw.permutation(len(self.examples)).tolist()
         if self.name == "fixed_map":
             return realised[::2] + realised[1::2][::-1]
         if self.name == "frozen" and self.index > 1:
@@ -142,24 +144,24 @@ class SlowStream:
             processed, returned, of_processed = [], [], []
             for worker in workers:
                 for index, row in enumerate(plan[worker]):
-                    units = [unit for unit in row if unit >= 0]
+                    examples = [example for example in row if example >= 0]
                     if index < done[worker]:
-                        processed += units
-                        of_processed += signs[worker][index].tolist()[: len(units)]
+                        processed += examples
+                        of_processed += signs[worker][index].tolist()[: len(examples)]
                     else:
-                        returned += units
+                        returned += examples
             taken = sum(len(plan[worker]) for worker in workers)
             if not taken:
                 continue
-            for unit in processed:
-                self.counts[unit] += 1
-                self.ever.add(unit)
+            for example in processed:
+                self.counts[example] += 1
+                self.ever.add(example)
             self.processed += len(processed)
             if own.commit(taken, processed, returned, of_processed, self.size):
-                for unit in own.units:
-                    self.missing += self.counts[unit] == 0
-                    self.duplicated += max(self.counts[unit] - 1, 0)
-                    self.counts[unit] = 0
+                for example in own.examples:
+                    self.missing += self.counts[example] == 0
+                    self.duplicated += max(self.counts[example] - 1, 0)
+                    self.counts[example] = 0
 
 
 def assert_equal_streams(stream, state, slow):
@@ -275,29 +277,31 @@ def test_within_a_pass_no_array_of_the_length_of_the_data_is_made(kind):
 
 
 @settings(max_examples=60, deadline=None)
-@given(num_units=st.integers(1, 20), seed=st.integers(0, 10**6), parts=st.integers(1, 3))
-def test_the_ledger_counts_every_repetition_and_every_gap(num_units, seed, parts):
-    """Units at random, as by a fault: twice in a round, again in the next, or never."""
+@given(num_examples=st.integers(1, 20), seed=st.integers(0, 10**6), parts=st.integers(1, 3))
+def test_the_ledger_counts_every_repetition_and_every_gap(num_examples, seed, parts):
+    """Examples at random, as by a fault: twice in a round, again in the next, or never."""
     rng = np.random.default_rng(seed)
-    shards = np.split(rng.permutation(num_units), np.sort(rng.integers(0, num_units, parts - 1)))
-    state, history = ledger.init(num_units), [[] for _ in range(num_units)]
+    shards = np.split(
+        rng.permutation(num_examples), np.sort(rng.integers(0, num_examples, parts - 1))
+    )
+    state, history = ledger.init(num_examples), [[] for _ in range(num_examples)]
     ever, missing, duplicated = set(), 0, 0
     for _ in range(12):
-        units = rng.integers(0, num_units, rng.integers(0, 2 * num_units)).astype(np.int32)
-        state = ledger.commit(state, units)
-        for unit in units.tolist():
-            history[unit].append(unit)
-            ever.add(unit)
+        examples = rng.integers(0, num_examples, rng.integers(0, 2 * num_examples)).astype(np.int32)
+        state = ledger.commit(state, examples)
+        for example in examples.tolist():
+            history[example].append(example)
+            ever.add(example)
         if rng.random() < 0.4:
             shard = shards[rng.integers(parts)]
             whole = parts == 1 and rng.random() < 0.5
             state = ledger.close_pass(state, None if whole else shard)
-            for unit in shard.tolist():
-                missing += not history[unit]
-                duplicated += max(len(history[unit]) - 1, 0)
-                history[unit] = []
+            for example in shard.tolist():
+                missing += not history[example]
+                duplicated += max(len(history[example]) - 1, 0)
+                history[example] = []
         assert state.counts.tolist() == [len(own) for own in history]
         assert ledger.missing(state) == missing
         in_open = sum(max(len(own) - 1, 0) for own in history)
         assert ledger.duplicated(state) == duplicated + in_open
-        assert ledger.never_processed(state) == num_units - len(ever)
+        assert ledger.never_processed(state) == num_examples - len(ever)

@@ -9,12 +9,12 @@ from hetjax.ordering import herding
 
 
 def slow_bound(vectors, orders):
-    """One addition at a time, with the mean of all units taken off each vector."""
-    num_workers, num_units, dim = vectors.shape
-    mean = sum(vectors[j, t] for j in range(num_workers) for t in range(num_units))
-    mean = mean / (num_workers * num_units)
+    """One addition at a time, with the mean of all examples taken off each vector."""
+    num_workers, num_examples, dim = vectors.shape
+    mean = sum(vectors[j, t] for j in range(num_workers) for t in range(num_examples))
+    mean = mean / (num_workers * num_examples)
     prefix, inf_norm, two_norm = np.zeros(dim), 0.0, 0.0
-    for t in range(num_units):
+    for t in range(num_examples):
         for j in range(num_workers):
             prefix = prefix + vectors[j, orders[j, t]] - mean
         inf_norm = max(inf_norm, max(abs(prefix)))
@@ -25,10 +25,10 @@ def slow_bound(vectors, orders):
 @st.composite
 def problems(draw):
     """Gaussian vectors with a mean of their own, and an order for each worker."""
-    num_workers, num_units, dim = (draw(st.integers(1, most)) for most in (5, 12, 4))
+    num_workers, num_examples, dim = (draw(st.integers(1, most)) for most in (5, 12, 4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    vectors = rng.normal(draw(st.integers(-3, 3)), 1, (num_workers, num_units, dim))
-    orders = rng.permuted(np.tile(np.arange(num_units), (num_workers, 1)), axis=1)
+    vectors = rng.normal(draw(st.integers(-3, 3)), 1, (num_workers, num_examples, dim))
+    orders = rng.permuted(np.tile(np.arange(num_examples), (num_workers, 1)), axis=1)
     return vectors, orders
 
 
@@ -56,7 +56,7 @@ def test_a_vector_added_to_all_changes_nothing(problem, constant):
 @settings(max_examples=100, deadline=None)
 @given(problems())
 def test_the_reversed_orders_have_the_same_bound(problem):
-    # The centred sum of all units is 0, so a suffix is minus a prefix.
+    # The centred sum of all examples is 0, so a suffix is minus a prefix.
     vectors, orders = problem
     np.testing.assert_allclose(
         herding.parallel_herding_bound(vectors, orders[:, ::-1]),
@@ -83,14 +83,14 @@ def test_rounds_of_one_timestep_stream_to_the_same_bound(problem):
 @given(problems(), st.data())
 def test_unequal_rounds_stream_to_the_largest_prefix_at_their_ends(problem, data):
     vectors, _ = problem
-    units = vectors.reshape(-1, vectors.shape[2])
-    mean = units.mean(axis=0)
-    ends = sorted(data.draw(st.sets(st.integers(0, len(units)), min_size=1)))
+    examples = vectors.reshape(-1, vectors.shape[2])
+    mean = examples.mean(axis=0)
+    ends = sorted(data.draw(st.sets(st.integers(0, len(examples)), min_size=1)))
     bound, start = herding.RunningBound(mean), 0
     for end in ends:
-        bound.add(units[start:end].sum(axis=0), end - start)
+        bound.add(examples[start:end].sum(axis=0), end - start)
         start = end
-    prefixes = [(units[:end] - mean).sum(axis=0) for end in ends]
+    prefixes = [(examples[:end] - mean).sum(axis=0) for end in ends]
     np.testing.assert_allclose(bound.inf_norm, np.abs(prefixes).max(), atol=1e-12)
     np.testing.assert_allclose(bound.two_norm, np.linalg.norm(prefixes, axis=1).max(), atol=1e-12)
 
@@ -111,10 +111,10 @@ def test_the_largest_norms_may_be_at_different_timesteps():
 
 def test_float32_vectors_are_added_in_float64():
     # In float32, 2^24 + 1 = 2^24: 99 additions of 1 would be lost.
-    units = np.ones((1, 201, 1), np.float32)
-    units[0, 0], units[0, 100], units[0, 101:] = 2**24, -(2**24), -1
-    units[0, 200] = -1 + 1  # 99 of each sign
-    inf_norm, _ = herding.parallel_herding_bound(units, np.arange(201)[None])
+    examples = np.ones((1, 201, 1), np.float32)
+    examples[0, 0], examples[0, 100], examples[0, 101:] = 2**24, -(2**24), -1
+    examples[0, 200] = -1 + 1  # 99 of each sign
+    inf_norm, _ = herding.parallel_herding_bound(examples, np.arange(201)[None])
     assert inf_norm == 2**24 + 99
 
 

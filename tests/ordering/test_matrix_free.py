@@ -126,7 +126,7 @@ def check_exact(loss_fn, method, block_pairs, *, num_workers=1):
     for number, examples in enumerate(flagged()):
         ids = SIZE * number + np.arange(SIZE, dtype=np.int32)
         shared = types.Shared(params)
-        after, unit_signs = add(
+        after, example_signs = add(
             shared,
             steps.begin(shared, (), running_sum),
             types.Microbatch(ids, np.ones(SIZE, np.float32), examples),
@@ -134,7 +134,7 @@ def check_exact(loss_fn, method, block_pairs, *, num_workers=1):
         )
         key = jax.random.fold_in(rng, ids[0])
         rows = np.asarray(gradients(params, examples, key), np.float64)
-        signed = np.tensordot(np.asarray(unit_signs, np.float64), rows, axes=1)
+        signed = np.tensordot(np.asarray(example_signs, np.float64), rows, axes=1)
         change = after.evidence["weights"] - running_sum["weights"]
         for found, right in ((after.sums.grad_sum["weights"], rows.sum(axis=0)), (change, signed)):
             assert np.linalg.norm(found - right) <= 1e-6 * np.linalg.norm(right)

@@ -24,57 +24,59 @@ seeds = st.tuples(st.integers(0, 9), st.integers(0, 9))
 
 @st.composite
 def passes(draw, any_signs=True):
-    """(num_units, for each pass (signs, the rounds' sizes))."""
-    num_units = draw(sizes)
+    """(num_examples, for each pass (signs, the rounds' sizes))."""
+    num_examples = draw(sizes)
     each = []
     for _ in range(NUM_PASSES):
         if any_signs:
             signs = draw(
-                st.lists(st.sampled_from([1, -1, 0]), min_size=num_units, max_size=num_units)
+                st.lists(st.sampled_from([1, -1, 0]), min_size=num_examples, max_size=num_examples)
             )
         else:
-            signs = draw(pair_signs(num_units))
-        cuts = draw(st.lists(st.integers(0, num_units), max_size=6))
-        bounds = [0, *sorted(cuts), num_units]
+            signs = draw(pair_signs(num_examples))
+        cuts = draw(st.lists(st.integers(0, num_examples), max_size=6))
+        bounds = [0, *sorted(cuts), num_examples]
         rounds = [stop - start for start, stop in itertools.pairwise(bounds)]  # some are empty
         each.append((np.array(signs, np.int8), rounds))
-    return num_units, each
+    return num_examples, each
 
 
 @st.composite
-def pair_signs(draw, num_units):
+def pair_signs(draw, num_examples):
     """Signs of pairs in a row, and 0 for the one without a partner."""
-    firsts = draw(st.lists(st.sampled_from([1, -1]), min_size=num_units // 2, max_size=num_units))
-    signs = [sign for first in firsts[: num_units // 2] for sign in (first, -first)]
-    return np.array(signs + [0] * (num_units % 2), np.int8)
+    firsts = draw(
+        st.lists(st.sampled_from([1, -1]), min_size=num_examples // 2, max_size=num_examples)
+    )
+    signs = [sign for first in firsts[: num_examples // 2] for sign in (first, -first)]
+    return np.array(signs + [0] * (num_examples % 2), np.int8)
 
 
-def place_slowly(units, signs):
-    """Fills the next order's places one unit at a time, as the papers say it."""
-    places = [None] * len(units)
-    left, right, middle = 0, len(units) - 1, []
-    for unit, sign in zip(units, signs, strict=True):
+def place_slowly(examples, signs):
+    """Fills the next order's places one example at a time, as the papers say it."""
+    places = [None] * len(examples)
+    left, right, middle = 0, len(examples) - 1, []
+    for example, sign in zip(examples, signs, strict=True):
         if sign == 1:
-            places[left] = int(unit)
+            places[left] = int(example)
             left += 1
         elif sign == -1:
-            places[right] = int(unit)
+            places[right] = int(example)
             right -= 1
         else:
-            middle.append(int(unit))
+            middle.append(int(example))
     for position, place in enumerate(places):
         if place is None:
             places[position] = middle.pop(0)
     return places
 
 
-def order_slowly(name, num_units, seed, order, pass_index, signs):
+def order_slowly(name, num_examples, seed, order, pass_index, signs):
     """The next pass's order, from this one's and the number of passes done with it."""
     if name == "random_reshuffling":
-        return np.random.default_rng((*seed, pass_index)).permutation(num_units).tolist()
+        return np.random.default_rng((*seed, pass_index)).permutation(num_examples).tolist()
     if name == "synchronised_reshuffling":
-        keys = np.random.default_rng((seed[0], pass_index)).random(num_units).tolist()
-        return sorted(range(num_units), key=lambda unit: keys[unit])
+        keys = np.random.default_rng((seed[0], pass_index)).random(num_examples).tolist()
+        return sorted(range(num_examples), key=lambda example: keys[example])
     if name == "fixed_map":
         return order[::2] + order[1::2][::-1]
     if name == "balanced" or (name == "frozen" and pass_index <= 2):
@@ -85,13 +87,13 @@ def order_slowly(name, num_units, seed, order, pass_index, signs):
 def checked(place):
     """`place`, which may write into the state alone, keeps nothing else, and keeps all shapes."""
 
-    def checked_place(state, units, signs):
+    def checked_place(state, examples, signs):
         shapes = [np.shape(field) for field in state]
-        units, signs = units.copy(), signs.copy()
-        units.flags.writeable = signs.flags.writeable = False
-        state = place(state, units, signs)
-        units.flags.writeable = signs.flags.writeable = True
-        units[:], signs[:] = -77, -77  # whoever kept them has nonsense now
+        examples, signs = examples.copy(), signs.copy()
+        examples.flags.writeable = signs.flags.writeable = False
+        state = place(state, examples, signs)
+        examples.flags.writeable = signs.flags.writeable = True
+        examples[:], signs[:] = -77, -77  # whoever kept them has nonsense now
         assert [np.shape(field) for field in state] == shapes
         return state
 
@@ -116,15 +118,15 @@ def work_through(place, state, signs, rounds):
 @settings(max_examples=60, deadline=None)
 @given(problem=passes(), seed=seeds)
 def test_every_pass_has_the_oracle_s_order_however_it_is_cut_into_rounds(name, problem, seed):
-    num_units, each = problem
+    num_examples, each = problem
     init, place = METHODS[name]()
-    state, whole = init(num_units, seed), init(num_units, seed)
+    state, whole = init(num_examples, seed), init(num_examples, seed)
     for pass_index, (signs, rounds) in enumerate(each):
-        assert sorted(state.order.tolist()) == list(range(num_units))
+        assert sorted(state.order.tolist()) == list(range(num_examples))
         assert state.order.dtype == np.int32
         assert (state.pass_index, state.num_placed) == (pass_index, 0)
         expected = order_slowly(
-            name, num_units, seed, state.order.tolist(), pass_index + 1, signs.tolist()
+            name, num_examples, seed, state.order.tolist(), pass_index + 1, signs.tolist()
         )
         state = work_through(place, state, signs, rounds)
         assert state.order.tolist() == expected
@@ -135,10 +137,10 @@ def test_every_pass_has_the_oracle_s_order_however_it_is_cut_into_rounds(name, p
 
 @given(problem=passes())
 def test_place_signed_equals_filling_from_both_ends(problem):
-    num_units, each = problem
-    units = np.random.default_rng(num_units).permutation(num_units)
+    num_examples, each = problem
+    examples = np.random.default_rng(num_examples).permutation(num_examples)
     for signs, _ in each:
-        assert orders.place_signed(units, signs).tolist() == place_slowly(units, signs)
+        assert orders.place_signed(examples, signs).tolist() == place_slowly(examples, signs)
 
 
 def test_four_units_by_hand():
@@ -157,13 +159,13 @@ def test_all_methods_but_the_synchronised_begin_with_the_same_order(name):
     assert (name != "synchronised_reshuffling") == np.array_equal(first, reshuffled)
 
 
-@given(num_units=sizes, seed=seeds)
-def test_the_fixed_map_is_balanced_placement_by_alternating_signs(num_units, seed):
+@given(num_examples=sizes, seed=seeds)
+def test_the_fixed_map_is_balanced_placement_by_alternating_signs(num_examples, seed):
     fixed, balanced = orders.fixed_map(), orders.balanced()
-    signs = np.array([1, -1] * num_units)[:num_units]
-    if num_units % 2:
+    signs = np.array([1, -1] * num_examples)[:num_examples]
+    if num_examples % 2:
         signs[-1] = 0  # the last one alone takes the middle place either way
-    state, other = fixed.init(num_units, seed), balanced.init(num_units, seed)
+    state, other = fixed.init(num_examples, seed), balanced.init(num_examples, seed)
     for _ in range(NUM_PASSES):
         state = fixed.place(state, state.order, None)
         other = balanced.place(other, other.order, signs)
@@ -189,27 +191,27 @@ def test_synchronised_passes_differ():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    num_units=sizes.map(lambda half: 2 * half + 1),
+    num_examples=sizes.map(lambda half: 2 * half + 1),
     seed=seeds,
     microbatch_size=st.sampled_from([2, 4, 8]),
     data=st.data(),
 )
 def test_the_unit_without_a_partner_is_another_one_in_each_pass(
-    num_units, seed, microbatch_size, data
+    num_examples, seed, microbatch_size, data
 ):
     """Whole microbatches may be committed in any order, as gates make them."""
     init, place = orders.balanced()
-    state, before = init(num_units, seed), None
+    state, before = init(num_examples, seed), None
     for _ in range(NUM_PASSES):
         order = state.order.copy()
         alone = order[-1]
         assert alone != before
-        signs = data.draw(pair_signs(num_units))
-        cuts = np.arange(microbatch_size, num_units, microbatch_size)
+        signs = data.draw(pair_signs(num_examples))
+        cuts = np.arange(microbatch_size, num_examples, microbatch_size)
         parts = list(zip(np.split(order, cuts), np.split(signs, cuts), strict=True))
         for part, part_signs in data.draw(st.permutations(parts)):
             state = place(state, part, part_signs)
-        assert state.order[num_units // 2] == alone
+        assert state.order[num_examples // 2] == alone
         before = alone
 
 
@@ -251,9 +253,9 @@ def test_a_state_that_was_saved_in_mid_pass_goes_on_to_the_same_orders(name, pro
         }
         return type(state)(**fields)
 
-    num_units, each = problem
+    num_examples, each = problem
     init, place = METHODS[name]()
-    state, restored = init(num_units, seed), init(num_units, seed)
+    state, restored = init(num_examples, seed), init(num_examples, seed)
     _, placed_again = METHODS[name]()
     num_rounds = 0
     for signs, rounds in each:
@@ -262,9 +264,9 @@ def test_a_state_that_was_saved_in_mid_pass_goes_on_to_the_same_orders(name, pro
             if num_rounds == stop:
                 restored = saved_and_restored(state)
             part = slice(start, start + size)
-            units, unit_signs = order[part], signs[part]
-            state = place(state, units, unit_signs)
-            restored = placed_again(restored, units, unit_signs)
+            examples, example_signs = order[part], signs[part]
+            state = place(state, examples, example_signs)
+            restored = placed_again(restored, examples, example_signs)
             start, num_rounds = start + size, num_rounds + 1
         np.testing.assert_array_equal(restored.order, state.order)
         assert restored.num_placed == state.num_placed == 0
@@ -293,9 +295,9 @@ def test_what_is_refused_leaves_the_state_as_it_was():
     init, place = orders.balanced()
     state = place(init(6, (0,)), np.array([4, 2]), np.array([1, -1]))
     kept = copy_of(state)
-    for units, signs in (([0, 1], [1]), ([0, 1, 3, 5, 2], [1] * 5), ([0, 1], None)):
-        with pytest.raises(ValueError, match=r"signs|units"):
-            place(state, np.array(units), signs if signs is None else np.array(signs))
+    for examples, signs in (([0, 1], [1]), ([0, 1, 3, 5, 2], [1] * 5), ([0, 1], None)):
+        with pytest.raises(ValueError, match=r"signs|examples"):
+            place(state, np.array(examples), signs if signs is None else np.array(signs))
         for field, other in zip(state, kept, strict=True):
             np.testing.assert_array_equal(field, other)
 
@@ -305,13 +307,13 @@ def test_more_units_than_the_pass_has_left_are_refused(name):
     init, place = METHODS[name]()
     state = init(6, (0,))
     state = place(state, state.order[:4], np.array([1, -1, 1, -1]))
-    with pytest.raises(ValueError, match="3 units were committed to a pass that has 2 of its 6"):
+    with pytest.raises(ValueError, match="3 examples were committed to a pass that has 2 of its 6"):
         place(state, np.arange(3), np.array([1, -1, 1]))
 
 
 def test_signs_of_another_number_are_refused():
     init, place = orders.balanced()
-    with pytest.raises(ValueError, match="2 signs for 4 units"):
+    with pytest.raises(ValueError, match="2 signs for 4 examples"):
         place(init(4, (0,)), np.arange(4), np.array([1, -1]))
 
 

@@ -24,7 +24,7 @@ def harder_first() -> hetjax.ordering.Ordering:
         grads, (values, weight) = jax.grad(objective, has_aux=True)(worker_state.params)
         first, second = pairs.split(values)
         sign = jnp.where(first >= second, 1, -1).astype(jnp.int8)
-        signs = pairs.unit_signs(sign, microbatch.example_mask)
+        signs = pairs.example_signs(sign, microbatch.example_mask)
         return (values.sum(), weight), (grads,), jnp.zeros_like(nothing), signs
 
     def make_observer(sizes):

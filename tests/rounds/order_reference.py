@@ -60,9 +60,9 @@ class Balancer:
 
     def exact(self, gradients):
         signs = [[0] * sum(len(m) for m in microbatches) for microbatches in gradients]
-        units = [np.concatenate(m) if m else np.zeros((0, 1)) for m in gradients]
-        for pair in range(max(len(u) for u in units) // 2):
-            for worker, mine in enumerate(units):
+        examples = [np.concatenate(m) if m else np.zeros((0, 1)) for m in gradients]
+        for pair in range(max(len(u) for u in examples) // 2):
+            for worker, mine in enumerate(examples):
                 if 2 * pair + 1 < len(mine):
                     difference = mine[2 * pair] - mine[2 * pair + 1]
                     sign = sign_of(self.sums[0], difference)
@@ -83,9 +83,9 @@ class Balancer:
 
     def blocks(self, microbatches, running_sum, block_pairs):
         signs = []
-        for units in microbatches:
-            for start in range(0, len(units), 2 * block_pairs):
-                block = units[start : start + 2 * block_pairs]
+        for examples in microbatches:
+            for start in range(0, len(examples), 2 * block_pairs):
+                block = examples[start : start + 2 * block_pairs]
                 change = np.zeros_like(running_sum)
                 for first, second in zip(block[0::2], block[1::2], strict=False):
                     sign = sign_of(running_sum, first - second)
@@ -99,19 +99,19 @@ class Balancer:
                         assert len(block) == 1
         return signs, running_sum
 
-    def grab(self, worker, units):
+    def grab(self, worker, examples):
         signs = []
-        for unit in units:
+        for example in examples:
             total, count = self.totals[worker]
-            self.totals[worker] = (total + unit, count + 1)
-            centred = unit - self.means[worker]
+            self.totals[worker] = (total + example, count + 1)
+            centred = example - self.means[worker]
             signs.append(sign_of(self.sums[worker], centred))
             self.sums[worker] = self.sums[worker] + signs[-1] * centred
         return signs
 
 
 def reference_run(data, weights, trace, *, method, sharing, block_pairs):
-    """(units of each commit, their signs), and the weights at the end."""
+    """(examples of each commit, their signs), and the weights at the end."""
     num_examples = len(data["y"])
     coordinated = method.startswith("d_grab")
     if sharing == "shared":
@@ -165,11 +165,11 @@ def reference_run(data, weights, trace, *, method, sharing, block_pairs):
             if sharing == "shared"
             else zip(done, signs, strict=True)
         )
-        for index, (units, their_signs) in enumerate(groups):
-            if not units:
+        for index, (examples, their_signs) in enumerate(groups):
+            if not examples:
                 continue
-            commits.append((units, their_signs))
-            placed[index] = (placed[index][0] + units, placed[index][1] + their_signs)
+            commits.append((examples, their_signs))
+            placed[index] = (placed[index][0] + examples, placed[index][1] + their_signs)
             if left[index]:
                 continue
             left[index] = place(*placed[index])
@@ -183,16 +183,16 @@ def reference_run(data, weights, trace, *, method, sharing, block_pairs):
     return commits, weights
 
 
-def place(units, signs):
+def place(examples, signs):
     """Fills an order from both ends."""
-    order = [None] * len(units)
-    low, high = 0, len(units) - 1
-    for unit, sign in zip(units, signs, strict=True):
+    order = [None] * len(examples)
+    low, high = 0, len(examples) - 1
+    for example, sign in zip(examples, signs, strict=True):
         if sign > 0:
-            order[low], low = unit, low + 1
+            order[low], low = example, low + 1
         elif sign < 0:
-            order[high], high = unit, high - 1
-    for unit, sign in zip(units, signs, strict=True):
+            order[high], high = example, high - 1
+    for example, sign in zip(examples, signs, strict=True):
         if sign == 0:
-            order[low], low = unit, low + 1
+            order[low], low = example, low + 1
     return order

@@ -141,9 +141,9 @@ def test_an_ordering_gets_the_signs_of_realised_pairs(local):
     calls = []
     shuffled = methods.random_reshuffling()
 
-    def place(state, units, signs):
-        calls.append((units, signs))
-        return shuffled.place(state, units, signs)
+    def place(state, examples, signs):
+        calls.append((examples, signs))
+        return shuffled.place(state, examples, signs)
 
     parity = ordering.Ordering(
         shuffled.init, place, make_observer=lambda sizes: _parity(), coordinated=True
@@ -157,11 +157,11 @@ def test_an_ordering_gets_the_signs_of_realised_pairs(local):
         cluster=EMULATED,
     )
     total = 0
-    for (units, signs), line in zip(calls, result.history, strict=True):
-        assert len(signs) == len(units)
+    for (examples, signs), line in zip(calls, result.history, strict=True):
+        assert len(signs) == len(examples)
         worker = np.repeat(np.arange(4), 4 * np.array(line["microbatches_done"]))[: len(signs)]
-        parity = np.where(units[::2] % 2 == 0, 1, -1)
-        expected = np.repeat(parity, 2)[: len(units)] * np.where(worker % 2 == 0, 1, -1)
+        parity = np.where(examples[::2] % 2 == 0, 1, -1)
+        expected = np.repeat(parity, 2)[: len(examples)] * np.where(worker % 2 == 0, 1, -1)
         expected[1::2] *= -1
         np.testing.assert_array_equal(signs, expected)
         total += parity.sum()

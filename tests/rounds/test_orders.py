@@ -32,9 +32,9 @@ from tests.rounds.order_reference import (
 def recorded(method, calls):
     """The ordering; what each commit places is kept in `calls`."""
 
-    def place(state, units, signs):
-        calls.append((units, signs))
-        return method.place(state, units, signs)
+    def place(state, examples, signs):
+        calls.append((examples, signs))
+        return method.place(state, examples, signs)
 
     return method._replace(place=place)
 
@@ -114,11 +114,13 @@ def test_orders_and_parameters_equal_the_reference(
         stream = stream_lib.PrivateStream(
             103, WORKERS, microbatch_size=SIZE, ordering=ordering.random_reshuffling(), seed=0
         )
-        of_shard = {int(unit): i for shard in stream.shards for i, unit in enumerate(shard)}
-        commits = [([of_shard[unit] for unit in units], signs) for units, signs in commits]
+        of_shard = {int(example): i for shard in stream.shards for i, example in enumerate(shard)}
+        commits = [
+            ([of_shard[example] for example in examples], signs) for examples, signs in commits
+        ]
     assert len(calls) == len(commits)
-    for (units, signs), (right_units, right_signs) in zip(calls, commits, strict=True):
-        np.testing.assert_array_equal(units, right_units)
+    for (examples, signs), (right_units, right_signs) in zip(calls, commits, strict=True):
+        np.testing.assert_array_equal(examples, right_units)
         np.testing.assert_array_equal(signs, right_signs)
     np.testing.assert_allclose(result.params, expected, rtol=1e-9)
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
@@ -126,8 +128,8 @@ def test_orders_and_parameters_equal_the_reference(
 
 def orders_of(calls, num_examples):
     """The realised orders of whole passes, shared data."""
-    units = np.concatenate([units for units, _ in calls])
-    return units[: len(units) // num_examples * num_examples].reshape(-1, num_examples)
+    examples = np.concatenate([examples for examples, _ in calls])
+    return examples[: len(examples) // num_examples * num_examples].reshape(-1, num_examples)
 
 
 def test_gates_absence_and_skipped_microbatches_leave_permutations():
@@ -189,8 +191,8 @@ def test_the_herding_bound_equals_the_reference(sharing, float64):
     states = []
     method = ordering.d_grab()
 
-    def keep(state, units, signs):
-        states.append(method.place(state, units, signs))
+    def keep(state, examples, signs):
+        states.append(method.place(state, examples, signs))
         return states[-1]
 
     result = problems.fit(
@@ -313,7 +315,7 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             )
             done = parts.main.sync(state, result.contributed, parts.shares, ())
             state, carried, flips = done.state, done.carried, np.asarray(done.flips)
-            signs = [s * f for s, f in zip(result.unit_signs, flips, strict=True)]
+            signs = [s * f for s, f in zip(result.example_signs, flips, strict=True)]
             at = stream.commit(at, plan, result.microbatches_done, signs)
         return state, carried, at
 

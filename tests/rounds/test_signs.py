@@ -25,7 +25,7 @@ def test_a_loss_that_mixes_examples_is_refused():
 
 
 def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):
-    """`make_train_step` with `d_grab`: unit signs flipped, and a common running sum."""
+    """`make_train_step` with `d_grab`: example signs flipped, and a common running sum."""
     data, weights = problems.classification(64), problems.initial_weights()
     counts = np.array([3, 0, 2, 1])
     ids = np.random.default_rng(3).permutation(64)[: 4 * 3 * 4].reshape(4, 3, 4)
@@ -56,11 +56,11 @@ def test_a_step_of_ones_own_returns_the_signs_as_an_order_takes_them(float64):
         )
         balancer = Balancer(method, 4, weights.size, 1)
         for _ in range(2):  # the second round begins with a running sum
-            state, _, unit_signs = step(state, microbatches, counts, jax.random.key(0))
+            state, _, example_signs = step(state, microbatches, counts, jax.random.key(0))
             expected = balancer.round(gradients)
             for worker, right in enumerate(expected):
                 np.testing.assert_array_equal(
-                    unit_signs[worker, : counts[worker]].reshape(-1), right
+                    example_signs[worker, : counts[worker]].reshape(-1), right
                 )
 
 
