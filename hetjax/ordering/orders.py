@@ -62,7 +62,7 @@ def random_reshuffling() -> Parts:
 def synchronised_reshuffling() -> Parts:
     """As random reshuffling, with the same order on all workers: `seed[0]` and the pass name it.
 
-    Unit i has the i-th number of one random stream as its key, and the order sorts by key: so
+    Example i has the i-th number of one random stream as its key, and the order sorts by key: so
     two shards of different sizes agree on the order of the positions that both have.
 
     Example:
