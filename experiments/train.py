@@ -110,51 +110,6 @@ def _own_workers(config: Any, place: join.Place | None) -> int:
     return num_workers // num_processes
 
 
-def summary_table(summary: dict[str, Any]) -> str:
-    """The few lines that a person reads at the end of a run."""
-    if not summary["rounds"]:
-        return "  interrupted before the first round was done"
-    rows: list[tuple[str, str]] = []
-    if summary.get("test_accuracy") is not None:
-        rows.append(("test accuracy", f"{summary['test_accuracy']:.2%}"))
-    rows.append(("loss, last epoch", f"{summary['train_loss'] or float('nan'):.4f}"))
-    rows.append(("quotas", " ".join(map(str, summary["quotas"]))))
-    told = summary["emulated"] or summary["clock"] == "wall"  # or nobody said how long it takes
-    if told and summary["round_secs_mean"] is not None:
-        emulated = ", emulated" if summary["emulated"] else ""
-        mean, median = summary["round_secs_mean"], summary["round_secs_median"]
-        name = f"mean round{emulated}"
-        rows.append((name, f"{mean * 1e3:.2f} ms (median {median * 1e3:.2f})"))
-        if "optimal_round_secs" in summary:
-            optimal, equal = summary["optimal_round_secs"], summary["equal_split_secs"]
-            share = summary["fraction_of_optimum"]
-            rows.append(("exact optimum", f"{optimal * 1e3:.2f} ms: {share:.1%} of it reached"))
-            rows.append(("equal split", f"{equal * 1e3:.2f} ms: {equal / mean:.2f}x as long"))
-        rows.append(("waiting", f"{summary['waiting_fraction']:.1%} of the workers' time"))
-    rows.append(
-        (
-            "examples",
-            f"{summary['examples_processed']} processed, {summary['examples_missing']} missing, "
-            f"{summary['examples_duplicated']} duplicated",
-        )
-    )
-    if summary["interrupted"]:
-        rows.append(("note", f"the run ended early, after {summary['epochs']:.2f} epochs"))
-    elif summary["examples_never_processed"]:
-        unseen = summary["examples_never_processed"]
-        rows.append(("note", f"{unseen} examples were never processed: their worker did nothing"))
-    if summary["overrun_fraction"] > 0.01:
-        rows.append(
-            (
-                "note",
-                f"{summary['overrun_fraction']:.1%} of the microbatches took longer than the "
-                "emulated worker: its times are void; raise cluster.secs_per_microbatch",
-            )
-        )
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
-
-
 def _end(message: str) -> NoReturn:
     print(message, file=sys.stderr)
     sys.exit(2)
@@ -194,7 +149,9 @@ def main(argv: list[str]) -> None:
             _leave(1, f"Process {place.process_id} has lost the others: {first_line}")
         _leave(2 if is_users else 1, str(error) if is_users else traceback.format_exc())
     if place is None or place.process_id == 0:
-        print(summary_table(result.summary))
+        from hetjax.records import results
+
+        print(results.aligned(results.summary_rows(result.summary)))
         print(f"Report: {pathlib.Path(workdir) / 'report.html'}")
     if result.summary["interrupted"]:
         sys.exit(143 if result.summary["stopped_by"] == "SIGTERM" else 130)

@@ -5,50 +5,43 @@ workers compute a round, it reports the one before.
 """
 
 import contextlib
-import dataclasses
+import enum
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from hetjax import interrupt, types
-from hetjax.records import evaluate, record, summary, telemetry
+from hetjax.records import evaluations, record, results, summary, telemetry
 from hetjax.records import keeper as keeper_lib
 from hetjax.rounds import gathering, reporting, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_records import RunState
 
-Callback = Callable[[round_report.RoundReport], bool | None]
+Callback = Callable[[round_report.RoundReport], Any]
+"""Called with the report of each round; see `STOP`."""
 
 _ASK_OF_SIGNAL = {
     None: gathering.Request.NOTHING,
     signal.SIGINT: gathering.Request.END_BY_SIGINT,
     signal.SIGTERM: gathering.Request.END_BY_SIGTERM,
 }
-_NAME_OF_STOP = {
-    gathering.Request.END: "callback",
-    gathering.Request.END_BY_SIGINT: "SIGINT",
+_SIGNALS = {
     gathering.Request.END_BY_SIGTERM: "SIGTERM",
+    gathering.Request.END_BY_SIGINT: "SIGINT",
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class FitResult:
-    """What `fit` returns; parameters as they were given, without worker axis."""
+class _Stop(enum.Enum):
+    STOP = "hetjax.STOP"
 
-    params: types.PyTree
-    """After the last round; the mean of the replicas where the reducer gossips."""
-    state: types.TrainState
-    """Of all workers, leaves `[num_workers, ...]`."""
-    summary: dict[str, Any]
-    """As `summary.json`."""
-    history: list[dict[str, Any]]
-    """As `metrics.jsonl`, a dict a round."""
-    best_params: types.PyTree
-    """At the evaluation with the lowest loss; `params` where no evaluation had a loss."""
+
+STOP = _Stop.STOP
+"""A callback that returns it, or True, ends the run after the round that is computing."""
 
 
 class Driver:
@@ -57,11 +50,11 @@ class Driver:
     Args:
         run: whose rounds they are.
         state: where it begins.
+        best_params: of the run so far; None: there are none.
         recorder: keeps the lines.
-        evaluator: of this process, if it evaluates.
+        evaluate: the sets, in the process that evaluates.
         callbacks: called with each line.
         summary: of the run so far.
-        best_params: of the run so far; None: there are none.
         keeper: keeps checkpoints, if there is a workdir.
     """
 
@@ -69,23 +62,26 @@ class Driver:
         self,
         run: run_lib.Run,
         state: RunState,
+        best_params: types.PyTree,
         *,
         recorder: record.Recorder,
-        evaluator: evaluate.Evaluator | None,
+        evaluate: evaluations.Evaluations,
         callbacks: Sequence[Callback],
         summary: summary.Summary,
-        best_params: types.PyTree,
         keeper: keeper_lib.Keeper | None,
     ) -> None:
         self._run, self._state, self._recorder = run, state, recorder
-        self._evaluator, self._callbacks, self._keeper = evaluator, callbacks, keeper
+        self._evaluate, self._callbacks, self._keeper = evaluate, callbacks, keeper
         self._summary, self._best_params = summary, best_params
         self._telemetry = telemetry.OrderTelemetry(run.parts)
         self._pending: reporting.Report | None = None  # not reported yet
         self._measured: dict[str, Any] = {}  # after its round: eval, consensus, herding
         self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
+        self._stopper = ""  # the callback of this process that ended the run
+        self._answered: set[int] = set()  # callbacks whose answer was passed over
+        self._evaluated_at = -1  # rounds that were done then
 
-    def drive(self) -> FitResult:
+    def drive(self) -> results.FitResult:
         """All rounds from there on; writes the files however they end."""
         run = self._run
         params, _ = run.params(self._state)  # all processes take part
@@ -93,7 +89,7 @@ class Driver:
             self._summary.order_cost = self._telemetry.cost(params, self._state.stream)
         with interrupt.deferred() as interrupted:
             try:
-                while not run.done(self._state):
+                while not (run.done(self._state) or self._summary.stopped_by):
                     self._asks |= _ASK_OF_SIGNAL[interrupted()]
                     if run.parts.meeting.alone:
                         self._asked |= self._asks
@@ -102,8 +98,10 @@ class Driver:
                     self._round()
                 if not self._asked.ends and run.is_end_of_trace(self._state):
                     self._say_end_of_trace()
+                if not self._by_signal:
+                    self._evaluate_at_end()
                 self._report()
-                self._summary.stopped_by = _NAME_OF_STOP.get(self._asked & ~gathering.Request.SAVE)
+                self._say_who_stopped()
                 self._save()
             except reporting.NonFiniteError as error:
                 error.result = self._result(interrupted=True)
@@ -112,13 +110,47 @@ class Driver:
                 with contextlib.suppress(ValueError):  # the first error is the cause
                     self._recorder.finish(self._summary.as_dict(self._state, interrupted=True))
                 raise
-            return self._result(interrupted=not run.all_epochs_done(self._state))
+            return self._result(interrupted=not self._is_finished)
 
-    def _result(self, *, interrupted: bool) -> FitResult:
+    @property
+    def _by_signal(self) -> str:
+        """The signal that ended the run; '' where none did."""
+        return next((name for asked, name in _SIGNALS.items() if asked in self._asked), "")
+
+    @property
+    def _is_finished(self) -> bool:
+        """Whether the run is at its end, which a callback may have said; no signal says it."""
+        ended = gathering.Request.END in self._asked or bool(self._summary.stopped_by)
+        return self._run.is_complete(self._state) or (ended and not self._by_signal)
+
+    def _say_who_stopped(self) -> None:
+        run, state = self._run, self._state
+        if self._by_signal:
+            self._summary.stopped_by = self._by_signal
+        elif gathering.Request.END in self._asked:
+            self._summary.stopped_by = f"callback {self._stopper}".strip()
+        if run.parts.leads and self._asked.ends:
+            epochs = state.stream.examples_processed / run.parts.stream.num_examples
+            goes_on = self._by_signal and self._keeper is not None
+            more = "; the same call goes on from there" if goes_on else ""
+            print(
+                f"hetjax: {self._summary.stopped_by} ended the run after {state.rounds_done} "
+                f"rounds, {epochs:.4g} of {run.config.epochs} epochs{more}.",
+                file=sys.stderr,
+            )
+
+    def _result(self, *, interrupted: bool) -> results.FitResult:
         params = jax.device_get(self._run.params(self._state)[0])
         written = self._recorder.finish(self._summary.as_dict(self._state, interrupted=interrupted))
-        best = params if self._best_params is None else self._best_params
-        return FitResult(params, self._state.train, written, self._recorder.history, best)
+        return results.FitResult(
+            params=params,
+            best_params=params if self._best_params is None else self._best_params,
+            summary=written,
+            history=self._recorder.history,
+            config=self._recorder.config,
+            workdir=self._recorder.workdir,
+            state=self._state.train,
+        )
 
     def _round(self) -> None:
         """One round, the report of the one before, and what is due after it."""
@@ -129,9 +161,10 @@ class Driver:
         self._asked |= report.asked
         if (epochs_done := stream.epoch(self._state.stream)) > epoch:
             self._end_epoch(epochs_done)
-        every = run.config.checkpoint.every_rounds
-        if gathering.Request.SAVE in self._asked or (
-            every and self._state.rounds_done % every == 0
+        elif _is_due(self._state.rounds_done, run.config.eval_every_rounds):
+            self._evaluate_now()
+        if gathering.Request.SAVE in self._asked or _is_due(
+            self._state.rounds_done, run.config.checkpoint.every_rounds
         ):
             self._save()
         self._asked &= ~gathering.Request.SAVE
@@ -152,39 +185,64 @@ class Driver:
         if self._callbacks:
             beacons.at("reporting", line.round)
         for callback in self._callbacks:
-            if callback(line):
-                self._asks |= gathering.Request.END
+            self._take_answer(callback, callback(line))
         beacons.at("waiting", line.round)
 
+    def _take_answer(self, callback: Callback, answer: Any) -> None:
+        """Ends the run where a callback says so; says once what else it says."""
+        name = getattr(callback, "__name__", type(callback).__name__)
+        says = isinstance(answer, bool) or getattr(answer, "dtype", None) == np.bool_
+        if answer is STOP or (says and answer):
+            self._asks |= gathering.Request.END
+            self._stopper = self._stopper or name
+        elif answer is not None and not says and id(callback) not in self._answered:
+            self._answered.add(id(callback))
+            print(
+                f"hetjax: callback {name} returned {type(answer).__name__}, which is passed over: "
+                "only True or hetjax.STOP ends the run",
+                file=sys.stderr,
+            )
+
     def _end_epoch(self, epochs_done: int) -> None:
-        """Evaluates where due; the run's clock stands still meanwhile."""
+        """Measures the order and the replicas, and evaluates where due."""
         run, config = self._run, self._run.config
         run.settle()
         params, self._measured["consensus"] = run.params(self._state)
         if run.parts.leads:
             self._measured["herding"] = self._telemetry.herding(epochs_done, params, self._state)
-        if epochs_done % config.eval_every and epochs_done < config.epochs:
+        if not epochs_done % config.eval_every or epochs_done >= config.epochs:
+            self._evaluate_now()
+
+    def _evaluate_now(self) -> None:
+        """Evaluates; the run's clock stands still meanwhile."""
+        run = self._run
+        if self._evaluated_at == self._state.rounds_done:
             return
-        values = {}
-        if self._evaluator is not None:
-            values = {f"test_{name}": value for name, value in self._evaluator(params).items()}
+        self._evaluated_at = self._state.rounds_done
+        run.settle()
+        params, _ = run.params(self._state)
+        values = self._evaluate(params)
         if not run.parts.reducer.keeps_replicas_equal:
             values |= self._worst()
-        if self._evaluator is None:
+        if not self._evaluate:
             return
         self._measured["eval"] = values
         if self._summary.evaluated(values):
             self._best_params = jax.device_get(params)
+
+    def _evaluate_at_end(self) -> None:
+        """Evaluates the last parameters, where the run ends before its last epoch does."""
+        if self._pending is not None and not self._run.is_end_of_trace(self._state):
+            self._evaluate_now()
 
     def _worst(self) -> dict[str, float]:
         """The metrics of the replica with the highest loss; every process gives its replicas."""
         found = []
         for worker in range(self._run.num_workers):
             replica = state_lib.worker_row(self._state.train.params, worker)
-            if self._evaluator is not None:
-                found.append(self._evaluator(jax.device_put(replica, self._run.parts.own_device)))
-        worst = max((f for f in found if "loss" in f), key=lambda f: f["loss"], default={})
-        return {f"worst_test_{name}": value for name, value in worst.items()}
+            if self._evaluate:
+                found.append(self._evaluate(jax.device_put(replica, self._run.parts.own_device)))
+        return self._evaluate.worst(found)
 
     def _save(self) -> None:
         """Keeps the run as it is; the run's clock stands still meanwhile."""
@@ -196,16 +254,21 @@ class Driver:
         self._keeper.save(
             self._state,
             self._best_params,
-            finished=self._run.all_epochs_done(self._state),
+            finished=self._is_finished,
+            stopped_by=self._summary.stopped_by,
             summary=self._summary.save(),
             examples_recomputed=self._summary.examples_recomputed,
         )
 
     def _say_end_of_trace(self) -> None:
-        if self._run.all_epochs_done(self._state):
+        if self._run.is_complete(self._state):
             return
         print(
             f"hetjax: the trace {self._run.config.replay!r} ends after {self._state.rounds_done} "
             "rounds; so does this run, before its last epoch.",
             file=sys.stderr,
         )
+
+
+def _is_due(rounds_done: int, every: int) -> bool:
+    return every > 0 and rounds_done % every == 0

@@ -5,19 +5,23 @@ import functools
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import optax
 
 from hetjax import config as config_lib
 from hetjax import driver, types
 from hetjax.data import sources
-from hetjax.records import evaluate, record, summary
+from hetjax.records import evaluate as evaluate_lib
+from hetjax.records import evaluations, lock, record, results, summary
+from hetjax.records import fingerprint as fingerprint_lib
 from hetjax.records import keeper as keeper_lib
-from hetjax.rounds import arguments, rules
+from hetjax.rounds import arguments, programs, rules, run_records
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import run as run_lib
+from hetjax.rounds import state as state_lib
 
 
 def fit(
@@ -27,17 +31,20 @@ def fit(
     source: Any,
     *,
     eval_source: Any = None,
-    metrics_fn: evaluate.MetricsFn | None = None,
+    eval_sources: Mapping[str, Any] | None = None,
+    metrics_fn: evaluate_lib.MetricsFn | None = None,
     callbacks: Sequence[driver.Callback] = (),
     workdir: str | pathlib.Path | None = None,
-    resume: bool = True,
+    resume: bool | str = True,
+    init_state: types.TrainState | None = None,
     progress: bool = True,
+    raise_on_interrupt: bool = False,
     workers: int | None = None,
     per_example_rng: bool = False,
     rule: rules.LocalRule | None = None,
     config: config_lib.ExperimentConfig | None = None,
     **fields: Any,
-) -> driver.FitResult:
+) -> results.FitResult:
     """Trains a model of your own on workers that are not equal.
 
     Args:
@@ -50,18 +57,29 @@ def fit(
             the whole round. Schedules: `hetjax.scale_by_progress`.
         source: the examples: a dict of NumPy arrays, or anything with `__len__` and
             `__getitem__`.
-        eval_source: evaluated every `eval_every` epochs; same form.
-        metrics_fn: `(params, examples) -> {name: f32[B]}` for it. The best parameters are those
-            of the lowest `loss` there, if it has one. By default the training loss, with
-            dropout if that has any; `hetjax.nnx_metrics` and `linen_metrics` evaluate without.
-        callbacks: called with each `RoundReport` while the next round computes; True ends the
-            run after that one.
+        eval_source: evaluated every `eval_every` epochs, and every `eval_every_rounds` rounds if
+            that is given; same form.
+        eval_sources: several such sets by name, `{"val": …, "test": …}`, in its place.
+        metrics_fn: `(params, examples) -> {name: f32[B]}` for them. By default the training loss,
+            with dropout if that has any; `hetjax.nnx_metrics` and `linen_metrics` evaluate
+            without. The best parameters are those of the lowest loss of the first set; fields
+            `best_by="accuracy", best_mode="max"` say otherwise.
+        callbacks: each is called with the `RoundReport` of a round while the next one computes.
+            One that returns True or `hetjax.STOP` ends the run after that one; the run is
+            finished then.
         workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html` and
-            `checkpoints`; those of a finished run of the same configuration are replaced.
+            `checkpoints`; `hetjax.load` reads them. Those of a finished run of the same
+            configuration are replaced. One run at a time holds it.
         resume: go on from the newest checkpoint in `workdir` where there is one of this
-            configuration that is not at the run's end; else begin at the beginning. The number
-            of workers may have changed.
+            configuration that is not at the run's end, or that has fewer `epochs` or
+            `max_rounds`; else begin at the beginning. The number of workers may have changed. A
+            run that began with another loss, optimiser, initial parameters or data is refused;
+            'force' goes on with it.
+        init_state: parameters, optimiser's state and progress to begin with, such as the `state`
+            of another result; `params` may be None then.
         progress: show a progress bar.
+        raise_on_interrupt: raise KeyboardInterrupt after Ctrl-C, and SystemExit after SIGTERM,
+            once all files are written; by default the result so far is returned.
         workers: their number; by default one for each device.
         per_example_rng: the loss gets a key for each example, `key[B]`.
         rule: what a worker does with its microbatches, and what it hands to the synchronisation; by
@@ -74,8 +92,8 @@ def fit(
             `emulate.EmulatedCluster` or a dict. By default there is a worker for each device.
 
     Returns:
-        Last and best parameters, state, summary and history. After Ctrl-C too:
-        `summary["interrupted"]` is true then.
+        Last and best parameters, state, summary and history. After Ctrl-C too, unless
+        `raise_on_interrupt`: `summary["interrupted"]` is true then.
 
     Raises:
         ValueError: what was given cannot be run; said before anything is computed.
@@ -100,15 +118,14 @@ def fit(
         detection are hetjax's own.
     """
     started = time.perf_counter()
-    arguments.check(params, optimizer, callbacks)
-    if optimizer is None:
-        raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
-    eval_source = None if eval_source is None else sources.as_source(eval_source)
+    if init_state is not None and params is None:
+        params = jax.device_get(state_lib.own_row(init_state.params))
+    _check(params, optimizer, callbacks, resume)
+    source, eval_sets = sources.as_source(source), _eval_sets(eval_source, eval_sources, metrics_fn)
     if workdir is not None:
-        workdir = pathlib.Path(workdir).absolute()  # a callback may change the directory
-    restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
-    kept = functools.partial(keeper_lib.kept_solutions, workdir, resume=resume, restarted=restarted)
+        workdir = pathlib.Path(workdir).expanduser().absolute()  # a callback may change directory
     with contextlib.ExitStack() as stack:
+        kept = functools.partial(keeper_lib.kept_solutions, workdir, resume=bool(resume))
         run = stack.enter_context(
             run_lib.Run(
                 loss_fn,
@@ -123,52 +140,125 @@ def fit(
                 **fields,
             )
         )
-        parts = run.parts
-        metrics_fn = metrics_fn or evaluate.metrics_of_loss(loss_fn)
+        fingerprint: dict[str, Any] = {}
+        if workdir is not None and run.parts.leads:
+            stack.enter_context(lock.held(record.made_directory(workdir)))
+            began = params if init_state is None else init_state
+            fingerprint = fingerprint_lib.make(loss_fn, began, optimizer, source, parts=run.parts)
         start = keeper_lib.find(
-            workdir, run.recorded, parts=parts, resume=resume, restarted=restarted
+            workdir,
+            run.recorded,
+            parts=run.parts,
+            fingerprint=fingerprint,
+            resume=resume,
+            restarted=int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0,
         )
         keeper = None
         if workdir is not None:
-            keeper = stack.enter_context(contextlib.closing(keeper_lib.Keeper(workdir, parts)))
+            keeper = keeper_lib.Keeper(workdir, run.parts, fingerprint=fingerprint)
+            stack.enter_context(contextlib.closing(keeper))
         recorder = record.Recorder(
-            workdir if parts.leads else None,
+            workdir if run.parts.leads else None,
             run.recorded,
-            num_examples=run.config.epochs * parts.stream.num_examples,
-            progress=progress and parts.leads,
+            num_examples=_num_examples(run),
+            progress=progress and run.parts.leads,
             lines=start.lines,
         )
         stack.callback(recorder.close)
-        state, best_params = run.init(), None
-        told = summary.Summary(parts, started=started)
-        if start.saved is not None:
-            state, best_params = run.go_on(start.saved)
-            told.restore(start.saved.about["summary"], start.lines)
-            told.examples_recomputed = start.examples_recomputed
+        evaluate, judge = _evaluations(run, metrics_fn, eval_sets, params)
+        told = summary.Summary(run.parts, started=started, judge=judge)
+        begun = _begin(run, start, told, init_state)
         result = driver.Driver(
             run,
-            state,
+            *begun,
             recorder=recorder,
-            evaluator=_evaluator(run, metrics_fn, eval_source, params),
+            evaluate=evaluate,
             callbacks=callbacks,
             summary=told,
-            best_params=best_params,
             keeper=keeper,
         ).drive()
-        parts.meeting.close()  # not after an error: who failed is to be the first that is gone
-        return result
+        run.parts.meeting.close()  # not after an error: who failed is to be the first that is gone
+    if raise_on_interrupt and (error := _INTERRUPTS.get(result.summary["stopped_by"])):
+        raise error
+    return result
 
 
-def _evaluator(
-    run: run_lib.Run, metrics_fn: evaluate.MetricsFn, source: Any, params: types.PyTree
-) -> evaluate.Evaluator | None:
-    """Of the process that evaluates; None in the others, and where there are no examples for it."""
-    if source is None or not run.parts.leads:
-        return None
-    return evaluate.Evaluator(
-        metrics_fn,
-        source,
-        params,
-        run.parts.own_device,
-        on_batch=lambda: run.beacons.at("evaluating"),
+def _num_examples(run: run_lib.Run) -> int:
+    """That the run will process, at most."""
+    config = run.config
+    of_epochs = config.epochs * run.parts.stream.num_examples
+    return min(of_epochs, config.max_rounds * programs.nominal_examples(config) or of_epochs)
+
+
+def _begin(
+    run: run_lib.Run,
+    start: keeper_lib.Start,
+    told: summary.Summary,
+    init_state: types.TrainState | None,
+) -> tuple[run_records.RunState, types.PyTree]:
+    """The state that a run begins or goes on with, and the best parameters so far."""
+    state, best_params = run.init(train=init_state), None
+    if start.saved is not None:
+        state, best_params = run.go_on(start.saved)
+        told.restore(start.saved.about, start.lines)
+        told.stopped_by = start.stopped_by
+        told.examples_recomputed = start.examples_recomputed
+    return state, best_params
+
+
+def _check(params: Any, optimizer: Any, callbacks: Any, resume: Any) -> None:
+    arguments.check(params, optimizer, callbacks)
+    if optimizer is None:
+        raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
+    if resume not in (True, False, "force"):
+        raise ValueError(f"fit: resume is {resume!r}; allowed are True, False and 'force'")
+
+
+_INTERRUPTS = {"SIGINT": KeyboardInterrupt(), "SIGTERM": SystemExit(143)}
+
+
+def _eval_sets(
+    source: Any, sets: Mapping[str, Any] | None, metrics_fn: evaluate_lib.MetricsFn | None
+) -> dict[str, Any]:
+    """The sets that are evaluated, by name."""
+    if source is not None and sets is not None:
+        raise ValueError("fit: give eval_source= or eval_sources=, not both")
+    if sets is not None and (not isinstance(sets, Mapping) or not sets):
+        raise ValueError(
+            'fit: eval_sources must be a dict of sets by name, such as {"val": …, "test": …}'
+        )
+    given = sets if sets is not None else {} if source is None else {evaluations.ALONE: source}
+    if metrics_fn is not None and not given:
+        raise ValueError(
+            "fit: metrics_fn is given, and nothing that it could be computed for; give "
+            "eval_source=, a set as the first one"
+        )
+    return {name: sources.as_source(each) for name, each in given.items()}
+
+
+def _evaluations(
+    run: run_lib.Run,
+    metrics_fn: evaluate_lib.MetricsFn | None,
+    sets: dict[str, Any],
+    params: types.PyTree,
+) -> tuple[evaluations.Evaluations, evaluations.Judge]:
+    """Of the process that evaluates; the others have none."""
+    if not run.parts.leads:
+        return evaluations.Evaluations({}), evaluations.Judge()
+    metrics_fn = metrics_fn or evaluate_lib.metrics_of_loss(run.parts.loss_fn)
+    of_sets = evaluations.Evaluations(
+        {
+            name: evaluate_lib.Evaluator(
+                metrics_fn,
+                source,
+                params,
+                run.parts.own_device,
+                on_batch=lambda: run.beacons.at("evaluating"),
+            )
+            for name, source in sets.items()
+        }
+    )
+    config = run.config
+    return of_sets, evaluations.judge(
+        of_sets.names, best_by=config.best_by, best_mode=config.best_mode
     )

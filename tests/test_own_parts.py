@@ -118,7 +118,7 @@ def test_a_cluster_is_an_object_or_its_fields():
 
 
 def stopping(round):
-    return lambda line: line.round >= round
+    return problems.press_ctrl_c(lambda line: line.round == round)
 
 
 def test_a_run_goes_on_with_its_own_parts_and_no_others(tmp_path):

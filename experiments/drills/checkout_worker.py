@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import pathlib
+import signal
 import sys
 import traceback
 from typing import Any
@@ -82,7 +83,11 @@ def run(arm: dict[str, Any], workdir: pathlib.Path) -> dict[str, np.ndarray]:
             **arm["fields"],
         )
 
-    cut = fit(lambda line: line.round >= arm["cut_round"])
+    def interrupt(line: Any) -> None:
+        if line.round == arm["cut_round"]:
+            signal.raise_signal(signal.SIGINT)
+
+    cut = fit(interrupt)
     if not cut.summary["interrupted"]:
         raise ValueError(f"the run was over after {len(cut.history)} rounds, before its cut")
     whole = fit()

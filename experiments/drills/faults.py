@@ -17,6 +17,7 @@ import importlib.metadata
 import json
 import pathlib
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -107,10 +108,13 @@ def cut_every_round(directory: pathlib.Path, local: str, ordering: str, reducer:
             checkpoint={"every_rounds": 1},
         )
 
+    def interrupt(line: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
     began = time.perf_counter()
     whole = fit(directory / "whole")
     cuts = 0
-    while (cut := fit(directory / "cut", lambda line: True)).summary["interrupted"]:
+    while (cut := fit(directory / "cut", interrupt)).summary["interrupted"]:
         cuts += 1
     leaves = [jax.tree.leaves((r.params, r.best_params, r.state)) for r in (whole, cut)]
     is_equal = all(

@@ -182,11 +182,15 @@ class Checkpoints:
                 ) from error
 
 
-def newest(directory: str | pathlib.Path) -> Saved | None:
+def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
     """The newest checkpoint that is whole; None where there is none.
 
     One that is damaged or incomplete is renamed to `<step>.damaged`, with a message on stderr,
     and the one before it is tried. What an interrupted save left is not looked at.
+
+    Args:
+        directory: of checkpoints.
+        mend: rename what is damaged; not where another process may be writing.
 
     Raises:
         ValueError: the directory or a file in it may not be read, which is no damage, or a
@@ -199,7 +203,8 @@ def newest(directory: str | pathlib.Path) -> Saved | None:
             try:
                 return _read(path)
             except files_lib.DamageError as damage:
-                _set_aside(path, str(damage))
+                if mend:
+                    _set_aside(path, str(damage))
     except OSError as error:
         raise ValueError(
             f"the checkpoints in {str(directory)!r} cannot be read: {error}; see that the "

@@ -1,6 +1,6 @@
 """A state as host arrays by name, and back: what a checkpoint is made of."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -94,13 +94,60 @@ def unflatten(
     return jax.tree.unflatten(jax.tree.structure(like), values)
 
 
+def form_of(tree: types.PyTree) -> Any:
+    """The containers of a tree as JSON values, from which `build` makes it again.
+
+    Dicts, lists and tuples stay what they are; of other containers, such as named tuples, `build`
+    makes dicts.
+    """
+    if isinstance(tree, Mapping):
+        return {"dict": [[key, form_of(tree[key])] for key in sorted(tree, key=str)]}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [form_of(child) for child in tree]}
+    children = _children(tree)
+    if not children:
+        return {"none": []}
+    if children[0][1] is tree:
+        return {"leaf": []}
+    return {"dict": [[name, form_of(child)] for name, child in children]}
+
+
+def build(form: Any, arrays: dict[str, np.ndarray], prefix: str = "") -> types.PyTree:
+    """The tree of this form, its leaves among arrays that `flatten` has named."""
+    ((kind, children),) = form.items()
+    if kind == "leaf":
+        return arrays[prefix]
+    if kind == "none":
+        return None
+    if kind == "dict":
+        return {key: build(child, arrays, _joined(prefix, str(key))) for key, child in children}
+    made = [build(child, arrays, _joined(prefix, str(i))) for i, child in enumerate(children)]
+    return tuple(made) if kind == "tuple" else made
+
+
+def _children(tree: types.PyTree) -> list[tuple[str, Any]]:
+    """(name, child) of a container that JAX knows; of a leaf, itself."""
+    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
+    return [(_key_name(path[0]) if path else "", child) for path, child in found]
+
+
+def _joined(prefix: str, key: str) -> str:
+    escaped = key.replace("~", "~0").replace("/", "~1")
+    return f"{prefix}/{escaped}" if prefix else escaped
+
+
+def _key_name(key: Any) -> str:
+    return str(getattr(key, "name", getattr(key, "idx", getattr(key, "key", key))))
+
+
 def _named_leaves(tree: types.PyTree, prefix: str) -> Iterator[tuple[str, Any]]:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        keys = [str(getattr(k, "name", getattr(k, "idx", getattr(k, "key", k)))) for k in path]
-        parts = [key.replace("~", "~0").replace("/", "~1") for key in keys]
+        name = prefix
+        for key in path:
+            name = _joined(name, _key_name(key))
         if _is_key(leaf):
-            parts.append(str(jax.random.key_impl(leaf)))
-        yield "/".join([prefix, *parts] if prefix else parts), leaf
+            name = f"{name}/{jax.random.key_impl(leaf)}" if name else str(jax.random.key_impl(leaf))
+        yield name, leaf
 
 
 def _is_key(leaf: Any) -> bool:

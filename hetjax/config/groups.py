@@ -139,7 +139,11 @@ class ExperimentConfig:
     epochs: int = fields.integer(20, at_least=1)
     microbatch_size: int = fields.integer(16, at_least=2, even=True)  # examples
     budget: int = fields.integer(20, at_least=1)  # microbatches a round, over all workers
+    max_rounds: int = fields.integer(0)  # the run ends after so many, if not before; 0: no limit
     eval_every: int = fields.integer(1, at_least=1)  # epochs
+    eval_every_rounds: int = fields.integer(0)  # and after so many rounds; 0: not by rounds
+    best_by: str = fields.text("", may_be_empty=True)  # a metric; '': the loss, if there is one
+    best_mode: str = fields.choice("min", "min", "max")  # of that metric
     local: str = fields.choice("stepped", "stepped", "fused", "virtual")
     replay: str = fields.text("", may_be_empty=True)  # a metrics.jsonl instead of clocks
     nonfinite: str = fields.choice("stop", "stop", "skip")

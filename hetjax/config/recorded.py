@@ -14,6 +14,7 @@ def check(
     config: dict[str, Any],
     *,
     may_differ: Sequence[str] = (),
+    may_grow: Sequence[str] = (),
     only: Sequence[str] = (),
 ) -> None:
     """Sees that the run in a directory has this configuration, where its `config.json` says which.
@@ -22,16 +23,17 @@ def check(
         workdir: of a run.
         config: plain values.
         may_differ: groups of fields that may have other values there.
+        may_grow: numbers that may be smaller there; 0 is no limit.
         only: groups that are compared; empty: all.
 
     Raises:
         ValueError: if it has another one, or its `config.json` cannot be read.
     """
-    path = workdir / "config.json"
     try:
-        if not path.exists():
+        theirs = read(workdir, config)
+        if theirs is None:
             return
-        theirs = experiment.completed(json.loads(path.read_text()), config)
+        config = config | {name: theirs[name] for name in may_grow if grown(theirs, config, name)}
         theirs, ours = (
             {k: v for k, v in each.items() if k not in may_differ and (not only or k in only)}
             for each in (theirs, config)
@@ -46,6 +48,20 @@ def check(
             f"workdir {str(workdir)!r} belongs to another configuration "
             f"({'; '.join(different[:3])}{more}); give another directory"
         )
+
+
+def read(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    """The configuration there, with all fields that `config` has; None where there is none."""
+    path = workdir / "config.json"
+    if not path.exists():
+        return None
+    return experiment.completed(json.loads(path.read_text()), config)
+
+
+def grown(theirs: dict[str, Any], ours: dict[str, Any], name: str) -> bool:
+    """Whether a number is larger here than there; 0 is no limit."""
+    before, now = (each[name] or float("inf") for each in (theirs, ours))
+    return now > before
 
 
 def _check_given(theirs: dict[str, Any], ours: dict[str, Any]) -> None:

@@ -71,6 +71,7 @@ class Evaluator:
             return jax.tree.map(jnp.add, totals, {k: pair(v) for k, v in values.items()})
 
         self._add = jax.jit(add)
+        self.names = names
         self._zeros = dict.fromkeys(names, (np.float32(0), np.float32(0)))
         placed = jax.device_put(params, device)
         jax.block_until_ready(self._add(placed, self._feed.load(0, self._rows[0]), self._zeros))

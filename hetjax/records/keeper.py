@@ -1,14 +1,17 @@
 """When is a run saved, and where does it go on? Checkpoints in its workdir, beside its records."""
 
 import dataclasses
+import datetime
 import pathlib
+import sys
 import time
 from typing import Any
 
 from hetjax import types
-from hetjax.checkpoints import checkpoint
+from hetjax.checkpoints import checkpoint, leaves
+from hetjax.config import recorded
 from hetjax.processes import board as board_lib
-from hetjax.processes import solutions
+from hetjax.records import fingerprint as fingerprint_lib
 from hetjax.records import record
 from hetjax.rounds import arguments, round_report, run_records, setup
 from hetjax.rounds import resume as resume_lib
@@ -22,6 +25,8 @@ class Start:
     lines: list[round_report.RoundReport] = dataclasses.field(default_factory=list)
     examples_recomputed: int = 0
     """Done after the checkpoint and before the run ended; not committed, and done again."""
+    stopped_by: str | None = None
+    """A run that is started again at its end: who ended it."""
 
 
 def find(
@@ -29,7 +34,8 @@ def find(
     config: dict[str, Any],
     *,
     parts: setup.RunParts,
-    resume: bool,
+    fingerprint: dict[str, Any],
+    resume: bool | str,
     restarted: bool,
 ) -> Start:
     """Decides where the run begins; process 0 does, and all others follow it.
@@ -38,12 +44,14 @@ def find(
         workdir: of the run; None: nothing is kept.
         config: as recorded.
         parts: of the run.
-        resume: go on from the newest checkpoint.
+        fingerprint: of what the run depends on beside it, in process 0.
+        resume: go on from the newest checkpoint; 'force': whatever else has changed.
         restarted: a supervisor has started the run again, so that even one that is finished is
             gone on from.
 
     Raises:
-        ValueError: the directory is another configuration's, or cannot be used.
+        ValueError: the directory is another configuration's, its run depends on something else,
+            or it cannot be used.
     """
     if workdir is None:
         return Start()
@@ -54,42 +62,101 @@ def find(
         step = board.wait("step", timeout_secs=600.0)
         return Start() if step is None else Start(checkpoint.read(directory, step))
     saved = checkpoint.newest(directory) if resume and directory.is_dir() else None
-    if saved is not None and not _goes_on(saved.about, restarted):
+    grown = _grown(workdir, config) if saved is not None else []
+    if saved is not None and not (restarted or grown or not saved.about["finished"]):
         saved = None
-    record.check_workdir(workdir, config, may_differ=_MAY_DIFFER if saved else ())
+    may_differ, may_grow = (_MAY_DIFFER, _MAY_GROW) if saved else ((), ())
+    recorded.check(workdir, config, may_differ=may_differ, may_grow=may_grow)
     start = Start(saved)
     if saved is None:
         checkpoint.clear(directory)
     else:
+        resume_lib.check_workers(saved, parts)
+        _check_fingerprint(workdir, saved, fingerprint, force=resume == "force", grown=grown)
         start.lines, dropped = record.kept_lines(workdir, saved.about["rounds"])
         start.examples_recomputed = saved.about["examples_recomputed"] + dropped
-        resume_lib.check_workers(saved, parts)
+        if restarted and saved.about["finished"] and not grown:
+            start.stopped_by = saved.about.get("stopped_by")
+        _say(workdir, saved, grown)
     if board is not None:
         board.post("step", None if saved is None else saved.step)
     return start
 
 
-def _goes_on(about: dict[str, Any], restarted: bool) -> bool:
-    return restarted or not about["finished"]
+def _grown(workdir: pathlib.Path, config: dict[str, Any]) -> list[str]:
+    """What the run is to have more of than it had: 'epochs 3 to 5'."""
+    try:
+        theirs = recorded.read(workdir, config)
+    except (OSError, ValueError, AttributeError):
+        return []  # `check_workdir` says what is wrong
+    if theirs is None:
+        return []
+    names = [name for name in _MAY_GROW if recorded.grown(theirs, config, name)]
+    return [f"{name} {theirs[name]} to {config[name] or 'any number'}" for name in names]
 
 
-def kept_solutions(
-    workdir: pathlib.Path | None, *, resume: bool = True, restarted: bool = False
-) -> dict[str, solutions.Numbers]:
-    """Those of the run that goes on; empty where it begins anew. Changes nothing.
+def _check_fingerprint(
+    workdir: pathlib.Path,
+    saved: checkpoint.Saved,
+    here: dict[str, Any],
+    *,
+    force: bool,
+    grown: list[str],
+) -> None:
+    """Refuses to go on with something else than what the run began with.
+
+    With more epochs a schedule that ends with them is another one: so the optimiser may differ.
+    """
+    there = saved.about.get("fingerprint", {})
+    found = fingerprint_lib.differences(there, here)
+    excused = found.pop("optimizer", "") if grown else ""
+    if excused:
+        print(
+            f"hetjax: {excused}, as a schedule over all epochs does; its state goes on where it "
+            "was",
+            file=sys.stderr,
+        )
+    if not found:
+        return
+    text = "; ".join(found.values())
+    at = f"of which {saved.about['rounds']} rounds are done"
+    if force and "examples" not in found:
+        print(f"hetjax: going on all the same, as resume='force' says: {text}", file=sys.stderr)
+        return
+    way = "resume=False begins anew, another workdir keeps both"
+    if "examples" not in found:
+        way += ", and resume='force' goes on all the same"
+    raise ValueError(
+        f"workdir {str(workdir)!r} holds a run, {at}, that began with something else: {text}. {way}"
+    )
+
+
+def _say(workdir: pathlib.Path, saved: checkpoint.Saved, grown: list[str]) -> None:
+    """That a run goes on, and from where."""
+    more = f", with more: {', '.join(grown)}" if grown else ""
+    print(
+        f"hetjax: going on with the run in {str(workdir)!r} from round {saved.about['rounds']}"
+        f"{more} (resume=False begins anew)",
+        file=sys.stderr,
+    )
+
+
+def kept_solutions(workdir: pathlib.Path | None, *, resume: bool = True) -> dict[str, Any]:
+    """What the run in a workdir solved; empty where nothing is to go on. Changes nothing.
 
     All checkpoints of a run have the same, so that one whose arrays are damaged tells them too.
     """
     if workdir is None or not resume or not (workdir / resume_lib.DIRECTORY).is_dir():
         return {}
     about = checkpoint.newest_about(workdir / resume_lib.DIRECTORY)
-    if about is None or not _goes_on(about, restarted):
-        return {}
-    return about.get("solutions", {})
+    return {} if about is None else about.get("solutions", {})
 
 
 _MAY_DIFFER = ("checkpoint", "cluster", "quota")
 """Groups of the configuration that a run may be resumed with other values of."""
+
+_MAY_GROW = ("epochs", "max_rounds")
+"""Fields that a run may be resumed with more of, also when it is finished."""
 
 
 class Keeper:
@@ -98,10 +165,14 @@ class Keeper:
     Args:
         workdir: of the run.
         parts: of the run.
+        fingerprint: of what the run depends on beside its configuration, in process 0.
     """
 
-    def __init__(self, workdir: pathlib.Path, parts: setup.RunParts) -> None:
+    def __init__(
+        self, workdir: pathlib.Path, parts: setup.RunParts, *, fingerprint: dict[str, Any]
+    ) -> None:
         self._parts, self._every_secs = parts, parts.config.checkpoint.every_secs
+        self._fingerprint = fingerprint
         self._checkpoints = None
         if parts.leads:
             keep = parts.config.checkpoint.keep
@@ -139,6 +210,9 @@ class Keeper:
             "rounds": state.rounds_done,
             "num_workers": len(self._parts.devices),
             "has_best": best_params is not None,
+            "form": leaves.form_of(self._parts.state.params),
+            "fingerprint": self._fingerprint,
+            "saved": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "solutions": self._parts.solved.save(),
             "versions": arguments.versions(),
         }

@@ -1,6 +1,7 @@
 """The files of a workdir: they grow with the run, and the progress bar with them."""
 
 import contextlib
+import importlib.util
 import json
 import pathlib
 import sys
@@ -41,12 +42,12 @@ class Recorder:
         lines: Sequence[RoundReport] = (),
     ) -> None:
         self.history = [json.loads(line.to_json()) for line in lines]
-        self._config = config
-        self._workdir = None if workdir is None else pathlib.Path(workdir)
+        self.config = config
+        self.workdir = None if workdir is None else pathlib.Path(workdir)
         self._lines: TextIO | None = None
-        if self._workdir is not None:
-            self._lines = _begin_files(self._workdir, self._config, lines)
-        self._bar = tqdm.tqdm(
+        if self.workdir is not None:
+            self._lines = _begin_files(self.workdir, self.config, lines)
+        self._bar = _bar_class()(
             total=num_examples,
             initial=lines[-1].examples_processed if lines else 0,
             disable=not progress,
@@ -62,11 +63,11 @@ class Recorder:
         fields = line.to_plain()
         self.history.append(fields)
         if self._lines is not None:
-            assert self._workdir is not None
+            assert self.workdir is not None
             try:
                 self._lines.write(json.dumps(fields, allow_nan=False) + "\n")
             except OSError as error:
-                raise recorded.unusable(self._workdir, error) from error
+                raise recorded.unusable(self.workdir, error) from error
         if self._bar.disable:
             return
         if line.round == 0:
@@ -86,17 +87,17 @@ class Recorder:
         """
         summary = plain(summary)
         self.close()
-        if self._workdir is not None:
+        if self.workdir is not None:
             try:
-                _write_whole(self._workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
+                _write_whole(self.workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
                 report.write_report(
-                    self._workdir / "report.html",
-                    config=self._config,
+                    self.workdir / "report.html",
+                    config=self.config,
                     summary=summary,
                     history=self.history,
                 )
             except OSError as error:
-                raise recorded.unusable(self._workdir, error) from error
+                raise recorded.unusable(self.workdir, error) from error
         return summary
 
     def close(self) -> None:
@@ -107,31 +108,30 @@ class Recorder:
                 self._lines.close()
 
 
-def check_workdir(
-    workdir: pathlib.Path, config: dict[str, Any], *, may_differ: Sequence[str] = ()
-) -> None:
-    """Sees that the directory is this configuration's, or nobody's; changes nothing in it.
+def _bar_class() -> Any:
+    """Of one line in a notebook too, where it has what that takes."""
+    if importlib.util.find_spec("ipywidgets") is None:
+        return tqdm.tqdm
+    return importlib.import_module("tqdm.auto").tqdm
 
-    Args:
-        workdir: made if it is missing.
-        config: plain values.
-        may_differ: groups of fields that may have other values there.
+
+def made_directory(workdir: pathlib.Path) -> pathlib.Path:
+    """The directory, made if it is missing; sees that it is a run's or nobody's.
 
     Raises:
-        ValueError: if it holds another configuration's run, or cannot be read.
+        ValueError: it holds files of something else, or cannot be read or written.
     """
-    path = workdir / "config.json"
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         strangers = [name for name in _FILES if (workdir / name).exists()]
-        if strangers and not path.exists():
-            raise ValueError(
-                f"workdir {str(workdir)!r} holds a {strangers[0]} but no config.json, so it is "
-                "no directory of a run; give another directory"
-            )
     except OSError as error:
         raise recorded.unusable(workdir, error) from error
-    recorded.check(workdir, config, may_differ=may_differ)
+    if strangers and not (workdir / "config.json").exists():
+        raise ValueError(
+            f"workdir {str(workdir)!r} holds a {strangers[0]} but no config.json, so it is no "
+            "directory of a run; give another directory"
+        )
+    return workdir
 
 
 def _begin_files(

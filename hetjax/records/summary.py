@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from hetjax.data import ledger as ledger_lib
+from hetjax.records import evaluations
 from hetjax.rounds import reporting, round_report, run_records, setup
 
 
@@ -18,10 +19,11 @@ class Summary:
     Args:
         parts: of the run.
         started: `perf_counter` when the run began.
+        judge: says which evaluation is the best.
     """
 
-    def __init__(self, parts: setup.RunParts, *, started: float) -> None:
-        self._parts, self._started = parts, started
+    def __init__(self, parts: setup.RunParts, *, started: float, judge: evaluations.Judge) -> None:
+        self._parts, self._started, self._judge = parts, started, judge
         self._lines: list[round_report.RoundReport] = []
         self._clock = 0.0
         self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
@@ -32,6 +34,7 @@ class Summary:
         self._earlier_secs = 0.0  # wall time before the run was resumed
         self.examples_recomputed = 0
         self.stopped_by: str | None = None
+        self.resumed: list[dict[str, Any]] = []  # round and time of each checkpoint gone on from
         self.order_cost: dict[str, float] = {}  # of an order that takes signs
         self._herding_secs = 0.0
 
@@ -48,11 +51,13 @@ class Summary:
             "references": self._references.tolist(),
             "referenced": self._referenced,
             "herding_secs": self._herding_secs,
+            "resumed": self.resumed,
             "wall_secs": self._earlier_secs + time.perf_counter() - self._started,
         }
 
-    def restore(self, saved: dict[str, Any], lines: Sequence[round_report.RoundReport]) -> None:
-        """Goes on from `save`, after the rounds of `lines`."""
+    def restore(self, about: dict[str, Any], lines: Sequence[round_report.RoundReport]) -> None:
+        """Goes on from `save`, as a checkpoint has it, after the rounds of `lines`."""
+        saved = about["summary"]
         self._lines = list(lines)
         self._clock, self._herding_secs = saved["clock"], saved["herding_secs"]
         sums = saved["epoch_sums"].items()
@@ -61,11 +66,13 @@ class Summary:
         self._best = {name: float(text) for name, text in saved["best"].items()}
         self._references, self._referenced = np.array(saved["references"]), saved["referenced"]
         self._earlier_secs = saved["wall_secs"]
+        went_on = {"round": about["rounds"], "saved": about.get("saved", "an earlier time")}
+        self.resumed = [*saved.get("resumed", ()), went_on]
 
     def evaluated(self, values: dict[str, float]) -> bool:
-        """Takes an evaluation in; whether its loss is the lowest so far."""
+        """Takes an evaluation in; whether it is the best so far."""
         self._eval = dict(values)
-        is_best = values.get("test_loss", np.nan) < self._best.get("best_test_loss", np.inf)
+        is_best = self._judge.is_better(values, {k[5:]: v for k, v in self._best.items()})
         if is_best:
             self._best = {f"best_{name}": value for name, value in values.items()}
         return is_best
@@ -130,6 +137,7 @@ class Summary:
             "overrun_fraction": sum(line.overruns for line in lines) / max(microbatches, 1),
             "interrupted": interrupted,
             "stopped_by": self.stopped_by,
+            **({"resumed": self.resumed} if self.resumed else {}),
             "emulated": self._parts.emulated,
             "clock": "virtual" if self._parts.virtual_clock else "wall",
             "num_workers": len(self._parts.devices),

@@ -23,6 +23,12 @@ def write_report(
         summary: the numbers of the run's end, as in summary.json; those shown are optional.
         history: one record a round, as the lines of metrics.jsonl; it may be empty.
     """
+    text = render(config=config, summary=summary, history=history)
+    pathlib.Path(path).write_text(text, encoding="utf-8", errors="replace")
+
+
+def render(*, config: Record, summary: Record, history: Sequence[Record]) -> str:
+    """The report as the text of an HTML file; arguments as for `write_report`."""
     history = [record for record in history if isinstance(record, Mapping)]
     title = _title(config, summary, history)
     body = [
@@ -40,8 +46,7 @@ def write_report(
         ("Summary, as written to summary.json", summary),
     ):
         body.append(_details(heading, f"<pre>{words.escaped(words.pretty(record))}</pre>"))
-    text = _frame(title, "\n".join(part for part in body if part))
-    pathlib.Path(path).write_text(text, encoding="utf-8", errors="replace")
+    return _frame(title, "\n".join(part for part in body if part))
 
 
 def _frame(title: str, body: str) -> str:
@@ -93,6 +98,12 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
     notes = []
     if summary.get("interrupted"):
         notes.append("The run was stopped before its end; the report covers what was done.")
+    if ended := summary.get("stopped_by"):
+        notes.append(f"The run was ended by {ended}.")
+    for began in summary.get("resumed") or ():
+        notes.append(
+            f"The run went on from a checkpoint of {began['saved']}, at round {began['round']:,}."
+        )
     if not history:
         notes.append("No round was finished, so there is nothing to draw.")
     skipped = np.nansum(series.column(history, "skipped_examples"))

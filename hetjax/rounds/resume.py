@@ -90,6 +90,34 @@ def newest(
     return saved
 
 
+def from_train(train: Any, parts: setup.RunParts) -> types.TrainState:
+    """The training state of another run, with the workers and the order of this one.
+
+    Raises:
+        ValueError: it is none, or of another model or optimiser.
+    """
+    if not isinstance(train, types.TrainState):
+        raise ValueError(
+            f"init_state is a {type(train).__name__}; it must be a hetjax.TrainState, such as "
+            "the state of a result. Parameters alone are given as params"
+        )
+    num_workers = len(parts.devices)
+    own = jax.device_get(state_lib.own_row(parts.state))
+    like = own._replace(memory=(), worker=())
+    given = state_lib.all_rows(train._replace(memory=(), worker=()))
+    try:
+        rows = leaves.unflatten(
+            _repeated(like, _num_rows(given)), leaves.flatten(given, "state"), "state"
+        )
+    except ValueError as error:
+        raise ValueError(f"init_state is not of this model and optimizer: {error}") from error
+    if parts.reducer.keeps_replicas_equal:
+        rows = _repeated(jax.tree.map(lambda leaf: leaf[0], _fitted(rows, 1)), num_workers)
+    kept = {name: _repeated(getattr(own, name), num_workers) for name in _OF_EACH_WORKER}
+    state = _fitted(rows, num_workers)._replace(**kept)
+    return jax.device_put(state) if parts.mesh is None else mesh_lib.place(state, parts.mesh)
+
+
 def from_arrays(
     saved: checkpoint.Saved, fresh: run_records.RunState, parts: setup.RunParts
 ) -> tuple[run_records.RunState, types.PyTree]:

@@ -142,16 +142,18 @@ class Run:
         self.parts.close()
         self.beacons.close()
 
-    def init(self, given: types.PyTree = ()) -> RunState:
+    def init(self, given: types.PyTree = (), *, train: types.TrainState | None = None) -> RunState:
         """The state before the first round; the first call compiles and warms up.
 
         Args:
             given: of the shapes that `round` will be given, where the rule asks for values.
+            train: another run's parameters, optimiser's state and progress, to begin with.
         """
         parts = self.parts
+        begun = parts.state if train is None else resume.from_train(train, parts)
         state = RunState(
-            train=parts.state,
-            carried=parts.main.begin(parts.state, given),
+            train=begun,
+            carried=parts.main.begin(begun, given),
             policies={
                 kind: parts.policy.init(self.num_workers, self.config.budget)
                 for kind in parts.programs
@@ -179,13 +181,14 @@ class Run:
         return state._replace(carried=self.parts.main.begin(state.train, given)), best_params
 
     def done(self, state: RunState) -> bool:
-        """Whether all epochs are, or the trace that is replayed has no more rounds."""
-        return self.all_epochs_done(state) or self.is_end_of_trace(state)
+        """Whether all epochs or rounds are, or the trace that is replayed has no more rounds."""
+        return self.is_complete(state) or self.is_end_of_trace(state)
 
-    def all_epochs_done(self, state: RunState) -> bool:
-        """Whether as many examples are processed as the epochs have."""
-        num_examples = self.config.epochs * self.parts.stream.num_examples
-        return state.stream.examples_processed >= num_examples
+    def is_complete(self, state: RunState) -> bool:
+        """Whether as many examples are processed as the epochs have, or `max_rounds` are done."""
+        of_epochs = self.config.epochs * self.parts.stream.num_examples
+        is_over = state.stream.examples_processed >= of_epochs
+        return is_over or 0 < self.config.max_rounds <= state.rounds_done
 
     def is_end_of_trace(self, state: RunState) -> bool:
         """Whether the trace that is replayed has no more rounds."""

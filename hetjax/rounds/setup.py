@@ -143,7 +143,7 @@ def build(
     num_workers = config.cluster.num_workers
     where = programs_lib.place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
-    first, keys = _first_examples(config, source, per_example_rng=per_example_rng)
+    first, keys = first_examples(config, source, per_example_rng=per_example_rng)
     losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = programs_lib.sizes(config)
     rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
@@ -206,7 +206,7 @@ def build(
     )
 
 
-def _first_examples(
+def first_examples(
     config: config_lib.ExperimentConfig, source: Any, *, per_example_rng: bool
 ) -> tuple[types.PyTree, jax.Array]:
     """A microbatch, by which the loss and the order are tried, and its key or keys."""

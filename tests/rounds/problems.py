@@ -1,6 +1,7 @@
 """Small problems with known answers, and traces that script the quotas of a run."""
 
 import json
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,16 @@ def example_weights(batch):
 
 def weighted_softmax_loss(weights, batch, rng):
     return softmax_loss(weights, batch, rng), example_weights(batch)
+
+
+def press_ctrl_c(when):
+    """A callback that ends the run as Ctrl-C does, after a round for which `when(line)` is true."""
+
+    def callback(line):
+        if when(line):
+            signal.raise_signal(signal.SIGINT)
+
+    return callback
 
 
 def round_totals(num_examples, epochs, microbatch_size, budget):

@@ -80,7 +80,7 @@ def main(process_id, num_processes, coordinator, cases, out):
         update_secs = fields.pop("update_secs", [0.0] * place.num_processes)
         shared_sums.SharedSums.post = slowed(post, update_secs[place.process_id])
         added.clear()
-        callbacks = [lambda line, last=last_round: line.round == last]
+        callbacks = [problems.press_ctrl_c(lambda line, last=last_round: line.round == last)]
         problem = problems.classification(), problems.initial_weights()
         if fields.get("rule") == "hessian_product":
             params, quotas = products(*problem, **resolved(fields))

@@ -138,7 +138,11 @@ def test_a_restart_with_another_solution_goes_on_with_the_first(tmp_path, monkey
     data, weights = problems.classification(), problems.initial_weights()
     whole = problems.fit(data, weights, **fields)
     problems.fit(
-        data, weights, workdir=tmp_path, callbacks=[lambda line: line.round == 7], **fields
+        data,
+        weights,
+        workdir=tmp_path,
+        callbacks=[problems.press_ctrl_c(lambda line: line.round == 7)],
+        **fields,
     )
     solve = schedules.matcha_schedule
 

@@ -199,7 +199,7 @@ def test_a_run_of_several_processes_goes_on(name, gang, tmp_path):
     whole, _, rounds = gang[name]
     _, begun, _ = gang[f"{name}_begun"]
     params, summary, history = gang[f"{name}_resumed"]
-    assert begun["stopped_by"] == "callback"
+    assert begun["stopped_by"] == "SIGINT"
     assert begun["rounds"] < summary["rounds"] == len(rounds)
     np.testing.assert_array_equal(params, whole)
     assert [line["loss"] for line in history] == [line["loss"] for line in rounds]

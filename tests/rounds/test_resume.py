@@ -47,7 +47,9 @@ def fit(workdir, callbacks=(), **fields):
 def end_after(every, workdir, **fields):
     """One run, ended after each `every` rounds and started again: (result, number of starts)."""
     for starts in range(1, 100):
-        result = fit(workdir, [lambda line: line.round % every == every - 1], **fields)
+        result = fit(
+            workdir, [problems.press_ctrl_c(lambda line: line.round % every == every - 1)], **fields
+        )
         if not result.summary["interrupted"]:
             return result, starts
     raise AssertionError("the run does not come to its end")
@@ -59,7 +61,7 @@ def test_a_relative_workdir_stays_where_it_was(tmp_path, monkeypatch):
 
     def move_and_end(line):
         os.chdir(tmp_path / "elsewhere")
-        return line.round == 2
+        stop_at(2)(line)
 
     cut = fit("run", [move_and_end])
     assert cut.summary["interrupted"]
@@ -97,7 +99,7 @@ def read_lines(workdir):
 
 
 def stop_at(round_index):
-    return lambda line: line.round == round_index
+    return problems.press_ctrl_c(lambda line: line.round == round_index)
 
 
 def test_what_was_done_after_the_checkpoint_is_done_again_and_told(tmp_path):

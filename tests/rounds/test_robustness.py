@@ -215,7 +215,9 @@ def test_each_epoch_has_random_keys_of_its_own():
 
 
 def test_an_interrupted_run_can_be_replayed(tmp_path):
-    cut = fit(callbacks=[lambda line: line.round == 1], epochs=5, workdir=tmp_path)
+    cut = fit(
+        callbacks=[problems.press_ctrl_c(lambda line: line.round == 1)], epochs=5, workdir=tmp_path
+    )
     again = fit(epochs=5, replay=str(tmp_path / "metrics.jsonl"))
     np.testing.assert_array_equal(again.params, cut.params)
     assert again.summary["interrupted"]

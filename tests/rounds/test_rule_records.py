@@ -36,8 +36,7 @@ def written(workdir):
     return json.loads((workdir / "config.json").read_text())["rule"]
 
 
-def stop(line):
-    return line.round == 2
+stop = problems.press_ctrl_c(lambda line: line.round == 2)
 
 
 @pytest.mark.parametrize("make", [closure, one_local_sgd])

@@ -135,7 +135,11 @@ def test_a_run_goes_on_from_the_checkpoint_that_fit_left(reducer, tmp_path):
     fields = {**FIELDS, "epochs": 4, **fields}
     data, weights = problems.classification(61, np.float32), problems.initial_weights(np.float32)
     problems.fit(
-        data, weights, workdir=tmp_path, callbacks=[lambda line: line.round == 3], **fields
+        data,
+        weights,
+        workdir=tmp_path,
+        callbacks=[problems.press_ctrl_c(lambda line: line.round == 3)],
+        **fields,
     )
     with make(**fields) as run:
         whole, _ = step(run, run.init())

@@ -1,0 +1,100 @@
+"""The sets that a run is evaluated on, and which evaluation is the best."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hetjax import types
+from hetjax.records import evaluate
+
+ALONE = "test"  # the name of a set that was given without one
+
+
+class Judge(NamedTuple):
+    """Which of two evaluations is better."""
+
+    metric: str | None = None  # with its set's name before it; None: nothing says
+    highest: bool = False
+
+    def is_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        """Whether an evaluation is better than the best so far; NaN never is."""
+        if self.metric is None:
+            return False
+        worst = -np.inf if self.highest else np.inf
+        value, other = values.get(self.metric, np.nan), best.get(self.metric, worst)
+        return value > other if self.highest else value < other
+
+
+def judge(names: Mapping[str, list[str]], *, best_by: str, best_mode: str) -> Judge:
+    """What makes an evaluation the best.
+
+    Args:
+        names: of the metrics, of each set.
+        best_by: a metric, of the first set or with a set's name before it, `val_accuracy`; '':
+            the loss, if there is one.
+        best_mode: 'min' or 'max'.
+
+    Raises:
+        ValueError: there is no such metric.
+    """
+    if not names:
+        if best_by:
+            raise ValueError(
+                f"best_by: got {best_by!r}, and nothing is evaluated; give eval_source= or "
+                "eval_sources="
+            )
+        return Judge()
+    full = [f"{set_name}_{name}" for set_name, of_set in names.items() for name in of_set]
+    first = next(iter(names))
+    metric = best_by or "loss"
+    found = next((name for name in (f"{first}_{metric}", metric) if name in full), None)
+    if found is None and best_by:
+        raise ValueError(
+            f"best_by: got {best_by!r}, and the metrics are {', '.join(full)}; give one of them"
+        )
+    if found is None:
+        example = names[first][0] if names[first] else "accuracy"
+        print(
+            f"hetjax: the metrics ({', '.join(full)}) have no loss, so best_params will be the "
+            f"last ones; best_by={example!r}, best_mode='max' says otherwise",
+            file=sys.stderr,
+        )
+    return Judge(found, best_mode == "max")
+
+
+class Evaluations:
+    """One evaluator for each set.
+
+    Args:
+        of_sets: by the set's name; empty in a process that does not evaluate.
+    """
+
+    def __init__(self, of_sets: Mapping[str, evaluate.Evaluator]) -> None:
+        self._of_sets = of_sets
+
+    def __bool__(self) -> bool:
+        return bool(self._of_sets)
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """Of the metrics, of each set."""
+        return {name: list(evaluator.names) for name, evaluator in self._of_sets.items()}
+
+    def __call__(self, params: types.PyTree) -> dict[str, float]:
+        """`{set_metric: mean over the set}`; `params` without worker axis."""
+        return {
+            f"{set_name}_{name}": value
+            for set_name, evaluator in self._of_sets.items()
+            for name, value in evaluator(params).items()
+        }
+
+    def worst(self, found: list[dict[str, float]]) -> dict[str, Any]:
+        """Of several replicas' evaluations the one with the highest loss of the first set."""
+        if not self._of_sets:
+            return {}
+        loss = f"{next(iter(self._of_sets))}_loss"
+        known = [values for values in found if loss in values]
+        worst = max(known, key=lambda values: values[loss], default={})
+        return {f"worst_{name}": value for name, value in worst.items()}

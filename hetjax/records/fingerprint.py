@@ -1,0 +1,145 @@
+"""What does a run depend on beside its configuration? Digests, by which it knows itself again.
+
+The loss and the optimiser are told by their programs, with all numbers in them: a learning rate,
+an array that is closed over. So one that was only written otherwise is the same, and one that
+does something else is not.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hetjax import types
+from hetjax.data import sources
+from hetjax.rounds import losses, setup, update
+
+_WHOLE_BYTES = 1 << 28  # of arrays, up to which all of the data are looked at
+_SAMPLE = 1024  # examples of larger arrays, evenly spaced
+_READ = 4  # examples of a source that has to be read
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_PROGRAMS = ("loss", "optimizer")  # written otherwise by another JAX
+_MEANING = {
+    "examples": "the data have {here} examples, and had {there}",
+    "data": "the data hold other values",
+    "params": "the initial parameters have other values",
+    "loss": "the loss computes something else, or with other constants",
+    "optimizer": "the optimizer updates otherwise: another kind, learning rate or setting",
+}
+
+
+def make(
+    loss_fn: losses.LossFn,
+    params: types.PyTree,
+    optimizer: optax.GradientTransformation,
+    source: Any,
+    *,
+    parts: setup.RunParts,
+) -> dict[str, Any]:
+    """Digests of what a run depends on, as JSON values.
+
+    Args:
+        loss_fn, params, optimizer: as given to `fit`.
+        source: checked. Examples in memory are looked at all, up to 256 MB, others in part.
+        parts: of the run.
+    """
+    first, keys = setup.first_examples(parts.config, source, per_example_rng=parts.per_example_rng)
+    grads = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), params)
+    # The value and the progress that an update is given; their types, not their numbers.
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    extended = update.with_extra_arguments(optimizer)
+    assert extended is not None
+
+    def step(grads: types.PyTree, state: Any, params: types.PyTree, number: Any) -> Any:
+        return extended.update(grads, state, params, value=number, progress=number)
+
+    state = jax.eval_shape(optimizer.init, grads)
+    return {
+        "examples": len(source),
+        "data": _of_data(source),
+        "params": _of_arrays(params),
+        "loss": _of_programs((loss_fn, (grads, first, keys))),
+        "optimizer": _of_programs(
+            (optimizer.init, (grads,)), (step, (grads, state, grads, number))
+        ),
+        "jax": jax.__version__,
+    }
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
+    """What differs, in words, by name; empty where a run may go on.
+
+    Programs are compared where JAX is the same.
+    """
+    compared = [
+        name
+        for name in _MEANING
+        if name in there and (name not in _PROGRAMS or there["jax"] == here["jax"])
+    ]
+    return {
+        name: _MEANING[name].format(here=here[name], there=there[name])
+        for name in compared
+        if there[name] != here[name]
+    }
+
+
+def _of_data(source: Any) -> str:
+    """Of the examples' values; of their shapes alone where reading one twice gives two."""
+    if isinstance(source, sources.ArraySource):
+        if sum(leaf.nbytes for leaf in jax.tree.leaves(source.arrays)) <= _WHOLE_BYTES:
+            return _of_arrays(source.arrays)
+        return _of_arrays(sources.fetch(source, _spaced(len(source), _SAMPLE)))
+    ids = _spaced(len(source), _READ)
+    found = _of_arrays(sources.fetch(source, ids))
+    if found == _of_arrays(again := sources.fetch(source, ids)):
+        return found
+    return _of_arrays(jax.tree.map(np.zeros_like, again))
+
+
+def _spaced(length: int, count: int) -> np.ndarray:
+    return np.unique(np.linspace(0, length - 1, min(count, length)).astype(np.int64))
+
+
+def _of_arrays(tree: types.PyTree) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _of_programs(*calls: tuple[Callable, tuple]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for function, arguments in calls:
+        program = jax.make_jaxpr(function)(*arguments)
+        digest.update(_ADDRESS.sub("", str(program.jaxpr)).encode())
+        for constant in _constants(program):
+            digest.update(_of_arrays(_plain(constant)).encode())
+    return digest.hexdigest()
+
+
+def _plain(constant: Any) -> Any:
+    if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(constant)
+    return constant
+
+
+def _constants(part: Any) -> Iterator[Any]:
+    """The arrays in a program, and in those that it calls."""
+    if isinstance(part, tuple | list):
+        for each in part:
+            yield from _constants(each)
+    elif hasattr(part, "eqns"):
+        for equation in part.eqns:
+            literals = [getattr(atom, "val", None) for atom in equation.invars]
+            yield from (value for value in literals if getattr(value, "size", 1) > 1)
+            yield from _constants(list(equation.params.values()))
+    elif hasattr(part, "jaxpr") and hasattr(part, "consts"):
+        yield from part.consts
+        yield from _constants(part.jaxpr)

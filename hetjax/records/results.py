@@ -1,0 +1,182 @@
+"""What came of a run: its parameters and numbers, as `fit` returns them and a workdir has them."""
+
+import dataclasses
+import html
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from hetjax import report, types
+from hetjax.checkpoints import checkpoint, leaves
+from hetjax.config import files
+from hetjax.rounds import resume
+
+_MOST_METRICS = 3  # that a result shows
+_FRAME_HEIGHT = 700  # pixels, of the report in a notebook
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class SavedRun:
+    """A run, as its workdir has it; parameters as they were given, without worker axis."""
+
+    params: types.PyTree
+    """After the last round; the mean of the replicas where the reducer gossips."""
+    best_params: types.PyTree
+    """At the best evaluation (`best_by`, `best_mode`); `params` where there was none."""
+    summary: dict[str, Any]
+    """As `summary.json`; empty where the run is not at its end."""
+    history: list[dict[str, Any]]
+    """As `metrics.jsonl`, a dict a round."""
+    config: dict[str, Any]
+    """As `config.json`."""
+    workdir: pathlib.Path | None
+    """None: nothing was kept."""
+
+    def __repr__(self) -> str:
+        rows = summary_rows(self.summary) if self.summary else [("rounds", str(len(self.history)))]
+        sizes = [np.size(leaf) for leaf in jax.tree.leaves(self.params)]
+        rows.append(("parameters", f"{sum(sizes):,} in {len(sizes)} arrays"))
+        if self.workdir is not None:
+            rows.append(("report", str(self.workdir / "report.html")))
+        return f"{type(self).__name__}\n{aligned(rows)}"
+
+    def _repr_html_(self) -> str:
+        """The report, in a frame of its own: no style of a notebook's page reaches into it."""
+        page = report.render(config=self.config, summary=self.summary, history=self.history)
+        return (
+            f'<pre>{html.escape(repr(self))}</pre><iframe srcdoc="{html.escape(page)}" '
+            f'style="width:100%;height:{_FRAME_HEIGHT}px;border:0"></iframe>'
+        )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class FitResult(SavedRun):
+    """What `fit` returns."""
+
+    state: types.TrainState
+    """Of all workers, leaves `[num_workers, ...]`; `fit(..., init_state=…)` goes on from it."""
+
+
+def load(workdir: str | pathlib.Path) -> SavedRun:
+    """A run of `fit` or of `experiments.train`, from its workdir; it may still be running.
+
+    Args:
+        workdir: of the run. Parameters are those of its newest checkpoint, on the host.
+
+    Raises:
+        ValueError: there is no run, or no whole checkpoint of it.
+
+    Example:
+        >>> run = hetjax.load("runs/mnist")  # doctest: +SKIP
+        >>> model = hetjax.nnx_model(model, run.best_params)  # doctest: +SKIP
+    """
+    workdir = pathlib.Path(workdir).expanduser().absolute()
+    directory = workdir / resume.DIRECTORY
+    if not (workdir / "config.json").is_file():
+        raise ValueError(
+            f"load: {str(workdir)!r} is no workdir of a run: it holds no config.json; give the "
+            "directory that was given to fit as workdir=, or to experiments.train as --workdir"
+        )
+    saved = checkpoint.newest(directory, mend=False) if directory.is_dir() else None
+    if saved is None or "form" not in saved.about:
+        raise ValueError(
+            f"load: {str(workdir)!r} holds no whole checkpoint; one is written every "
+            "checkpoint.every_secs and when the run ends"
+        )
+    params = leaves.build(saved.about["form"], saved.arrays, "train/params")
+    if np.ndim(saved.arrays["train/progress_rounds"]):  # of replicas that differ
+        params = jax.tree.map(_mean, params)
+    best = params
+    if saved.about["has_best"]:
+        best = leaves.build(saved.about["form"], saved.arrays, "best_params")
+    summary = workdir / "summary.json"
+    return SavedRun(
+        params=params,
+        best_params=best,
+        summary=files.read_json(summary) if summary.is_file() else {},
+        history=_lines(workdir / "metrics.jsonl"),
+        config=files.read_json(workdir / "config.json"),
+        workdir=workdir,
+    )
+
+
+def _mean(rows: np.ndarray) -> np.ndarray:
+    return rows.mean(axis=0, dtype=np.promote_types(rows.dtype, np.float32)).astype(rows.dtype)
+
+
+def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The whole lines; the last one may just be written."""
+    whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def aligned(rows: list[tuple[str, str]]) -> str:
+    """(name, text) of each row, as lines whose texts begin in one column."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
+
+
+def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The few lines that a person reads at the end of a run."""
+    if not summary["rounds"]:
+        return [("note", "interrupted before the first round was done")]
+    rows = _evaluated(summary)
+    rows.append(("loss, last epoch", f"{summary['train_loss'] or float('nan'):.4f}"))
+    rows.append(("rounds", f"{summary['rounds']:,} in {summary['epochs']:.4g} epochs"))
+    rows.append(("quotas", " ".join(map(str, summary["quotas"]))))
+    told = summary["emulated"] or summary["clock"] == "wall"  # or nobody said how long it takes
+    if told and summary["round_secs_mean"] is not None:
+        emulated = ", emulated" if summary["emulated"] else ""
+        mean, median = summary["round_secs_mean"], summary["round_secs_median"]
+        rows.append((f"mean round{emulated}", f"{mean * 1e3:.2f} ms (median {median * 1e3:.2f})"))
+        if "optimal_round_secs" in summary:
+            optimal, equal = summary["optimal_round_secs"], summary["equal_split_secs"]
+            share = summary["fraction_of_optimum"]
+            rows.append(("exact optimum", f"{optimal * 1e3:.2f} ms: {share:.1%} of it reached"))
+            rows.append(("equal split", f"{equal * 1e3:.2f} ms: {equal / mean:.2f}x as long"))
+        rows.append(("waiting", f"{summary['waiting_fraction']:.1%} of the workers' time"))
+    rows.append(
+        (
+            "examples",
+            f"{summary['examples_processed']} processed, {summary['examples_missing']} missing, "
+            f"{summary['examples_duplicated']} duplicated",
+        )
+    )
+    return [*rows, *(("note", text) for text in _notes(summary))]
+
+
+def _evaluated(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The metrics of the last evaluation, each with its value at the best one."""
+    names = [name.removeprefix("best_") for name in summary if name.startswith("best_")]
+    names = names or [name for name in summary if name.startswith("test_")]
+    rows = []
+    for name in names[:_MOST_METRICS]:
+        value, best = summary.get(name), summary.get(f"best_{name}")
+        if value is None:
+            continue
+        text = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
+        if best is not None and best != value:
+            shown = f"{best:.2%}" if name.endswith("accuracy") else f"{best:.4f}"
+            text += f" ({shown} at the best)"
+        rows.append((name.replace("_", " "), text))
+    return sorted(rows, key=lambda row: not row[0].endswith("accuracy"))
+
+
+def _notes(summary: dict[str, Any]) -> list[str]:
+    notes = []
+    if summary["stopped_by"]:
+        notes.append(f"ended by {summary['stopped_by']} after {summary['epochs']:.4g} epochs")
+    elif summary["interrupted"]:
+        notes.append(f"the run ended early, after {summary['epochs']:.2f} epochs")
+    elif summary["examples_never_processed"]:
+        unseen = summary["examples_never_processed"]
+        notes.append(f"{unseen} examples were never processed: their worker did nothing")
+    if summary["overrun_fraction"] > 0.01:
+        notes.append(
+            f"{summary['overrun_fraction']:.1%} of the microbatches took longer than the emulated "
+            "worker: its times are void; raise cluster.secs_per_microbatch"
+        )
+    return notes

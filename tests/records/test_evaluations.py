@@ -1,0 +1,122 @@
+"""Which sets a run is evaluated on, when, and which evaluation is the best."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.rounds import problems
+
+DATA = problems.classification(64, np.float32)
+OTHER = problems.classification(24, np.float32)
+
+
+def metrics(weights, batch):
+    losses = problems.softmax_loss(weights, batch, None)
+    right = (batch["x"] @ weights).argmax(-1) == batch["y"]
+    return {"loss": losses, "accuracy": right.astype(jnp.float32)}
+
+
+def accuracy_alone(weights, batch):
+    return {"accuracy": metrics(weights, batch)["accuracy"]}
+
+
+def fit(**fields):
+    given = {"eval_source": DATA, "metrics_fn": metrics, "epochs": 3, **fields}
+    return problems.fit(DATA, problems.initial_weights(np.float32), **given)
+
+
+def evaluations(result):
+    return [line["eval"] for line in result.history if "eval" in line]
+
+
+@pytest.mark.parametrize(("mode", "best"), [("max", max), ("min", min)])
+def test_the_best_parameters_are_those_of_the_metric_that_is_named(mode, best):
+    result = fit(best_by="accuracy", best_mode=mode, eval_every_rounds=1)
+    expected = best(values["test_accuracy"] for values in evaluations(result))
+    assert result.summary["best_test_accuracy"] == pytest.approx(expected)
+    found = np.asarray(metrics(result.best_params, DATA)["accuracy"]).mean()
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_without_a_loss_it_is_said_that_the_last_parameters_are_taken(capsys):
+    result = fit(metrics_fn=accuracy_alone)
+    assert "have no loss, so best_params will be the last ones; best_by='accuracy'" in (
+        capsys.readouterr().err
+    )
+    np.testing.assert_array_equal(result.best_params, result.params)
+    fit(metrics_fn=accuracy_alone, best_by="accuracy", best_mode="max")
+    assert "best_params" not in capsys.readouterr().err
+
+
+def test_a_metric_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"best_by: got 'f1'.*test_accuracy, test_loss; give"):
+        fit(best_by="f1")
+    with pytest.raises(ValueError, match="nothing is evaluated; give eval_source="):
+        fit(best_by="loss", eval_source=None, metrics_fn=None)
+
+
+def test_metrics_without_a_set_are_refused():
+    with pytest.raises(ValueError, match=r"metrics_fn is given.*eval_source=, a set as the first"):
+        fit(eval_source=None)
+
+
+def test_every_so_many_rounds_and_after_each_epoch():
+    result = fit(eval_every_rounds=3)
+    rounds = [line["round"] for line in result.history if "eval" in line]
+    last = len(result.history) // 3 - 1  # of each epoch
+    epochs = [last + epoch * (last + 1) for epoch in range(3)]
+    assert rounds == sorted({*epochs, *range(2, len(result.history), 3)})
+
+
+def test_several_sets_have_a_name_each():
+    result = fit(eval_source=None, eval_sources={"val": OTHER, "train": DATA})
+    last = evaluations(result)[-1]
+    assert set(last) == {"val_loss", "val_accuracy", "train_loss", "train_accuracy"}
+    for name, data in (("val", OTHER), ("train", DATA)):
+        expected = np.asarray(metrics(result.params, data)["loss"]).mean()
+        assert last[f"{name}_loss"] == pytest.approx(expected, rel=1e-5)
+    best = min(values["val_loss"] for values in evaluations(result))
+    assert result.summary["best_val_loss"] == pytest.approx(best)
+    by_name = fit(
+        eval_source=None,
+        eval_sources={"val": OTHER, "train": DATA},
+        best_by="train_accuracy",
+        best_mode="max",
+    )
+    best = max(values["train_accuracy"] for values in evaluations(by_name))
+    assert by_name.summary["best_train_accuracy"] == pytest.approx(best)
+
+
+def test_two_ways_to_give_sets_are_refused():
+    with pytest.raises(ValueError, match="eval_source= or eval_sources=, not both"):
+        fit(eval_sources={"val": OTHER})
+    with pytest.raises(ValueError, match=r"such as \{.val.: …, .test.: …\}"):
+        fit(eval_source=None, eval_sources=[OTHER])
+
+
+def test_a_run_that_ends_between_two_epochs_is_evaluated_there():
+    result = fit(max_rounds=1)
+    expected = np.asarray(metrics(result.params, DATA)["loss"]).mean()
+    assert result.summary["test_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("answer", [17, "yes", 0, [1]])
+def test_an_answer_that_means_nothing_is_passed_over_and_said_once(answer, capsys):
+    def write(line):
+        return answer
+
+    result = fit(callbacks=[write])
+    assert len(result.history) == len(fit().history)
+    said = capsys.readouterr().err
+    assert said.count("callback write returned") == 1
+    assert "only True or hetjax.STOP ends the run" in said
+
+
+@pytest.mark.parametrize("answer", [True, np.bool_(True), jnp.array(True)])
+def test_a_comparison_of_any_kind_ends_the_run(answer):
+    def enough(line):
+        return answer if line.round == 1 else line.loss < np.float32(-1)
+
+    result = fit(callbacks=[enough])
+    assert result.summary["stopped_by"] == "callback enough"
+    assert len(result.history) == 3

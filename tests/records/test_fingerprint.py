@@ -1,0 +1,202 @@
+"""A workdir goes on with the run that it holds, and with no other one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from tests.rounds import problems
+
+FIELDS = {
+    "epochs": 2,
+    "microbatch_size": 4,
+    "budget": 8,
+    "cluster": {"num_workers": 2, "secs_per_microbatch": [1.0, 2.0], "clock": "virtual"},
+    "quota": {"policy": "static", "proportions": [2, 1]},
+    "progress": False,
+}
+DATA = problems.classification(64, np.float32)
+WEIGHTS = problems.initial_weights(np.float32)
+
+
+def scaled_loss(scale):
+    def loss_fn(weights, batch, rng):
+        return scale * problems.softmax_loss(weights, batch, rng)
+
+    return loss_fn
+
+
+def fit(workdir, **other):
+    given = {
+        "loss_fn": scaled_loss(np.float32(1.0)),
+        "params": WEIGHTS,
+        "optimizer": optax.sgd(0.3, momentum=0.9),
+        "source": DATA,
+        **FIELDS,
+        **other,
+    }
+    return hetjax.fit(workdir=workdir, **given)
+
+
+def cut(workdir, **other):
+    return fit(workdir, callbacks=[problems.press_ctrl_c(lambda line: line.round == 1)], **other)
+
+
+class Items:
+    """The same data, an example at a time."""
+
+    def __init__(self, changed=0.0):
+        self.changed = np.float32(changed)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"x": DATA["x"][index] + self.changed, "y": DATA["y"][index]}
+
+
+OTHERS = {
+    "learning rate": ({"optimizer": optax.sgd(0.1, momentum=0.9)}, "the optimizer updates"),
+    "injected rate": (
+        {"optimizer": optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9)},
+        "the optimizer updates",
+    ),
+    "schedule": (
+        {"optimizer": optax.sgd(lambda count: 0.3 / (1 + count.astype(np.float32)), momentum=0.9)},
+        "the optimizer updates",
+    ),
+    "params": ({"params": WEIGHTS + 1}, "initial parameters have other values"),
+    "loss": (
+        {"loss_fn": lambda w, b, r: problems.softmax_loss(w, b, r) ** 2},
+        "the loss computes something else",
+    ),
+    "constant of the loss": (
+        {"loss_fn": scaled_loss(np.float32(2.0))},
+        "the loss computes something else",
+    ),
+    "array in the loss": (
+        {"loss_fn": scaled_loss(jnp.full((4,), 2.0))},
+        "the loss computes something else",
+    ),
+    "values": ({"source": DATA | {"x": DATA["x"] + 1}}, "the data hold other values"),
+    "items": ({"source": Items(changed=1.0)}, "the data hold other values"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_began_otherwise_is_refused_and_can_be_forced(name, tmp_path, capsys):
+    other, message = OTHERS[name]
+    first = cut(tmp_path, source=Items()) if name == "items" else cut(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=rf"{message}.*resume=False begins.*resume='force'"):
+        fit(tmp_path, **other)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    anew = fit(tmp_path / "anew", resume=False, **other)
+    assert "resumed" not in anew.summary
+    if name in ("injected rate", "schedule"):
+        return  # its state has another structure
+    forced = fit(tmp_path, resume="force", **other)
+    assert message in capsys.readouterr().err
+    assert forced.history[: len(first.history)] == first.history
+
+
+def test_data_of_another_length_cannot_be_forced(tmp_path):
+    cut(tmp_path)
+    for resume in (True, "force"):
+        with pytest.raises(ValueError, match=r"have 48 examples, and had 64.*keeps both$"):
+            fit(tmp_path, source=problems.classification(48, np.float32), resume=resume)
+
+
+def test_the_same_run_written_otherwise_goes_on_and_says_so(tmp_path, capsys):
+    first = cut(tmp_path)
+    assert "SIGINT ended the run after 3 rounds" in capsys.readouterr().err
+
+    def loss_fn(parameters, examples, key):  # other names, the same program
+        return np.float32(1.0) * problems.softmax_loss(parameters, examples, key)
+
+    again = fit(tmp_path, loss_fn=loss_fn, params=WEIGHTS.copy())
+    said = capsys.readouterr().err
+    assert f"going on with the run in {str(tmp_path)!r} from round 3" in said
+    assert again.history[:3] == first.history
+    assert [began["round"] for began in again.summary["resumed"]] == [3]
+    assert "went on from a checkpoint of" in (tmp_path / "report.html").read_text()
+    np.testing.assert_array_equal(again.params, fit(None).params)
+
+
+def test_a_source_that_is_random_is_known_by_its_shapes(tmp_path):
+    class Noisy(Items):
+        rng = np.random.default_rng(0)
+
+        def __getitem__(self, index):
+            noise = self.rng.normal(size=DATA["x"].shape[1:]).astype(np.float32)
+            return {"x": DATA["x"][index] + noise, "y": DATA["y"][index]}
+
+    cut(tmp_path, source=Noisy(), data={"feed": "streamed"})
+    assert fit(tmp_path, source=Noisy(), data={"feed": "streamed"}).summary["resumed"]
+
+
+def test_more_epochs_go_on_and_fewer_are_refused(tmp_path, capsys):
+    short = fit(tmp_path)
+    longer = fit(tmp_path, epochs=3)
+    assert "from round 4, with more: epochs 2 to 3" in capsys.readouterr().err
+    assert longer.history[: len(short.history)] == short.history
+    np.testing.assert_array_equal(longer.params, fit(None, epochs=3).params)
+    with pytest.raises(ValueError, match="epochs: 3 there, 2 here"):
+        fit(tmp_path)
+
+
+def test_a_schedule_of_the_new_length_takes_the_state_over(tmp_path, capsys):
+    def optimizer(rounds):
+        return optax.sgd(lambda count: 0.1 * (1 - count.astype(np.float32) / rounds))
+
+    fit(tmp_path, optimizer=optimizer(4))
+    longer = fit(tmp_path, optimizer=optimizer(6), epochs=3)
+    assert "as a schedule over all epochs does; its state goes on" in capsys.readouterr().err
+    assert int(longer.state.opt_state[1].count[0]) == 6
+
+
+def test_max_rounds_end_a_run_and_more_of_them_go_on(tmp_path):
+    short = fit(tmp_path, max_rounds=3)
+    assert len(short.history) == 3
+    assert not short.summary["interrupted"]
+    whole = fit(tmp_path, max_rounds=0)
+    np.testing.assert_array_equal(whole.params, fit(None).params)
+
+
+def test_a_run_that_a_callback_ended_is_finished(tmp_path, capsys):
+    def enough(line):
+        return line.round == 1
+
+    first = fit(tmp_path, callbacks=[enough])
+    assert first.summary["stopped_by"] == "callback enough"
+    assert not first.summary["interrupted"]
+    assert "callback enough ended the run after 3 rounds" in capsys.readouterr().err
+    again = fit(tmp_path, callbacks=[enough])
+    assert len(again.history) == len(first.history) == 3
+    assert "going on" not in capsys.readouterr().err
+    assert again.history[0]["round"] == 0
+
+
+def test_a_supervisor_does_not_train_past_a_callback(tmp_path, monkeypatch):
+    first = fit(tmp_path, callbacks=[lambda line: hetjax.STOP if line.round == 1 else None])
+    monkeypatch.setenv("HETJAX_ATTEMPT", "1")
+    again = fit(tmp_path, callbacks=[lambda line: pytest.fail("a round was done")])
+    assert again.summary["stopped_by"] == first.summary["stopped_by"] == "callback <lambda>"
+    np.testing.assert_array_equal(again.params, first.params)
+
+
+def test_an_initial_state_takes_the_optimiser_along():
+    whole = fit(None)
+    half = fit(None, epochs=1)
+    rest = fit(None, epochs=1, params=None, init_state=half.state)
+    assert int(rest.state.progress_rounds[0]) == int(whole.state.progress_rounds[0]) == 4
+    other = fit(None, epochs=1)
+    trace = jax.tree.leaves(half.state.opt_state)[0]
+    assert np.abs(np.asarray(trace)).max() > 0
+    assert not np.array_equal(rest.params, other.params)
+    with pytest.raises(ValueError, match=r"init_state is a dict; it must be a hetjax.TrainState"):
+        fit(None, init_state={"params": WEIGHTS})
+    with pytest.raises(ValueError, match=r"not of this model and optimizer.*trace"):
+        fit(None, init_state=half.state, optimizer=optax.sgd(0.3))

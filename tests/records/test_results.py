@@ -1,0 +1,119 @@
+"""What a run leaves for the one who started it: `result`, `hetjax.load`."""
+
+import html.parser
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import hetjax
+from hetjax.checkpoints import leaves
+from tests.rounds import problems
+
+DATA = problems.classification(64, np.float32)
+
+
+def fit(workdir, **fields):
+    weights = problems.initial_weights(np.float32)
+    return problems.fit(
+        DATA, weights, workdir=workdir, eval_source=DATA, epochs=2, **{"workers": 2, **fields}
+    )
+
+
+def test_a_result_is_printed_in_at_most_15_lines(tmp_path):
+    result = fit(tmp_path)
+    shown = repr(result)
+    assert len(shown.splitlines()) <= 15
+    for text in ("FitResult", "test loss", "4 in 2 epochs", "quotas", "15 in 1 arrays"):
+        assert text in shown
+    assert str(tmp_path / "report.html") in shown
+    assert repr(fit(None)).count("report") == 0
+
+
+def test_a_notebook_shows_the_report_in_a_frame_of_its_own(tmp_path):
+    result = fit(tmp_path)
+    frames = []
+
+    class Parser(html.parser.HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            if tag == "iframe":
+                frames.append(dict(attrs))
+
+    Parser().feed(result._repr_html_())
+    (frame,) = frames
+    assert frame["srcdoc"] == (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("reducer", ["all_reduce", "d_psgd"])
+def test_a_run_is_loaded_as_it_was_returned(reducer, tmp_path):
+    result = fit(tmp_path, reducer=reducer)
+    loaded = hetjax.load(tmp_path)
+    np.testing.assert_allclose(loaded.params, result.params, rtol=1e-6)
+    np.testing.assert_array_equal(loaded.best_params, result.best_params)
+    assert loaded.summary == result.summary
+    assert loaded.history == result.history
+    assert loaded.config == json.loads((tmp_path / "config.json").read_text())
+    assert repr(loaded).splitlines()[1:] == repr(result).splitlines()[1:]
+
+
+def test_parameters_keep_their_containers(tmp_path):
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.layers = nnx.List([nnx.Linear(5, 4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)])
+
+        def __call__(self, x):
+            return self.layers[1](nnx.relu(self.layers[0](x)))
+
+    def losses(model, batch):
+        return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
+
+    model = Model(nnx.Rngs(0))
+    loss_fn, params = hetjax.nnx_loss(model, losses)
+    result = hetjax.fit(
+        loss_fn,
+        params,
+        optax.sgd(0.1),
+        DATA,
+        epochs=1,
+        microbatch_size=4,
+        budget=8,
+        workers=1,
+        workdir=tmp_path,
+        progress=False,
+    )
+    loaded = hetjax.load(tmp_path).params
+    assert jax.tree.structure(loaded) == jax.tree.structure(result.params)
+    jax.tree.map(np.testing.assert_array_equal, loaded, result.params)
+    hetjax.nnx_model(model, loaded)
+
+
+@pytest.mark.parametrize(
+    "tree", [(1.0, [2.0, {"a/b": 3.0, "c~": ()}, {0: 5.0, 1: 6.0}]), {"x": None}, 4.0]
+)
+def test_containers_are_made_again(tree):
+    form = json.loads(json.dumps(leaves.form_of(tree)))
+    made = leaves.build(form, leaves.flatten(tree, "t"), "t")
+    assert jax.tree.leaves(made) == jax.tree.leaves(tree)
+    assert jax.tree.structure(made) == jax.tree.structure(tree)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no config\.json; give the directory"):
+        hetjax.load(tmp_path)
+    fit(tmp_path)
+    for path in (tmp_path / "checkpoints").iterdir():
+        path.rename(tmp_path / path.name)
+    with pytest.raises(ValueError, match="holds no whole checkpoint"):
+        hetjax.load(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_left_where_it_is(tmp_path, capfd):
+    fit(tmp_path, checkpoint={"every_rounds": 1})
+    newest = max((tmp_path / "checkpoints").iterdir())
+    victim = next(path for path in (newest / "arrays").rglob("*") if path.is_file())
+    victim.write_bytes(b"")
+    assert hetjax.load(tmp_path).params is not None
+    assert newest.is_dir()
