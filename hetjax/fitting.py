@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -118,8 +117,7 @@ def fit(
         detection are hetjax's own.
     """
     started = time.perf_counter()
-    if init_state is not None and params is None:
-        params = jax.device_get(state_lib.own_row(init_state.params))
+    params = params if init_state is None or params is not None else _params_of(init_state)
     _check(params, optimizer, callbacks, resume)
     source, eval_sets = sources.as_source(source), _eval_sets(eval_source, eval_sources, metrics_fn)
     if workdir is not None:
@@ -151,12 +149,9 @@ def fit(
             parts=run.parts,
             fingerprint=fingerprint,
             resume=resume,
-            restarted=int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0,
         )
-        keeper = None
-        if workdir is not None:
-            keeper = keeper_lib.Keeper(workdir, run.parts, fingerprint=fingerprint)
-            stack.enter_context(contextlib.closing(keeper))
+        keeper = keeper_lib.make(workdir, run.parts, fingerprint=fingerprint)
+        stack.enter_context(keeper or contextlib.nullcontext())
         recorder = record.Recorder(
             workdir if run.parts.leads else None,
             run.recorded,
@@ -178,9 +173,7 @@ def fit(
             keeper=keeper,
         ).drive()
         run.parts.meeting.close()  # not after an error: who failed is to be the first that is gone
-    if raise_on_interrupt and (error := _INTERRUPTS.get(result.summary["stopped_by"])):
-        raise error
-    return result
+    return result if not raise_on_interrupt else _uninterrupted(result)
 
 
 def _num_examples(run: run_lib.Run) -> int:
@@ -206,12 +199,23 @@ def _begin(
     return state, best_params
 
 
+def _params_of(state: types.TrainState) -> types.PyTree:
+    return jax.device_get(state_lib.own_row(state.params))
+
+
 def _check(params: Any, optimizer: Any, callbacks: Any, resume: Any) -> None:
     arguments.check(params, optimizer, callbacks)
     if optimizer is None:
         raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
     if resume not in (True, False, "force"):
         raise ValueError(f"fit: resume is {resume!r}; allowed are True, False and 'force'")
+
+
+def _uninterrupted(result: results.FitResult) -> results.FitResult:
+    """The result, unless a signal ended its run: then what Python raises for that signal."""
+    if error := _INTERRUPTS.get(result.summary["stopped_by"]):
+        raise error
+    return result
 
 
 _INTERRUPTS = {"SIGINT": KeyboardInterrupt(), "SIGTERM": SystemExit(143)}

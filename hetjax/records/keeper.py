@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import os
 import pathlib
 import sys
 import time
@@ -36,7 +37,6 @@ def find(
     parts: setup.RunParts,
     fingerprint: dict[str, Any],
     resume: bool | str,
-    restarted: bool,
 ) -> Start:
     """Decides where the run begins; process 0 does, and all others follow it.
 
@@ -45,9 +45,8 @@ def find(
         config: as recorded.
         parts: of the run.
         fingerprint: of what the run depends on beside it, in process 0.
-        resume: go on from the newest checkpoint; 'force': whatever else has changed.
-        restarted: a supervisor has started the run again, so that even one that is finished is
-            gone on from.
+        resume: go on from the newest checkpoint; 'force': whatever else has changed. Where a
+            supervisor has started the run again even one that is finished is gone on from.
 
     Raises:
         ValueError: the directory is another configuration's, its run depends on something else,
@@ -61,6 +60,7 @@ def find(
         assert board is not None
         step = board.wait("step", timeout_secs=600.0)
         return Start() if step is None else Start(checkpoint.read(directory, step))
+    restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
     saved = checkpoint.newest(directory) if resume and directory.is_dir() else None
     grown = _grown(workdir, config) if saved is not None else []
     if saved is not None and not (restarted or grown or not saved.about["finished"]):
@@ -219,7 +219,17 @@ class Keeper:
         self._checkpoints.save(state.rounds_done, arrays, about)
         self._last = time.monotonic()
 
-    def close(self) -> None:
+    def __enter__(self) -> "Keeper":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """Waits until all is on the disk."""
         if self._checkpoints is not None:
             self._checkpoints.close()
+
+
+def make(
+    workdir: pathlib.Path | None, parts: setup.RunParts, *, fingerprint: dict[str, Any]
+) -> Keeper | None:
+    """None where nothing is kept."""
+    return None if workdir is None else Keeper(workdir, parts, fingerprint=fingerprint)
