@@ -29,7 +29,12 @@ PUBLIC = {"_replace", "_asdict", "_make", "_fields", "_field_defaults", "_exit"}
 # What other libraries give no public name.
 NOT_OURS = {
     "hetjax/processes/board.py": {"_src"},  # of jax
-    "hetjax/processes/join.py": {"_src", "_CACHE_SUFFIX", "_cache_write"},  # of jax
+    "hetjax/compiled.py": {  # of jax
+        "_src",
+        "_CACHE_SUFFIX",
+        "_cache_write",
+        "_hash_serialized_compile_options",
+    },
     "hetjax/data/builders/prepared.py": {"_active"},  # of tensorflow_datasets
 }
 

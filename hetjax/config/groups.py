@@ -147,6 +147,7 @@ class ExperimentConfig:
     local: str = fields.choice("stepped", "stepped", "fused", "virtual")
     replay: str = fields.text("", may_be_empty=True)  # a metrics.jsonl instead of clocks
     nonfinite: str = fields.choice("stop", "stop", "skip")
+    compilation_cache: str = fields.text("auto")  # a directory; 'auto': the user's; or 'off'
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

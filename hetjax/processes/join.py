@@ -2,12 +2,9 @@
 
 Who this process is says, in this order: arguments, the launcher (`hetjax.launch`), a scheduler's
 environment (SLURM, MPI, Kubernetes, TPU pods). Without any, it is alone. The engine is
-`jax.distributed`. Its compilation cache has no public interface to write whole programs from all
-processes; what is private is used here and nowhere else.
+`jax.distributed`.
 """
 
-import contextlib
-import inspect
 import os
 import socket
 import sys
@@ -15,6 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from hetjax import compiled
 from hetjax.processes import exchange
 
 SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # a directory for processes of one machine alone
@@ -26,7 +24,6 @@ _SCHEDULERS = (  # (process id, number of processes), in the environment of each
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
-_CACHE_WRITE = ["cache_key", "compile_time_secs", "module_name", "backend", "executable"]
 
 
 class Place(NamedTuple):
@@ -112,7 +109,7 @@ def join(place: Place | None) -> None:
     if jax.distributed.is_initialized():
         return
     if "HETJAX_ATTEMPT" in os.environ:
-        _keep_all_programs()
+        compiled.write_from_all_processes()
     jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from us
     start_secs = _read_start_secs()
     options: dict[str, Any] = {"initialization_timeout": start_secs + 60}
@@ -136,51 +133,6 @@ def join(place: Place | None) -> None:
         raise ValueError(_not_joined(place, str(error).splitlines()[0])) from error
     finally:
         patience.cancel()
-
-
-def _keep_all_programs() -> None:
-    """Lets each process of a launcher write what it compiles to the compilation cache, whole.
-
-    JAX (0.10 to 0.12) lets process 0 alone, to spare shared file systems, but programs for CPU
-    are kept by device: the others would compile all anew at each restart. And it writes in place:
-    others could read half a program, and where the writer is killed, half would stay, to be
-    refused and compiled anew at each restart. Where JAX has changed, this does nothing.
-    """
-    import jax
-
-    try:
-        from jax._src import compilation_cache, compiler, lru_cache
-
-        suffix, put_in_place = lru_cache._CACHE_SUFFIX, lru_cache.LRUCache.put
-        if list(inspect.signature(compiler._cache_write).parameters)[:5] != _CACHE_WRITE:
-            return
-    except (ImportError, AttributeError):
-        return
-
-    def put(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
-        if cache.eviction_enabled:  # JAX has a lock then
-            put_in_place(cache, key, value)
-            return
-        entry = cache.path / f"{key}{suffix}"
-        if not entry.exists():
-            part = cache.path / f"{key}.{os.getpid()}.{threading.get_ident()}"
-            try:
-                part.write_bytes(value)
-                part.replace(entry)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
-
-    def write(
-        key: str, secs: float, name: str, backend: Any, program: Any, callbacks: Any = ()
-    ) -> None:
-        least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
-        if secs >= least and not callbacks:  # what calls Python cannot be kept
-            with contextlib.suppress(Exception):  # a full disk: the next process compiles again
-                compilation_cache.put_executable_and_time(key, name, program, backend, int(secs))
-
-    compiler._cache_write = write  # type: ignore[assignment]
-    lru_cache.LRUCache.put = put  # type: ignore[assignment, method-assign]
 
 
 def _read_start_secs() -> int:

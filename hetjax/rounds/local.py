@@ -198,20 +198,22 @@ class Stepped:
             handed_out = [jax.device_put(given, self._mesh.devices[w]) for w in self._workers]
         gate = self._gate if may_close else gate_lib.AlwaysOpen()
         gate.begin(plan.quotas)
-        tasks = [
-            self._threads.submit(
-                self._work,
-                round_index,
-                worker,
-                types.Shared(replicas[index], handed_out[index]),
-                carries[index],
-                plan.microbatches(worker, int(limits[worker])),
-                rngs[index],
-                gate,
-            )
-            for index, worker in enumerate(self._workers)
-        ]
+        tasks: list[concurrent.futures.Future] = []
         try:
+            for index, worker in enumerate(self._workers):
+                task = self._threads.submit(
+                    self._work,
+                    round_index,
+                    worker,
+                    types.Shared(replicas[index], handed_out[index]),
+                    carries[index],
+                    plan.microbatches(worker, int(limits[worker])),
+                    rngs[index],
+                    gate,
+                )
+                tasks.append(task)
+                if round_index is None:  # the others load what the first has compiled
+                    concurrent.futures.wait([task])
             self._all_started.acquire()  # the host's own work must not delay a worker's start
             meanwhile()
             done = [task.result() for task in tasks]

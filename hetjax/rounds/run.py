@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import optax
 
+from hetjax import compiled, types
 from hetjax import config as config_lib
 from hetjax import mesh as mesh_lib
-from hetjax import types
 from hetjax.checkpoints import checkpoint
 from hetjax.data import sources
 from hetjax.processes import beacons as beacons_lib
@@ -91,6 +91,7 @@ class Run:
         arguments.check(params, optimizer)
         given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
         self.config, self.recorded = given.config, given.recorded
+        compiled.keep(self.config.compilation_cache)
         source = sources.as_source(source)
         self.beacons = beacons_lib.start()
         self.beacons.at("starting")

@@ -3,7 +3,7 @@
 import collections
 
 import pytest
-from jax._src import compiler, distributed, lru_cache
+from jax._src import distributed
 
 from hetjax.processes import board as board_lib
 from hetjax.processes import exchange, join
@@ -131,24 +131,3 @@ def test_a_process_of_several_that_did_not_join_does_not_train_alone(monkeypatch
 )
 def test_the_loss_of_others_is_told_from_mistakes(error, is_loss):
     assert join.is_loss_of_others(error) == is_loss
-
-
-def test_of_a_writer_that_ends_meanwhile_no_half_of_a_program_is_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)  # put back at the end
-    monkeypatch.setattr(lru_cache.LRUCache, "put", lru_cache.LRUCache.put)
-    join._keep_all_programs()
-    cache = lru_cache.LRUCache(str(tmp_path), max_size=-1)
-
-    def end_meanwhile(path, data):
-        with open(path, "wb") as file:
-            file.write(data[: len(data) // 2])
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(cache.path), "write_bytes", end_meanwhile)
-        with pytest.raises(KeyboardInterrupt):
-            cache.put("program", b"0123456789")
-    assert cache.get("program") is None
-    assert not list(tmp_path.glob("program*"))
-    cache.put("program", b"0123456789")
-    assert cache.get("program") == b"0123456789"

@@ -1,0 +1,176 @@
+"""Compiled programs are kept on disk, and devices of one kind share them.
+
+JAX has no public interface for two things that this takes; what is private is used here and
+nowhere else. Where JAX has changed, programs are compiled as often as JAX does by itself.
+"""
+
+import contextlib
+import hashlib
+import inspect
+import os
+import pathlib
+import platform
+import sys
+import threading
+from typing import Any
+
+OFF = "off"
+AUTO = "auto"
+_MOST_BYTES = 1 << 30  # of programs that are kept; the oldest go first
+_USUAL_LEAST_SECS = 1.0  # of compiling, below which JAX keeps nothing by itself
+_CACHE_WRITE = ["cache_key", "compile_time_secs", "module_name", "backend", "executable"]
+_HASH_OPTIONS = ["hash_obj", "compile_options_obj", "strip_device_assignment"]
+
+
+def keep(where: str = AUTO) -> None:
+    """Has JAX keep what it compiles, for this run and the next ones; may be called again.
+
+    Args:
+        where: a directory; 'auto': that which JAX already has, or else `hetjax` in the user's
+            cache directory, of which at most 1 GiB stays; 'off': change nothing.
+    """
+    import jax
+
+    has: Any = jax.config  # mypy does not know its options
+    if where == OFF or not has.jax_enable_compilation_cache:
+        return
+    _share_between_devices()
+    _write_whole()
+    if has.jax_compilation_cache_dir and where == AUTO:
+        return
+    directory = default_directory() if where == AUTO else pathlib.Path(where).expanduser()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if where == AUTO:
+            _prune(directory)
+    except OSError as error:
+        print(
+            f"hetjax: compiled programs are not kept in {str(directory)!r}: {error}; "
+            "compilation_cache='off' or a directory that can be written says otherwise",
+            file=sys.stderr,
+        )
+        return
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if has.jax_persistent_cache_min_compile_time_secs == _USUAL_LEAST_SECS:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    compilation_cache.reset_cache()  # or one that JAX went without stays away
+
+
+def default_directory() -> pathlib.Path:
+    """Of this user, this kind of processor and these versions: what others compile may not run."""
+    import jax
+
+    processor = platform.node()
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next((line for line in lines if line.startswith("flags")), processor)
+    digest = hashlib.blake2b(processor.encode(), digest_size=4).hexdigest()
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    name = f"{jax.__version__}-{platform.machine()}-{digest}"
+    return pathlib.Path(home, "hetjax", "compiled", name).expanduser()
+
+
+def _prune(directory: pathlib.Path) -> None:
+    """Removes the programs that were used longest ago, until the others are few enough."""
+    found = []
+    for path in directory.parent.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another process does the same
+            if path.is_file():
+                status = path.stat()
+                found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
+    excess = sum(size for _, size, _ in found) - _MOST_BYTES
+    for _, size, path in sorted(found):
+        if excess <= 0:
+            return
+        path.unlink(missing_ok=True)
+        excess -= size
+
+
+def _share_between_devices() -> None:
+    """Lets a CPU device load what was compiled for another one.
+
+    JAX (0.10 to 0.12) does so for GPUs. For CPU the key of a program names the device, though the
+    program that is loaded is bound to the device that it is loaded for.
+    """
+    try:
+        from jax._src import cache_key
+
+        plain = cache_key._hash_serialized_compile_options
+        if list(inspect.signature(plain).parameters) != _HASH_OPTIONS:
+            return
+    except (ImportError, AttributeError):
+        return
+
+    def without_device(
+        hash_obj: Any, compile_options_obj: Any, strip_device_assignment: bool = False
+    ) -> Any:
+        assigned = compile_options_obj.device_assignment
+        is_of_one = assigned is not None and assigned.computation_count() == 1
+        is_of_one = is_of_one and assigned.replica_count() == 1
+        return plain(hash_obj, compile_options_obj, strip_device_assignment or is_of_one)
+
+    if not getattr(plain, "shares_programs", False):
+        without_device.shares_programs = True  # type: ignore[attr-defined]
+        cache_key._hash_serialized_compile_options = without_device
+
+
+def _write_whole() -> None:
+    """Lets a program appear in the cache all at once.
+
+    JAX (0.10 to 0.12) writes in place: other processes could read half a program, and where the
+    writer is killed, half would stay, to be refused and compiled anew each time.
+    """
+    try:
+        from jax._src import lru_cache
+
+        suffix, put_in_place = lru_cache._CACHE_SUFFIX, lru_cache.LRUCache.put
+    except (ImportError, AttributeError):
+        return
+
+    def put(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
+        if cache.eviction_enabled:  # JAX has a lock then
+            put_in_place(cache, key, value)
+            return
+        entry = cache.path / f"{key}{suffix}"
+        if not entry.exists():
+            part = cache.path / f"{key}.{os.getpid()}.{threading.get_ident()}"
+            try:
+                part.write_bytes(value)
+                part.replace(entry)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+
+    if not getattr(put_in_place, "is_whole", False):
+        put.is_whole = True  # type: ignore[attr-defined]
+        lru_cache.LRUCache.put = put  # type: ignore[assignment, method-assign]
+
+
+def write_from_all_processes() -> None:
+    """Lets each process of a launcher write what it compiles to the compilation cache.
+
+    JAX (0.10 to 0.12) lets process 0 alone, to spare shared file systems: what it does not need
+    the others would compile anew at each restart.
+    """
+    import jax
+
+    try:
+        from jax._src import compilation_cache, compiler
+
+        if list(inspect.signature(compiler._cache_write).parameters)[:5] != _CACHE_WRITE:
+            return
+    except (ImportError, AttributeError):
+        return
+
+    def write(
+        key: str, secs: float, name: str, backend: Any, program: Any, callbacks: Any = ()
+    ) -> None:
+        least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
+        if secs >= least and not callbacks:  # what calls Python cannot be kept
+            with contextlib.suppress(Exception):  # a full disk: the next process compiles again
+                compilation_cache.put_executable_and_time(key, name, program, backend, int(secs))
+
+    _write_whole()
+    compiler._cache_write = write  # type: ignore[assignment]

@@ -1,0 +1,101 @@
+"""What JAX has compiled is kept, and devices of one kind share it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from jax._src import compiler, lru_cache
+
+from hetjax import compiled
+
+
+def test_of_a_writer_that_ends_meanwhile_no_half_of_a_program_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)  # put back at the end
+    monkeypatch.setattr(lru_cache.LRUCache, "put", lru_cache.LRUCache.put)
+    compiled.write_from_all_processes()
+    cache = lru_cache.LRUCache(str(tmp_path), max_size=-1)
+
+    def end_meanwhile(path, data):
+        with open(path, "wb") as file:
+            file.write(data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(cache.path), "write_bytes", end_meanwhile)
+        with pytest.raises(KeyboardInterrupt):
+            cache.put("program", b"0123456789")
+    assert cache.get("program") is None
+    assert not list(tmp_path.glob("program*"))
+    cache.put("program", b"0123456789")
+    assert cache.get("program") == b"0123456789"
+
+
+TWICE = """
+import pathlib, sys, threading
+import hetjax
+hetjax.use_cpu_workers(4)
+import jax, numpy as np, optax
+events = []
+jax.monitoring.register_event_listener(lambda name, **more: events.append(name))
+
+def fit():
+    events.clear()
+    rng = np.random.default_rng(0)
+    data = {"x": rng.normal(size=(64, 3)).astype(np.float32), "y": np.zeros(64, np.float32)}
+    def loss_fn(w, b, rng):
+        return (jax.numpy.tanh(b["x"] @ w) - b["y"]) ** 2
+    result = hetjax.fit(loss_fn, np.ones(3, np.float32), optax.sgd(0.1), data, epochs=1,
+                        microbatch_size=4, budget=8, progress=False, **FIELDS)
+    misses = events.count("/jax/compilation_cache/cache_misses")
+    hits = events.count("/jax/compilation_cache/cache_hits")
+    print(misses, hits, float(result.params.sum()))
+
+fit()
+fit()
+"""
+
+
+def run_twice(tmp_path, fields):
+    """(misses, hits, sum of the parameters) of two runs in one process."""
+    wanted = {"JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"}
+    environ = {name: value for name, value in os.environ.items() if name not in wanted}
+    ended = subprocess.run(
+        [sys.executable, "-c", TWICE.replace("FIELDS", repr(fields))],
+        env={**environ, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [tuple(map(float, line.split())) for line in ended.stdout.splitlines()]
+
+
+def test_a_run_is_compiled_once_for_all_devices_and_runs_to_come(tmp_path):
+    first, second = run_twice(tmp_path, {})
+    assert first[0] > 0
+    assert second[0] == 0
+    assert first[1] >= 3 * 2  # what three other workers do with their microbatches
+    (third, _) = run_twice(tmp_path, {})
+    assert third[0] == 0
+    assert first[2] == second[2] == third[2]
+
+
+def test_nothing_is_kept_where_that_is_off(tmp_path):
+    first, second = run_twice(tmp_path, {"compilation_cache": "off"})
+    assert first[:2] == second[:2] == (0, 0)
+    assert not any(tmp_path.rglob("*"))
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    compiled.keep(str(tmp_path / "file"))
+    assert "compiled programs are not kept in" in capsys.readouterr().err
+
+
+def test_the_programs_that_were_used_longest_ago_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, "_MOST_BYTES", 25)
+    for age, name in enumerate(["newest", "old", "oldest"]):
+        (tmp_path / name).write_bytes(bytes(10))
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    compiled._prune(tmp_path / "of this machine")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "old"]
