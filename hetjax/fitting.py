@@ -103,7 +103,9 @@ def fit(
     arguments.check(params, optimizer, callbacks)
     if optimizer is None:
         raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
-    eval_source = None if eval_source is None else sources.as_source(eval_source)
+    if eval_source is not None:
+        eval_source = sources.as_source(eval_source)
+        sources.read(eval_source, 0)  # or a wrong example is told after everything is compiled
     if workdir is not None:
         workdir = pathlib.Path(workdir).absolute()  # a callback may change the directory
     restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
