@@ -49,7 +49,7 @@ def fit(
         optimizer: any optax optimiser; gradient clipping in its chain acts on the gradient of
             the whole round. Schedules: `hetjax.scale_by_progress`.
         source: the examples: a dict of NumPy arrays, or anything with `__len__` and
-            `__getitem__`.
+            `__getitem__`. Random augmentation in `__getitem__` is read anew in each epoch.
         eval_source: evaluated every `eval_every` epochs; same form.
         metrics_fn: `(params, examples) -> {name: f32[B]}` for it. The best parameters are those
             of the lowest `loss` there, if it has one. By default the training loss, with
@@ -122,6 +122,7 @@ def fit(
                 rule=rule,
                 config=config,
                 solved=kept,
+                progress=progress,
                 **fields,
             )
         )
@@ -151,7 +152,7 @@ def fit(
             run,
             state,
             recorder=recorder,
-            evaluator=_evaluator(run, metrics_fn, eval_source, params),
+            evaluator=_evaluator(run, metrics_fn, eval_source, params, progress=progress),
             callbacks=callbacks,
             summary=told,
             best_params=best_params,
@@ -162,7 +163,12 @@ def fit(
 
 
 def _evaluator(
-    run: run_lib.Run, metrics_fn: evaluate.MetricsFn, source: Any, params: types.PyTree
+    run: run_lib.Run,
+    metrics_fn: evaluate.MetricsFn,
+    source: Any,
+    params: types.PyTree,
+    *,
+    progress: bool,
 ) -> evaluate.Evaluator | None:
     """Of the process that evaluates; None in the others, and where there are no examples for it."""
     if source is None or not run.parts.leads:
@@ -173,4 +179,5 @@ def _evaluator(
         params,
         run.parts.own_device,
         on_batch=lambda: run.beacons.at("evaluating"),
+        progress=progress,
     )
