@@ -144,6 +144,7 @@ class ExperimentConfig:
     local: str = fields.choice("stepped", "stepped", "fused", "virtual")
     replay: str = fields.text("", may_be_empty=True)  # a metrics.jsonl instead of clocks
     nonfinite: str = fields.choice("stop", "stop", "skip")
+    examples_apart: str = fields.choice("check", "check", "assert", "skip")
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

@@ -8,8 +8,8 @@ from typing import Any
 from hetjax import kinds
 from hetjax.config import experiment
 
-_OF_NO_EFFECT = ("data.feed", "data.readers")
-"""Fields that say how data are read: a run goes on with other values too."""
+_OF_NO_EFFECT = ("data.feed", "data.readers", "examples_apart")
+"""Fields that say how data are read and what is looked at: a run goes on with other values too."""
 
 
 def check(

@@ -24,7 +24,7 @@ from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import solutions
-from hetjax.rounds import gathering, gradients, order, replay, rules, state, sync
+from hetjax.rounds import apart, gathering, gradients, order, replay, rules, state, sync
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import programs as programs_lib
 from hetjax.rounds.local import WorkerClock
@@ -150,9 +150,8 @@ def build(
     losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = programs_lib.sizes(config)
     rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
-    observer, refusal = order.make(chosen.ordering, sizes, rule, loss_fn, params, first, keys)
-    if refusal and where.own[0] == 0:
-        print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
+    tried = (rule, loss_fn, params, first, keys)
+    observer, refusal = _try_order(config, chosen.ordering, tried, leads=where.own[0] == 0)
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     stream = _make_stream(config, len(source), chosen)
@@ -216,6 +215,22 @@ def _first_examples(
     rng = jax.random.key(config.seed)
     first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
     return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
+
+
+def _try_order(
+    config: config_lib.ExperimentConfig,
+    method: ordering.Ordering,
+    tried: tuple[rules.LocalRule, losses_lib.LossFn, types.PyTree, types.PyTree, jax.Array],
+    *,
+    leads: bool,
+) -> tuple[ordering.Observer | None, str]:
+    """As `order.make`, of a rule, a loss, parameters, examples and keys; tells what was noticed."""
+    observer, refusal = order.make(method, programs_lib.sizes(config), *tried)
+    if observer is None:
+        apart.check(config.examples_apart, *tried[1:], leads=leads)
+    if refusal and leads:
+        print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
+    return observer, refusal
 
 
 def _make_feed(
