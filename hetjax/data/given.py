@@ -45,7 +45,8 @@ def _refusal(data: Any) -> str:
         return f"{name}; give {_SOURCES}; the name of a data set goes to hetjax.data.datasets.load"
     if isinstance(data, type):
         return f"the class {data.__name__}; give an instance of it, {data.__name__}(…)"
-    if not hasattr(data, "__getitem__"):
+    is_iterable = hasattr(data, "__iter__") and not hasattr(data, "__len__")
+    if is_iterable or not hasattr(data, "__getitem__"):
         return f"{name}: {_without_index(data)}"
     if not hasattr(data, "__len__"):
         return (
@@ -86,10 +87,10 @@ def _without_index(data: Any) -> str:
         )
     if hasattr(data, "__iter__"):
         return (
-            "it can be gone through, but has no __getitem__, and hetjax reads by index, each epoch "
-            "in another order. Give list(…) of it if it ends and fits into memory, or a form of it "
-            "with an index (a Hugging Face data set without streaming, tfds.data_source for "
-            "tf.data)"
+            "it is made to be gone through, and hetjax reads by index, each epoch in another "
+            "order. Give list(…) of it if it ends and fits into memory, or a form of it with "
+            "__getitem__ and __len__ (a Hugging Face data set without streaming, tfds.data_source "
+            "for tf.data)"
         )
     return f"it has no __getitem__ and no examples. Give {_SOURCES}"
 

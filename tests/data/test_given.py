@@ -96,6 +96,13 @@ class Repeated(EndlessWithALength):
         return 2**62
 
 
+class Streamed(Endless):
+    """Of Hugging Face, which has an index that nobody may use."""
+
+    def __iter__(self):
+        return iter([])
+
+
 class Uncounted(EndlessWithALength):
     def __len__(self):
         raise TypeError("the number of examples is not known")
@@ -160,7 +167,8 @@ TEXT = r"tokenise the text first.*token ids"
         (Uncounted(), r"Uncounted: len\(\) of it raises TypeError: the number of.*NumPy array"),
         ((i for i in range(3)), r"generator.*through once.*list\(…\).*__getitem__"),
         (itertools.count(), r"count: what can be gone through once.*islice"),
-        (types.SimpleNamespace(__iter__=0), r"SimpleNamespace: it can be gone through.*tfds"),
+        (types.SimpleNamespace(__iter__=0), r"SimpleNamespace: it is made to be gone.*tfds"),
+        (Streamed(), r"Streamed: it is made to be gone through.*without streaming"),
         (object(), r"object: it has no __getitem__ and no examples"),
         (None, r"NoneType: it has no __getitem__"),
     ],
