@@ -55,7 +55,7 @@ def fit(
         optimizer: any optax optimiser; gradient clipping in its chain acts on the gradient of
             the whole round. Schedules: `hetjax.scale_by_progress`.
         source: the examples: a dict of NumPy arrays, or anything with `__len__` and
-            `__getitem__`.
+            `__getitem__`. Random augmentation in `__getitem__` is read anew in each epoch.
         eval_source: evaluated every `eval_every` epochs, and every `eval_every_rounds` rounds if
             that is given; same form.
         eval_sources: several such sets by name, `{"val": …, "test": …}`, in its place.
@@ -135,6 +135,7 @@ def fit(
                 rule=rule,
                 config=config,
                 solved=kept,
+                progress=progress,
                 **fields,
             )
         )
@@ -160,7 +161,7 @@ def fit(
             lines=start.lines,
         )
         stack.callback(recorder.close)
-        evaluate, judge = _evaluations(run, metrics_fn, eval_sets, params)
+        evaluate, judge = _evaluations(run, metrics_fn, eval_sets, params, progress=progress)
         told = summary.Summary(run.parts, started=started, judge=judge)
         begun = _begin(run, start, told, init_state)
         result = driver.Driver(
@@ -237,7 +238,10 @@ def _eval_sets(
             "fit: metrics_fn is given, and nothing that it could be computed for; give "
             "eval_source=, a set as the first one"
         )
-    return {name: sources.as_source(each) for name, each in given.items()}
+    sets = {name: sources.as_source(each) for name, each in given.items()}
+    for each in sets.values():
+        sources.read(each, 0)  # or a wrong example is told after everything is compiled
+    return sets
 
 
 def _evaluations(
@@ -245,6 +249,8 @@ def _evaluations(
     metrics_fn: evaluate_lib.MetricsFn | None,
     sets: dict[str, Any],
     params: types.PyTree,
+    *,
+    progress: bool,
 ) -> tuple[evaluations.Evaluations, evaluations.Judge]:
     """Of the process that evaluates; the others have none."""
     if not run.parts.leads:
@@ -258,6 +264,7 @@ def _evaluations(
                 params,
                 run.parts.own_device,
                 on_batch=lambda: run.beacons.at("evaluating"),
+                progress=progress,
             )
             for name, source in sets.items()
         }

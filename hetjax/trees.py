@@ -67,7 +67,7 @@ def perturbed(tree: types.PyTree, seed: int) -> types.PyTree:
         scale = jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(wide))), 0.1)
         noise = jax.random.normal(key, wide.shape)  # wider than the leaf where JAX is in 64 bits
         moved = wide.astype(noise.dtype) + scale.astype(noise.dtype) * noise
-        return moved.astype(leaf.dtype)
+        return moved.astype(jnp.result_type(leaf))
 
     return jax.tree.unflatten(treedef, map(move, leaves, keys))
 

@@ -3,7 +3,8 @@
     python -m experiments.benchmarks.rounds [--only=GROUP,…] [--data_dir=DIR] [--jobs=2]
 
 Groups: matcha, eigensolver, budgets, agreement, reductions, objective, random_order,
-interleavings, throughput, together, overhead, array_forms, wall, stream, simulator, training.
+interleavings, throughput, together, overhead, array_forms, wall, stream, reading, simulator,
+training.
 `training` needs Fashion-MNIST in DIR; its runs leave results in experiments/results/rounds/runs and
 are not done again.
 """
@@ -19,7 +20,13 @@ import time
 from absl import app, flags, logging
 
 import hetjax
-from experiments.benchmarks import array_forms, round_objectives, round_speeds, schedule_rows
+from experiments.benchmarks import (
+    array_forms,
+    reading,
+    round_objectives,
+    round_speeds,
+    schedule_rows,
+)
 from experiments.benchmarks.rows import Row, print_tables
 
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
@@ -255,6 +262,7 @@ GROUPS = {
     "array_forms": array_forms.array_form_rows,
     "wall": round_speeds.wall_rows,
     "stream": round_speeds.stream_rows,
+    "reading": reading.reading_rows,
     "simulator": simulator_rows,
     "training": training_rows,
 }

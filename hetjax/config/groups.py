@@ -20,7 +20,8 @@ class DataConfig:
 
     name: str = fields.text("digits")  # a builder of ours, or any prepared TFDS data set
     dir: str = fields.text("", may_be_empty=True)  # '': the default directory
-    feed: str = fields.choice("resident", "resident", "streamed")
+    feed: str = fields.choice("auto", "auto", "resident", "streamed")
+    readers: int = fields.integer(0)  # threads that read a source; 0: several where they help
     sharing: str = fields.choice("shared", "shared", "private")
     weighting: str = fields.choice(  # of private data, and of all data with gossip
         "shard", "shard", "example", "shard_mean"
@@ -148,6 +149,7 @@ class ExperimentConfig:
     replay: str = fields.text("", may_be_empty=True)  # a metrics.jsonl instead of clocks
     nonfinite: str = fields.choice("stop", "stop", "skip")
     compilation_cache: str = fields.text("auto")  # a directory; 'auto': the user's; or 'off'
+    examples_apart: str = fields.choice("check", "check", "assert", "skip")
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

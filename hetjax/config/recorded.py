@@ -8,6 +8,9 @@ from typing import Any
 from hetjax import kinds
 from hetjax.config import experiment
 
+_OF_NO_EFFECT = ("compilation_cache", "data.feed", "data.readers", "examples_apart")
+"""Fields that change no number of a run, which goes on with other values of them too."""
+
 
 def check(
     workdir: pathlib.Path,
@@ -95,5 +98,6 @@ def _differences(theirs: Any, ours: Any, name: str = "") -> list[str]:
         line
         for key in sorted(theirs.keys() | ours.keys())
         if theirs.get(key) != ours.get(key)
-        for line in _differences(theirs.get(key), ours.get(key), f"{name}.{key}".lstrip("."))
+        and (dotted := f"{name}.{key}".lstrip(".")) not in _OF_NO_EFFECT
+        for line in _differences(theirs.get(key), ours.get(key), dotted)
     ]

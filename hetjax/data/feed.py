@@ -1,29 +1,25 @@
 """Brings the examples of a microbatch to the device that will process it.
 
-Resident: the whole set lies on each device and a microbatch carries ids alone. Streamed: a
-background thread reads ahead and packs microbatches on the host. Both give the same
-`Microbatch`, to the bit, to the same compiled `accumulate`.
+Resident: the whole set lies on each device and a microbatch carries ids alone. Streamed:
+background threads read ahead and pack microbatches on the host. Both give the same `Microbatch`,
+to the bit, to the same compiled `accumulate`. `choosing` says which of them a run takes.
 
 Padding repeats the first example of its microbatch: a loss that is finite for every example is
 finite for padding, so that masking it leaves no NaN in the gradient (0 * inf).
 """
 
 import concurrent.futures
-import contextlib
-import operator
-import queue
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from hetjax import types
-from hetjax.data import sources, stream
+from hetjax.data import readers, sources, stream
 
-_BLOCK_ROWS = 8  # microbatches that are read at a time
+_BLOCK_ROWS = 8  # microbatches that one thread reads at a time
 
 
 class Feed(Protocol):
@@ -60,12 +56,21 @@ class ResidentFeed:
         source: a data source; read once, as a whole.
         devices: the device of each worker; one that serves several holds one copy, and those of
             other processes are theirs to fill.
+        num_readers: threads that read it; 1: the calling thread does.
+        on_read: called with the number of examples that were read since the last call.
     """
 
     reads_ahead = False
 
-    def __init__(self, source: Any, devices: Sequence[jax.Device]) -> None:
-        arrays = sources.load_all(source).arrays
+    def __init__(
+        self,
+        source: Any,
+        devices: Sequence[jax.Device],
+        *,
+        num_readers: int = 1,
+        on_read: Callable[[int], object] = lambda count: None,
+    ) -> None:
+        arrays = sources.load_all(source, num_readers=num_readers, on_read=on_read).arrays
         own = {device for device in devices if device.process_index == jax.process_index()}
         copies = {device: jax.device_put(arrays, device) for device in own}
         self._arrays = [copies.get(device) for device in devices]
@@ -84,67 +89,74 @@ class ResidentFeed:
         pass
 
 
+class _Block(NamedTuple):
+    """Examples that are read, or will be: each of the parts by one thread at once."""
+
+    parts: list[concurrent.futures.Future]
+
+    def rows(self, start: int, stop: int) -> types.PyTree:
+        """Those from one place to another, where all parts are there."""
+
+        def cut(*leaves: np.ndarray) -> np.ndarray:
+            return (leaves[0] if len(leaves) == 1 else np.concatenate(leaves))[start:stop]
+
+        return jax.tree.map(cut, *[part.result() for part in self.parts])
+
+
 class StreamedFeed:
     """Reads from the source while training goes on; memory is the microbatches of two rounds.
 
-    One thread reads, and no other ever touches the source.
+    Which examples are read, and how often, does not depend on the number of threads. With one, no
+    other thread ever touches the source, and it reads in the order of the run.
 
     Args:
         source: anything with `__len__` and `__getitem__`.
         devices: the device of each worker.
+        num_readers: threads that read it.
     """
 
     reads_ahead = True
 
-    def __init__(self, source: Any, devices: Sequence[jax.Device]) -> None:
-        self._source, self._like = source, sources.read(source, 0)
+    def __init__(self, source: Any, devices: Sequence[jax.Device], *, num_readers: int = 1) -> None:
+        self._like = like = sources.read(source, 0)
         self._devices = list(devices)
-        # Rows read or being read: {its bytes: (the block's future, its place in the block)}.
-        self._ready: dict[bytes, tuple[concurrent.futures.Future, int]] = {}
-        self._wanted: queue.SimpleQueue = queue.SimpleQueue()
-        self._closing = threading.Event()
-        # A daemon: a source that blocks for ever must not keep the process alive.
-        threading.Thread(target=self._read, name="hetjax-feed", daemon=True).start()
-
-    def _read(self) -> None:
-        while (task := self._wanted.get()) is not None:
-            block, ids = task
-            if self._closing.is_set() or not block.set_running_or_notify_cancel():
-                continue
-            try:
-                block.set_result(sources.fetch(self._source, ids.reshape(-1), like=self._like))
-            except Exception as error:  # raised again where the block is needed
-                block.set_exception(error)
+        self._num_readers = num_readers
+        self._readers = readers.Readers(
+            lambda ids: sources.fetch(source, ids, like=like), num_readers
+        )
+        # Rows read or being read: {its bytes: (the block, the row's place in it)}.
+        self._ready: dict[bytes, tuple[_Block, int]] = {}
 
     def _submit(self, rows: list[np.ndarray]) -> None:
-        """Has rows i32[B] read, as one block: a source reads many records faster than one."""
-        block: concurrent.futures.Future = concurrent.futures.Future()
+        """Has rows i32[B] read as one block: at once, or in parts that threads read together."""
         ids = np.stack(rows)
-        self._wanted.put((block, np.where(ids == stream.PADDING, ids[:, :1], ids)))
+        ids = np.where(ids == stream.PADDING, ids[:, :1], ids).reshape(-1)
+        size = -(-len(ids) // self._num_readers)
+        parts = [ids[start : start + size] for start in range(0, len(ids), size)]
+        block = _Block([self._readers.submit(part) for part in parts])
         self._ready |= {row.tobytes(): (block, place) for place, row in enumerate(rows)}
 
-    def _read_row(self, row: np.ndarray) -> types.PyTree:
-        """The examples of one microbatch, `[B, ...]`, on the host; waits for them."""
+    def _block_of(self, row: np.ndarray) -> tuple[_Block, int]:
+        """The block with the examples of a microbatch, and the row's place; waits for them."""
         if row.tobytes() not in self._ready:
             self._submit([row])
         block, place = self._ready[row.tobytes()]
-        part = operator.itemgetter(slice(place * len(row), (place + 1) * len(row)))
-        while not self._closing.is_set():
-            with contextlib.suppress(TimeoutError):
-                return jax.tree.map(part, block.result(timeout=0.2))
-        raise concurrent.futures.CancelledError("the feed was closed")
+        for part in block.parts:
+            self._readers.result(part)
+        return block, place
 
     def _row(self, row: np.ndarray) -> types.PyTree:
+        """The examples of one microbatch, `[B, ...]`, on the host."""
         if row[0] == stream.PADDING:
             return jax.tree.map(lambda leaf: np.stack([leaf] * len(row)), self._like)
-        examples = self._read_row(row)
+        block, place = self._block_of(row)
         del self._ready[row.tobytes()]
-        return examples
+        return block.rows(place * len(row), (place + 1) * len(row))
 
     def wait(self, example_ids: np.ndarray) -> None:
         for row in example_ids:
             if row[0] != stream.PADDING:
-                self._read_row(row)
+                self._block_of(row)
 
     def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
         rows = [self._row(row) for row in example_ids.reshape(-1, example_ids.shape[-1])]
@@ -163,12 +175,12 @@ class StreamedFeed:
         for key in self._ready.keys() - wanted.keys():
             del self._ready[key]
         missing = [row for key, row in wanted.items() if key not in self._ready]
-        for start in range(0, len(missing), _BLOCK_ROWS):  # so that the first are there soon
-            self._submit(missing[start : start + _BLOCK_ROWS])
+        size = _BLOCK_ROWS if self._num_readers == 1 else 1  # so that the first are there soon
+        for start in range(0, len(missing), size):
+            self._submit(missing[start : start + size])
 
     def close(self) -> None:
-        self._closing.set()
-        self._wanted.put(None)
+        self._readers.close()
 
 
 FEEDS: dict[str, Callable[..., Feed]] = {"resident": ResidentFeed, "streamed": StreamedFeed}

@@ -2,21 +2,28 @@
 
 A source has `__len__` and `__getitem__(i)`, and may have `__getitems__(ids)`: NumPy arrays (as
 an `ArraySource`), `tfds.data_source`, a Grain source, a Hugging Face data set, a list. An item
-is an array, a number, or a nested dict, tuple or list of them; a list of plain Python numbers
-is one array. Every item of a source has the same structure, shapes and dtypes.
+is an array, a number, or a nested dict, tuple or list of them (`leaves`). Every item of a source
+has the same structure, shapes and dtypes. A source that several threads may not read at once says
+so by an attribute `thread_safe = False`.
 
 This module turns items into batches, `fetch` for the streamed feed and `load_all` for the
 resident one, and names the record that cannot be read. Which ids make a batch is not its
-business (`hetjax.data.stream`), nor are names of data sets (`hetjax.data.datasets`).
-It needs NumPy alone.
+business (`hetjax.data.stream`), nor are names of data sets (`hetjax.data.datasets`), nor what is
+given in place of a source (`hetjax.data.given`). It needs NumPy alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import collections
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-LOAD_CHUNK = 1024  # records read at once by load_all: a few MB of images
+from hetjax.data import given, leaves, readers
+
+LOAD_CHUNK = 1024  # most records that load_all reads at once: a few MB of images
+_PIECE = 16  # records that load_all reads at once at first, and each of several threads
+_CHUNK_SECS = 0.1  # above which load_all reads no more at once, so that its progress is seen
 
 PyTree = Any
 
@@ -33,30 +40,33 @@ class ArraySource:
     """Examples that lie in memory: a pytree of arrays with a common leading axis.
 
     Args:
-      arrays: an array `[n, ...]`, or a nested dict or tuple of arrays with equal `n`.
+      arrays: an array `[n, ...]`, or a nested dict or tuple of arrays with equal `n`; a list of
+        numbers, or of equally long lists of them, is an array.
 
     Raises:
       ValueError: no array, a leaf that is not an array of numbers, unequal lengths, or n = 0.
 
     Example:
-      >>> source = ArraySource({"x": np.eye(3), "y": np.arange(3)})
+      >>> source = ArraySource({"x": np.eye(3), "y": [0, 1, 2]})
       >>> len(source), int(source[1]["y"])
       (3, 1)
     """
 
     def __init__(self, arrays: PyTree):
-        leaves = [(path, _array_leaf(path, leaf)) for path, leaf in _walk(arrays)]
-        if not leaves:
+        found = leaves.of_arrays(arrays)
+        if not found:
             raise ValueError("a source of arrays needs at least one array; none was given")
-        lengths = {path or "array": array.shape[0] for path, array in leaves}
+        lengths = {path or "array": array.shape[0] for path, array in found}
         if len(set(lengths.values())) > 1:
             raise ValueError(
-                f"the arrays of a source must have equal lengths along axis 0; got {lengths}"
+                "the arrays of a source must have equal lengths along axis 0, that of the "
+                f"examples; got {lengths}. (A list of arrays is several arrays: np.stack makes it "
+                "one.)"
             )
-        self._len = leaves[0][1].shape[0]
+        self._len = found[0][1].shape[0]
         if self._len == 0:
             raise ValueError("a source needs at least one example; the arrays have length 0")
-        self.arrays = _rebuild(arrays, iter([array for _, array in leaves]))
+        self.arrays = leaves.rebuild(arrays, iter([array for _, array in found]))
 
     def __len__(self) -> int:
         return self._len
@@ -71,10 +81,11 @@ class ArraySource:
         return self._take(np.asarray(ids, dtype=np.int64))
 
     def _take(self, ids: int | np.ndarray) -> PyTree:
-        return _rebuild(self.arrays, iter([leaf[ids] for _, leaf in _walk(self.arrays)]))
+        rows = iter([leaf[ids] for _, leaf in leaves.walk(self.arrays)])
+        return leaves.rebuild(self.arrays, rows)
 
     def __repr__(self) -> str:
-        shapes = {path: (leaf.dtype.name, leaf.shape) for path, leaf in _walk(self.arrays)}
+        shapes = {path: (leaf.dtype.name, leaf.shape) for path, leaf in leaves.walk(self.arrays)}
         return f"ArraySource({shapes})"
 
 
@@ -82,31 +93,24 @@ def as_source(data: Any) -> Source:
     """Makes a source of what a user has.
 
     Args:
-      data: an array, or a nested dict or tuple of arrays, with a common leading axis (becomes
-        an `ArraySource`); or anything else with `__len__` and `__getitem__` (returned as is).
+      data: an array, or a nested dict or tuple of arrays or lists of numbers, with a common
+        leading axis (becomes an `ArraySource`); a table of pandas or Polars, whose columns become
+        arrays; or anything else with `__len__` and `__getitem__` (returned as is).
 
     Raises:
-      ValueError: it is neither, or the arrays do not fit together, or it has no examples.
+      ValueError: it is none of them, or the arrays do not fit together, or it has no examples, or
+        no end. The message says what to give instead.
     """
+    data = given.opened(data)
     if isinstance(data, np.ndarray | Mapping | tuple):
         return ArraySource(data)
-    if isinstance(data, str | bytes) or not (
-        hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    ):
-        raise ValueError(
-            f"a source cannot be made of {type(data).__name__}; give a NumPy array, a dict or "
-            "tuple of NumPy arrays with equal lengths, or an object with __len__ and "
-            "__getitem__ (tfds.data_source, a Grain source, a Hugging Face data set, a list); "
-            "the name of a data set goes to hetjax.data.datasets.load"
-        )
-    if len(data) == 0:
-        raise ValueError(f"the source has no examples: len({type(data).__name__}) is 0")
     return data
 
 
 class _First:
     def __init__(self, source: Source, num_examples: int):
         self._source, self._len = source, num_examples
+        self.thread_safe = getattr(source, "thread_safe", None)
         if hasattr(source, "__getitems__"):  # many records at once take half the time
             self.__getitems__ = source.__getitems__
 
@@ -134,8 +138,8 @@ def first(source: Source, num_examples: int) -> Source:
             f"num_examples must be from 1 to the {len(source)} of the source; got {num_examples}"
         )
     if isinstance(source, ArraySource):
-        first_rows = iter([leaf[:num_examples] for _, leaf in _walk(source.arrays)])
-        return ArraySource(_rebuild(source.arrays, first_rows))
+        first_rows = iter([leaf[:num_examples] for _, leaf in leaves.walk(source.arrays)])
+        return ArraySource(leaves.rebuild(source.arrays, first_rows))
     return _First(source, num_examples)
 
 
@@ -147,8 +151,8 @@ def read(source: Source, index: int) -> PyTree:
     Raises:
       ValueError: the record cannot be read, or has a leaf that is not a number; it names it.
     """
-    leaves, item = _record(source, index)
-    return _rebuild(item, iter([leaf for _, leaf in leaves]))
+    record, item = _record(source, index)
+    return leaves.rebuild(item, iter([leaf for _, leaf in record]))
 
 
 def fetch(source: Source, ids: np.ndarray, *, like: PyTree = None) -> PyTree:
@@ -182,15 +186,25 @@ def fetch(source: Source, ids: np.ndarray, *, like: PyTree = None) -> PyTree:
         return source.__getitems__(ids)
     if like is None:
         like = read(source, int(ids[0]) if len(ids) else 0)
-    columns = [np.empty((len(ids), *leaf.shape), leaf.dtype) for _, leaf in _walk(like)]
+    columns = _columns(like, len(ids))
     _read_into(columns, source, ids.tolist(), like)
-    return _rebuild(like, iter(columns))
+    return leaves.rebuild(like, iter(columns))
 
 
-def load_all(source: Source) -> ArraySource:
+def load_all(
+    source: Source,
+    *,
+    num_readers: int = 1,
+    on_read: Callable[[int], object] = lambda count: None,
+) -> ArraySource:
     """Reads a whole source into memory, for the resident feed.
 
-    Allocates once, from the shapes of example 0, and fills in pieces of 1,024 records.
+    Allocates once, from the shapes of example 0, and fills in pieces of at most 1,024 records.
+
+    Args:
+      source: the source.
+      num_readers: threads that read; 1: the calling thread does.
+      on_read: called with the number of records that were read since the last call.
 
     Raises:
       ValueError: a record that cannot be read or differs from example 0; it names its index.
@@ -200,22 +214,65 @@ def load_all(source: Source) -> ArraySource:
     if len(source) == 0:
         raise ValueError("a source needs at least one example; it has length 0")
     like = read(source, 0)
-    columns = [np.empty((len(source), *leaf.shape), leaf.dtype) for _, leaf in _walk(like)]
-    for start in range(0, len(source), LOAD_CHUNK):
-        ids = list(range(start, min(start + LOAD_CHUNK, len(source))))
+    columns = _columns(like, len(source))
+    if num_readers == 1:
+        _load(columns, source, like, on_read)
+    else:
+        _load_by_threads(columns, source, like, on_read, num_readers)
+    return ArraySource(leaves.rebuild(like, iter(columns)))
+
+
+def _columns(like: PyTree, count: int) -> list[np.ndarray]:
+    return [np.empty((count, *leaf.shape), leaf.dtype) for _, leaf in leaves.walk(like)]
+
+
+def _load(
+    columns: list[np.ndarray], source: Source, like: PyTree, on_read: Callable[[int], object]
+) -> None:
+    start, size = 0, _PIECE
+    while start < len(source):
+        ids = list(range(start, min(start + min(size, LOAD_CHUNK), len(source))))
+        began = time.perf_counter()
         _read_into([column[start:] for column in columns], source, ids, like)
-    return ArraySource(_rebuild(like, iter(columns)))
+        if time.perf_counter() - began < _CHUNK_SECS:
+            size = min(2 * size, LOAD_CHUNK)
+        start += len(ids)
+        on_read(len(ids))
+
+
+def _load_by_threads(
+    columns: list[np.ndarray],
+    source: Source,
+    like: PyTree,
+    on_read: Callable[[int], object],
+    num_readers: int,
+) -> None:
+    """Pieces are begun and taken in order, so that the first bad record is the one that is told."""
+    starts = iter(range(0, len(source), _PIECE))
+    begun: collections.deque = collections.deque()
+    with readers.Readers(lambda ids: fetch(source, ids, like=like), num_readers) as threads:
+        while True:
+            while len(begun) < 2 * num_readers and (start := next(starts, None)) is not None:
+                ids = np.arange(start, min(start + _PIECE, len(source)))
+                begun.append((ids, threads.submit(ids)))
+            if not begun:
+                return
+            ids, future = begun.popleft()
+            parts = leaves.walk(threads.result(future))
+            for column, (_, part) in zip(columns, parts, strict=True):
+                column[ids[0] : ids[-1] + 1] = part
+            on_read(len(ids))
 
 
 def _read_into(columns: list[np.ndarray], source: Source, ids: list[int], like: PyTree) -> None:
     """Writes the leaves of record `ids[j]` to row j of the columns."""
-    expected = [(path, leaf.shape, leaf.dtype) for path, leaf in _walk(like)]
+    expected = [(path, leaf.shape, leaf.dtype) for path, leaf in leaves.walk(like)]
     for row, (index, record) in enumerate(zip(ids, _records(source, ids), strict=True)):
         found = [(path, leaf.shape, leaf.dtype) for path, leaf in record]
         if found != expected:
             raise ValueError(
-                f"example {index} differs from the first: it has {_describe(found)}, the "
-                f"first has {_describe(expected)}; every example of a source must have the "
+                f"example {index} differs from the first: it has {leaves.describe(found)}, the "
+                f"first has {leaves.describe(expected)}; every example of a source must have the "
                 "same structure, shapes and dtypes (pad or crop sequences beforehand)"
             )
         for column, (_, leaf) in zip(columns, record, strict=True):
@@ -241,7 +298,7 @@ def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray
                 f"items for {len(ids)} ids; got {type(items).__name__}"
                 + (f" of length {len(items)}" if isinstance(items, Sequence) else "")
             )
-        return (_leaves(item, index) for item, index in zip(items, ids, strict=True))
+        return (leaves.of_item(item, index) for item, index in zip(items, ids, strict=True))
     return (_record(source, index)[0] for index in ids)
 
 
@@ -253,96 +310,4 @@ def _record(source: Source, index: int) -> tuple[list[tuple[str, np.ndarray]], P
             f"example {index} of {type(source).__name__} cannot be read: "
             f"{type(error).__name__}: {error}"
         ) from error
-    return _leaves(item, index), item
-
-
-def _leaves(item: PyTree, index: int) -> list[tuple[str, np.ndarray]]:
-    leaves = []
-    for path, leaf in _walk(item):
-        try:
-            array = _number_array(leaf)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise ValueError(
-                f"example {index} cannot be used: leaf {path or 'item'} {error}"
-            ) from error
-        leaves.append((path, array))
-    return leaves
-
-
-def _number_array(leaf: Any) -> np.ndarray:
-    if isinstance(leaf, str | bytes):
-        raise ValueError(
-            f"is {type(leaf).__name__}, and training needs numbers: encode it as integers, "
-            "or drop the field"
-        )
-    if type(leaf) is int:
-        return np.asarray(leaf, np.int32)
-    array = np.asarray(leaf)
-    if not _is_numeric(array.dtype):
-        raise ValueError(
-            f"is {type(leaf).__name__} of dtype {array.dtype}, and training needs numbers: "
-            "encode it as integers or floats, or drop the field"
-        )
-    if type(leaf) is float or (type(leaf) is list and array.dtype == np.float64):
-        return array.astype(np.float32)
-    if type(leaf) is list and array.dtype == np.int64:
-        return np.asarray(leaf, np.int32)
-    return array
-
-
-def _array_leaf(path: str, leaf: Any) -> np.ndarray:
-    name = f"array {path}" if path else "the array"
-    if not hasattr(leaf, "__array__") or np.ndim(leaf) == 0:
-        raise ValueError(
-            f"a source of arrays takes NumPy arrays with a leading axis of examples; "
-            f"{path or 'it'} is {type(leaf).__name__}"
-        )
-    array = np.asarray(leaf)
-    if not _is_numeric(array.dtype):
-        raise ValueError(
-            f"{name} has dtype {array.dtype}, and training needs numbers: encode it as "
-            "integers or floats, or drop it"
-        )
-    return array
-
-
-def _is_numeric(dtype: np.dtype) -> bool:
-    # isbuiltin == 2: types registered from outside, bfloat16 and float8 of ml_dtypes
-    return dtype.kind in "biufc" or dtype.isbuiltin == 2
-
-
-def _describe(leaves: list[tuple[str, tuple[int, ...], np.dtype]]) -> str:
-    shown = [f"{path or 'item'} {dtype}{list(shape)}" for path, shape, dtype in leaves[:6]]
-    return ", ".join(shown) + (f" and {len(leaves) - 6} more" if len(leaves) > 6 else "")
-
-
-def _walk(tree: PyTree, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves with their paths; dicts by sorted key, so that two items compare leaf by leaf."""
-    if isinstance(tree, Mapping):
-        for key in sorted(tree, key=str):
-            yield from _walk(tree[key], f"{path}[{key!r}]")
-    elif isinstance(tree, tuple | list) and not _is_number_list(tree):
-        for position, child in enumerate(tree):
-            yield from _walk(child, f"{path}[{position}]")
-    else:
-        yield path, tree
-
-
-def _rebuild(tree: PyTree, leaves: Iterator[Any]) -> PyTree:
-    """A tree of the same form with other leaves, given in the order of `_walk`."""
-    if isinstance(tree, Mapping):
-        built = {key: _rebuild(tree[key], leaves) for key in sorted(tree, key=str)}
-        return {key: built[key] for key in tree}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*[_rebuild(child, leaves) for child in tree])
-    if isinstance(tree, tuple | list) and not _is_number_list(tree):
-        return type(tree)(_rebuild(child, leaves) for child in tree)
-    return next(leaves)
-
-
-def _is_number_list(tree: Any) -> bool:
-    return (
-        type(tree) is list
-        and len(tree) > 0
-        and all(type(child) in (bool, int, float) for child in tree)
-    )
+    return leaves.of_item(item, index), item

@@ -11,13 +11,13 @@ of examples where the two programs differ in it, whatever else is as long), and 
 is not known, or is used in a way that is not, is refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from hetjax.ordering import row_rules
-from hetjax.ordering.row_walk import NotByRowsError, Relation, Rows, Walk
+from hetjax.ordering.row_walk import NotByRowsError, Relation, Rows, Rule, Walk
 
 __all__ = ["NotByRowsError", "Relation", "Rows", "prove"]
 
@@ -29,6 +29,7 @@ def prove(
     relations: Sequence[Relation],
     *,
     counts: tuple[int, int],
+    rules: Mapping[str, Rule] = row_rules.RULES,
 ) -> None:
     """Shows that `part` gives the rows of what `whole` gives that belong to its examples.
 
@@ -38,11 +39,12 @@ def prove(
         arguments: of `whole` and of `part`: pytrees, as many for one as for the other.
         relations: how each leaf of the part's arguments follows from the whole's.
         counts: N and n, 1 <= n < N.
+        rules: of the primitives; with other ones something else is shown.
 
     Raises:
         NotByRowsError: that was not shown. It may be true all the same.
     """
     programs = jax.make_jaxpr(whole)(*arguments[0]), jax.make_jaxpr(part)(*arguments[1])
-    for out in Walk(counts, row_rules.RULES).program(*programs, relations):
+    for out in Walk(counts, rules).program(*programs, relations):
         if out is None or out.axis != 0 or out.inner not in (None, 1):
             raise NotByRowsError("its results are not one number an example")

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax import types
-from hetjax.data import feed as feed_lib
-from hetjax.data import stream
+from hetjax.data import choosing, stream
 from hetjax.rounds import losses as losses_lib
 
 MetricsFn = Callable[[types.PyTree, types.PyTree], dict[str, Any]]
@@ -36,6 +35,7 @@ class Evaluator:
         params: without worker axis; for shapes alone.
         device: where parameters given to `__call__` lie.
         on_batch: called before each batch.
+        progress: show a bar where the source takes long to read.
 
     Raises:
         ValueError: the metrics are no dict of one number an example each.
@@ -49,9 +49,10 @@ class Evaluator:
         device: jax.Device,
         *,
         on_batch: Callable[[], None] = lambda: None,
+        progress: bool = False,
     ) -> None:
         self._on_batch = on_batch
-        self._feed = feed_lib.ResidentFeed(source, [device])
+        self._feed = choosing.evaluation_feed(source, device, progress=progress)
         ids = np.arange(len(source), dtype=np.int32)
         batch_size = min(_BATCH_SIZE, len(ids))
         padding = np.full(-len(ids) % batch_size, stream.PADDING, np.int32)

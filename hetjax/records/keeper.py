@@ -152,7 +152,7 @@ def kept_solutions(workdir: pathlib.Path | None, *, resume: bool = True) -> dict
     return {} if about is None else about.get("solutions", {})
 
 
-_MAY_DIFFER = ("checkpoint", "cluster", "compilation_cache", "quota")
+_MAY_DIFFER = ("checkpoint", "cluster", "quota")
 """Groups of the configuration that a run may be resumed with other values of."""
 
 _MAY_GROW = ("epochs", "max_rounds")

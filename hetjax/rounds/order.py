@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from hetjax import kinds, ordering, types
+from hetjax.rounds import apart, rules
 from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import rules
 
 
 def make(
@@ -38,7 +38,7 @@ def make(
     if observer is None:
         return None, ""
     rules.with_observer(rule, observer)  # or the rule computes something else
-    losses_lib.check_examples_apart(loss_fn, params, examples, keys)
+    apart.refuse(loss_fn, params, examples, keys)
     try:
         return observer, _refusal(observer, rule, loss_fn, params, examples, keys)
     except (TypeError, ValueError) as error:

@@ -51,6 +51,7 @@ class Run:
         rules: of further kinds of rounds, by name, without update; the policy learns each apart.
         config: a checked configuration; or give `fields`.
         solved: numbers that the run solved before it was interrupted, by problem (`restore`).
+        progress: show a bar where the source takes long to read.
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
 
     Raises:
@@ -85,6 +86,7 @@ class Run:
         rules: Mapping[str, rules_lib.LocalRule] | None = None,
         config: config_lib.ExperimentConfig | None = None,
         solved: Callable[[], dict[str, solutions.Numbers]] = dict,
+        progress: bool = False,
         **fields: Any,
     ) -> None:
         join.check_joined()
@@ -114,6 +116,7 @@ class Run:
                 board=board_lib.Board("solutions") if several else None,
                 kept=solved,
             ),
+            progress=progress,
         )
         if several:
             gathering.check_same_parts(

@@ -17,13 +17,14 @@ from hetjax import config as config_lib
 from hetjax import gates, kinds, ordering, quota, topology, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
+from hetjax.data import choosing, sources
 from hetjax.data import feed as feed_lib
-from hetjax.data import sources
 from hetjax.data import stream as stream_lib
 from hetjax.processes import beacons as beacons_lib
+from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import solutions
-from hetjax.rounds import gathering, gradients, order, replay, rules, state, sync
+from hetjax.rounds import apart, gathering, gradients, order, replay, rules, state, sync
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import programs as programs_lib
 from hetjax.rounds.local import WorkerClock
@@ -126,12 +127,14 @@ def build(
     more_rules: Mapping[str, rules.LocalRule] = MappingProxyType({}),
     beacons: beacons_lib.Beacons | None = None,
     solved: solutions.Solutions | None = None,
+    progress: bool = False,
 ) -> RunParts:
     """Checks what only the data and the devices can tell, and makes what the parts need of them.
 
     `chosen` are the parts; None: those that the configuration names. `rule` is what a worker does
     with its microbatches; None adds up gradients. Without an optimiser rounds have no update.
-    `more_rules` are those of further kinds of rounds, by name, which have none either.
+    `more_rules` are those of further kinds of rounds, by name, which have none either. `progress`
+    shows a bar where the source takes long to read.
 
     Raises:
         ValueError: more workers than devices, a loss that is not one number an example, a trace
@@ -147,14 +150,13 @@ def build(
     losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = programs_lib.sizes(config)
     rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
-    observer, refusal = order.make(chosen.ordering, sizes, rule, loss_fn, params, first, keys)
-    if refusal and where.own[0] == 0:
-        print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
+    tried = (rule, loss_fn, params, first, keys)
+    observer, refusal = _try_order(config, chosen.ordering, tried, leads=where.own[0] == 0)
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     stream = _make_stream(config, len(source), chosen)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
-    feed = feed_lib.FEEDS[config.data.feed](source, where.devices)
+    feed = _make_feed(config, source, where, progress=progress)
     meeting = meeting_lib.make(where.mesh, num_workers)
     gather = gathering.Gathering(
         meeting,
@@ -213,6 +215,37 @@ def first_examples(
     rng = jax.random.key(config.seed)
     first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
     return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
+
+
+def _try_order(
+    config: config_lib.ExperimentConfig,
+    method: ordering.Ordering,
+    tried: tuple[rules.LocalRule, losses_lib.LossFn, types.PyTree, types.PyTree, jax.Array],
+    *,
+    leads: bool,
+) -> tuple[ordering.Observer | None, str]:
+    """As `order.make`, of a rule, a loss, parameters, examples and keys; tells what was noticed."""
+    observer, refusal = order.make(method, programs_lib.sizes(config), *tried)
+    if observer is None:
+        apart.check(config.examples_apart, *tried[1:], leads=leads)
+    if refusal and leads:
+        print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
+    return observer, refusal
+
+
+def _make_feed(
+    config: config_lib.ExperimentConfig, source: Any, where: programs_lib.Workers, *, progress: bool
+) -> feed_lib.Feed:
+    leads, is_alone = where.own[0] == 0, len(where.own) == len(where.devices)
+    return choosing.training_feed(
+        source,
+        where.devices,
+        asked=config.data.feed,
+        num_readers=config.data.readers,
+        leads=leads,
+        agree=solutions.Solutions(leads=leads, board=None if is_alone else board_lib.Board("feed")),
+        progress=progress and leads,
+    )
 
 
 def _make_new_pass(observer: ordering.Observer | None, mesh: Mesh | None) -> Callable | None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hetjax.data import feed
+from tests.data import examples
 
 ROWS = np.array([[4, 2], [0, 7], [9, -1], [-1, -1]], np.int32)
 
@@ -78,3 +79,55 @@ def test_a_source_that_blocks_does_not_block_closing():
         feeding.load(0, np.array([5, 6], np.int32))
     assert time.perf_counter() - began < 200  # it did not wait for the source
     blocked.set()
+
+
+@pytest.mark.parametrize("num_readers", [1, 3, 8])
+def test_several_readers_bring_the_same_and_read_each_example_once(num_readers):
+    source = examples.Waiting(96, 0.0005)
+    feeding = feed.StreamedFeed(source, [jax.devices()[0]], num_readers=num_readers)
+    source.reads.clear()
+    source.threads.clear()
+    rows = np.random.default_rng(0).permutation(96).astype(np.int32).reshape(16, 6)
+    for start in range(0, 16, 4):  # two rounds ahead
+        feeding.read_ahead(rows[start : start + 8])
+        for row in rows[start : start + 4]:
+            loaded = feeding.load(0, row)
+            np.testing.assert_array_equal(loaded.examples["y"], row)
+            np.testing.assert_array_equal(loaded.examples["x"][:, 2], row)
+    feeding.close()
+    assert sorted(source.reads) == list(range(96))
+    assert len(source.threads) == num_readers
+    if num_readers == 1:
+        assert source.reads == rows.reshape(-1).tolist()
+
+
+def test_several_readers_read_at_once():
+    """Sixteen examples, none of which is there before eight readers are waiting."""
+    together = threading.Barrier(8)
+
+    class Meeting(Counting):
+        def __getitem__(self, index):
+            if self.reads:  # not the first, of which the shapes are
+                together.wait(60)
+            return super().__getitem__(index)
+
+    feeding = feed.StreamedFeed(Meeting(), [jax.devices()[0]], num_readers=8)
+    row = np.arange(16, dtype=np.int32) % 10
+    loaded = feeding.load(0, row)
+    np.testing.assert_array_equal(loaded.examples["x"][:, 0], row)
+    feeding.close()
+
+
+@pytest.mark.parametrize("num_readers", [1, 4])
+def test_an_example_that_cannot_be_read_is_named_where_it_is_needed(num_readers):
+    class Broken(Counting):
+        def __getitem__(self, index):
+            if index == 5:
+                raise OSError("disk on fire")
+            return super().__getitem__(index)
+
+    feeding = feed.StreamedFeed(Broken(), [jax.devices()[0]], num_readers=num_readers)
+    feeding.read_ahead(np.array([[1, 2], [5, 6]], np.int32))
+    with pytest.raises(ValueError, match=r"example 5.*disk on fire"):
+        feeding.load(0, np.array([5, 6], np.int32))
+    feeding.close()

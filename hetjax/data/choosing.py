@@ -1,0 +1,154 @@
+"""Which feed a run takes, how many threads read for it, and what its user is told of both."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from hetjax.data import feed as feed_lib
+from hetjax.data import trial
+
+AUTO = "auto"  # 'resident', unless the source changes what it gives
+_BAR_AFTER_SECS = 1.0
+
+Agree = Callable[[str, Callable[[], list[float]]], list[float]]
+"""`(problem, solve) -> numbers`: one process solves, and all get its numbers."""
+
+
+def training_feed(
+    source: Any,
+    devices: Sequence[jax.Device],
+    *,
+    asked: str,
+    num_readers: int,
+    leads: bool,
+    agree: Agree,
+    progress: bool = False,
+) -> feed_lib.Feed:
+    """The feed of a run, after a few examples were read twice.
+
+    Args:
+        source: a data source.
+        devices: the device of each worker.
+        asked: 'auto', 'resident' or 'streamed', as `data.feed`.
+        num_readers: threads that read; 0: several where they are found to help, as `data.readers`.
+        leads: whether this process tells the user.
+        agree: makes all processes take the same feed.
+        progress: show a bar where a resident set takes long to read.
+
+    Raises:
+        ValueError: an example cannot be read, or the source cannot be read by so many threads.
+    """
+    looked: list[trial.Trial] = []
+
+    def changes() -> list[float]:
+        looked.append(trial.look(source, num_readers=num_readers))
+        return [float(looked[0].difference is not None)]
+
+    name = asked
+    if asked == AUTO:
+        name = "streamed" if agree("source-changes", changes)[0] else "resident"
+    if asked == "streamed" and num_readers == 1:  # nothing is left to find out
+        looked.append(trial.Trial())
+    if not looked:
+        changes()
+    (found,) = looked
+    if leads:
+        for line in _lines(source, found, asked=asked, num_asked=num_readers):
+            print(f"hetjax: {line}", file=sys.stderr)
+    if name == "streamed":
+        return feed_lib.StreamedFeed(source, devices, num_readers=found.num_readers)
+    with _bar(len(source), "reading the source", shown=progress) as on_read:
+        return feed_lib.ResidentFeed(
+            source, devices, num_readers=found.num_readers, on_read=on_read
+        )
+
+
+def evaluation_feed(source: Any, device: jax.Device, *, progress: bool = False) -> feed_lib.Feed:
+    """The examples of an evaluation, on the device; says so where they are other ones each time.
+
+    Args:
+        source: a data source; read once, as a whole.
+        device: of the evaluation.
+        progress: show a bar where that takes long.
+
+    Raises:
+        ValueError: an example cannot be read.
+    """
+    found = trial.look(source)
+    if found.difference is not None:
+        print(
+            f"hetjax: eval_source: {_changed(source, found.difference)}. It is read once, and "
+            "every evaluation has those values, so that evaluations can be compared. To evaluate "
+            "the examples themselves, give an eval_source without random augmentation.",
+            file=sys.stderr,
+        )
+    with _bar(len(source), "reading the eval_source", shown=progress) as on_read:
+        return feed_lib.ResidentFeed(
+            source, [device], num_readers=found.num_readers, on_read=on_read
+        )
+
+
+def _changed(source: Any, difference: trial.Difference) -> str:
+    return (
+        f"example {difference.example_id} of {type(source).__name__} was another one when it was "
+        f"read again ({difference.field or 'the item'} differed), as with random augmentation"
+    )
+
+
+def _lines(source: Any, found: trial.Trial, *, asked: str, num_asked: int) -> Iterator[str]:
+    """What the user is told of what was found out."""
+    name = type(source).__name__
+    if found.difference is not None and asked == AUTO:
+        yield (
+            f"{_changed(source, found.difference)}. So the feed is 'streamed': each epoch reads "
+            "the examples anew. data.feed='streamed' says so beforehand; data.feed='resident' "
+            "reads them once and keeps those values."
+        )
+    if found.difference is not None and asked == "resident":
+        yield (
+            f"{_changed(source, found.difference)}, and data.feed='resident' reads it once: all "
+            "epochs have the same values. data.feed='streamed' reads the examples anew in each "
+            "epoch."
+        )
+    if found.unsafe:
+        yield (
+            f"{name} cannot be read by several threads at once ({found.unsafe}), so one reads it. "
+            "thread_safe = False in its class says so beforehand, or data.readers=1."
+        )
+    if found.difference is None or asked == "resident":
+        return
+    if found.num_readers > 1:
+        yield (
+            f"{found.num_readers} threads read {name}: values that it draws from one random "
+            "generator are others in each run. Draw them from the example's index for runs that "
+            "can be repeated, or set data.readers=1."
+        )
+    elif not num_asked and found.secs_per_example >= trial.SLOW_SECS:
+        yield (
+            f"one thread reads {name}, {found.secs_per_example * 1e3:.1f} ms an example: whether "
+            "several may read it cannot be seen where values are random. If they may, "
+            f"data.readers={trial.NUM_READERS} reads up to {trial.NUM_READERS} times as fast."
+        )
+
+
+@contextlib.contextmanager
+def _bar(total: int, title: str, *, shown: bool) -> Iterator[Callable[[int], object]]:
+    """A bar that appears after a second, and goes when all is read; what moves it."""
+    if not shown:
+        yield lambda count: None
+        return
+    from tqdm import auto
+
+    with auto.tqdm(
+        total=total,
+        desc=title,
+        unit="ex",
+        unit_scale=True,
+        delay=_BAR_AFTER_SECS,
+        leave=False,
+        dynamic_ncols=True,
+    ) as bar:
+        yield bar.update

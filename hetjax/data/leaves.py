@@ -1,0 +1,161 @@
+"""What an example is made of: a pytree of numbers, without JAX.
+
+Dicts, tuples and lists are the inner nodes, but a list of plain Python numbers, or of such lists
+that are equally long, is one array, as a table in JSON is.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+PyTree = Any
+
+_NUMBERS = (bool, int, float)
+_SHOWN = 20  # characters of a text in a message
+
+TOKENISE = (
+    "training needs numbers: tokenise the text first, each one a row of token ids (int32), cut or "
+    "padded to one length, or drop the field"
+)
+
+
+def walk(tree: PyTree, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves with their paths; dicts by sorted key, so that two items compare leaf by leaf."""
+    if isinstance(tree, Mapping):
+        for key in sorted(tree, key=str):
+            yield from walk(tree[key], f"{path}[{key!r}]")
+    elif isinstance(tree, tuple | list) and not _list_shape(tree):
+        for position, child in enumerate(tree):
+            yield from walk(child, f"{path}[{position}]")
+    else:
+        yield path, tree
+
+
+def rebuild(tree: PyTree, leaves: Iterator[Any]) -> PyTree:
+    """A tree of the same form with other leaves, given in the order of `walk`."""
+    if isinstance(tree, Mapping):
+        built = {key: rebuild(tree[key], leaves) for key in sorted(tree, key=str)}
+        return {key: built[key] for key in tree}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*[rebuild(child, leaves) for child in tree])
+    if isinstance(tree, tuple | list) and not _list_shape(tree):
+        return type(tree)(rebuild(child, leaves) for child in tree)
+    return next(leaves)
+
+
+def _list_shape(tree: Any) -> tuple[int, ...]:
+    """Of nested lists of plain Python numbers that make one array; () of anything else."""
+    if type(tree) is not list or not tree:
+        return ()
+    if all(type(child) in _NUMBERS for child in tree):
+        return (len(tree),)
+    shapes = {_list_shape(child) for child in tree}
+    return (len(tree), *shapes.pop()) if len(shapes) == 1 and () not in shapes else ()
+
+
+def of_item(item: PyTree, index: int) -> list[tuple[str, np.ndarray]]:
+    """The paths and arrays of an example.
+
+    Raises:
+        ValueError: a leaf is no number; the message names the example and the leaf.
+    """
+    leaves = []
+    for path, leaf in walk(item):
+        try:
+            array = _number_array(leaf)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ValueError(
+                f"example {index} cannot be used: leaf {path or 'item'} {error}"
+            ) from error
+        leaves.append((path, array))
+    return leaves
+
+
+def of_arrays(arrays: PyTree) -> list[tuple[str, np.ndarray]]:
+    """The paths and arrays of a pytree whose leaves have a leading axis of examples.
+
+    Raises:
+        ValueError: a leaf is no such array; the message names it and says what to do.
+    """
+    _refuse_lists(arrays, "")
+    return [(path, _array_leaf(path, leaf)) for path, leaf in walk(arrays)]
+
+
+def describe(leaves: list[tuple[str, tuple[int, ...], np.dtype]]) -> str:
+    """The first few leaves, by path, shape and dtype, in words."""
+    shown = [f"{path or 'item'} {dtype}{list(shape)}" for path, shape, dtype in leaves[:6]]
+    return ", ".join(shown) + (f" and {len(leaves) - 6} more" if len(leaves) > 6 else "")
+
+
+def _number_array(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, str | bytes):
+        shown = leaf if len(leaf) <= _SHOWN else leaf[:_SHOWN]
+        dots = "" if len(leaf) <= _SHOWN else "…"
+        raise ValueError(f"is {type(leaf).__name__} ({shown!r}{dots}), and {TOKENISE}")
+    if type(leaf) is int:
+        return np.asarray(leaf, np.int32)
+    array = np.asarray(leaf)
+    if not _is_numeric(array.dtype):
+        raise ValueError(f"is {type(leaf).__name__} of dtype {array.dtype}, and {_mend(array)}")
+    if type(leaf) is float or (type(leaf) is list and array.dtype == np.float64):
+        return array.astype(np.float32)
+    if type(leaf) is list and array.dtype == np.int64:
+        return np.asarray(leaf, np.int32)
+    return array
+
+
+def _array_leaf(path: str, leaf: Any) -> np.ndarray:
+    name = f"array {path}" if path else "the array"
+    if type(leaf) is list:
+        return _number_array(leaf)
+    if not hasattr(leaf, "__array__") or np.ndim(leaf) == 0:
+        raise ValueError(
+            f"a source of arrays takes NumPy arrays with a leading axis of examples; "
+            f"{path or 'it'} is {type(leaf).__name__}"
+        )
+    array = np.asarray(leaf)
+    if not _is_numeric(array.dtype):
+        raise ValueError(f"{name} has dtype {array.dtype}, and {_mend(array)}")
+    return array
+
+
+def _mend(array: np.ndarray) -> str:
+    """What to do with an array that holds no numbers."""
+    values = array.reshape(-1).tolist()
+    if array.dtype.kind in "SUT" or any(isinstance(value, str | bytes) for value in values[:1]):
+        return TOKENISE
+    if values and all(hasattr(value, "__len__") for value in values):
+        if len({len(value) for value in values}) > 1:
+            return "its rows have different lengths: cut or pad them to one"
+        return "each of its entries is a row: make one array of them by np.stack"
+    return "training needs numbers: encode it as integers or floats, or drop the field"
+
+
+def _refuse_lists(tree: PyTree, path: str) -> None:
+    """Refuses lists that were meant as one array, and are none."""
+    if isinstance(tree, Mapping):
+        for key, child in tree.items():
+            _refuse_lists(child, f"{path}[{key!r}]")
+    elif isinstance(tree, tuple):
+        for position, child in enumerate(tree):
+            _refuse_lists(child, f"{path}[{position}]")
+    elif type(tree) is list and tree and not _list_shape(tree):
+        if any(isinstance(child, str | bytes) for child in tree):
+            raise ValueError(f"{path or 'the list'} is a list of strings, and {TOKENISE}")
+        rows = all(type(child) in (list, *_NUMBERS) for child in tree)
+        lengths = [len(child) if rows and type(child) is list else 0 for child in tree]
+        odd = next((i for i, n in enumerate(lengths) if n != lengths[0]), None)
+        if odd is not None:
+            raise ValueError(
+                f"{path or 'the list'} has rows of different lengths: row 0 has {lengths[0]} "
+                f"entries, row {odd} has {lengths[odd]}; an example has one shape, so cut or pad "
+                "the rows to one length, and mask the padding in the loss"
+            )
+        for position, child in enumerate(tree):
+            _refuse_lists(child, f"{path}[{position}]")
+
+
+def _is_numeric(dtype: np.dtype) -> bool:
+    # isbuiltin == 2: types registered from outside, bfloat16 and float8 of ml_dtypes
+    return dtype.kind in "biufc" or dtype.isbuiltin == 2

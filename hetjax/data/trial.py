@@ -1,0 +1,144 @@
+"""A few examples are read before the run: are they the same again, and do several threads help?
+
+A source that changes what it gives (random augmentation) must not be read once for all epochs.
+Several threads are good for a source that waits, for a disk or a network, and bad for one that is
+not made for them, such as a file with one position that is moved and then read. Nobody can see
+that from outside, so they read examples that are known already, and those are compared.
+"""
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hetjax.data import leaves, readers, sources
+
+NUM_READERS = 8  # that read a slow source
+SLOW_SECS = 2e-4  # an example; below, threads cost more than they save
+
+_GAIN = 1.5  # least ratio of the times of one thread and of several, or one reads
+_BLOCK, _LEAST, _MOST = 4, 8, 64  # examples that are read twice: at a time, at least, at most
+_LIMIT_SECS = 0.25  # after which no more than the least are
+_PATIENCE = 20.0  # times what one thread needs, and seconds: threads that take longer are stuck
+
+
+class Difference(NamedTuple):
+    """An example that was another one when it was read again."""
+
+    example_id: int
+    field: str  # its path, such as ['image']; '' where the item is an array
+
+
+class Trial(NamedTuple):
+    """What was found out about a source."""
+
+    difference: Difference | None = None
+    """None: the examples were the same again."""
+    secs_per_example: float = 0.0
+    """That one thread needs to read one."""
+    num_readers: int = 1
+    """Threads that are to read it."""
+    unsafe: str = ""
+    """Why several threads cannot read it, where they were tried."""
+
+
+def look(source: Any, *, num_readers: int = 0) -> Trial:
+    """Reads 8 to 64 examples twice, and those of a slow source by several threads too.
+
+    The random numbers of NumPy's and Python's global generators are afterwards as before.
+
+    Args:
+        source: a data source.
+        num_readers: threads that are to read it; 0: so many as are found to help.
+
+    Raises:
+        ValueError: an example cannot be read, or several threads are asked for and the source says
+            `thread_safe = False`.
+    """
+    is_safe = getattr(source, "thread_safe", None)
+    if num_readers > 1 and is_safe is False:
+        raise ValueError(
+            f"data.readers: got {num_readers}, but {type(source).__name__} says thread_safe = "
+            "False, so that one thread reads it. Set data.readers to 1, or to 0"
+        )
+    if isinstance(source, sources.ArraySource):
+        return Trial(num_readers=num_readers or 1)
+    with _global_generators_as_they_are():
+        found, kept = _read_twice(source)
+        if num_readers:
+            return found._replace(num_readers=num_readers)
+        if found.secs_per_example < SLOW_SECS or is_safe is False:
+            return found
+        if found.difference is not None:  # what is random cannot be compared
+            return found._replace(num_readers=NUM_READERS if is_safe else 1)
+        return _read_together(source, found, kept)
+
+
+def _read_twice(source: Any) -> tuple[Trial, dict[int, list[np.ndarray]]]:
+    """What two readings of the same examples tell, and the examples."""
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(np.unique(rng.integers(0, len(source), _MOST)))
+    like = sources.read(source, int(ids[0]))
+    kept: dict[int, list[np.ndarray]] = {}
+    secs, difference, began = np.inf, None, time.perf_counter()
+    for start in range(0, len(ids), _BLOCK):
+        block = ids[start : start + _BLOCK]
+        first = sources.fetch(source, block, like=like)
+        before = time.perf_counter()
+        second = sources.fetch(source, block, like=like)
+        now = time.perf_counter()
+        secs = min(secs, (now - before) / len(block))
+        kept |= {int(id_): _rows(first, row) for row, id_ in enumerate(block)}
+        difference = _difference(first, second, block)
+        if difference or (start + _BLOCK >= _LEAST and now - began > _LIMIT_SECS):
+            break
+    return Trial(difference, float(secs)), kept
+
+
+def _rows(examples: Any, row: int) -> list[np.ndarray]:
+    return [leaf[row] for _, leaf in leaves.walk(examples)]
+
+
+def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    """To the bit, so that a NaN is itself."""
+    return all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
+
+
+def _difference(first: Any, second: Any, ids: np.ndarray) -> Difference | None:
+    for row, id_ in enumerate(ids):
+        for (path, one), (_, other) in zip(leaves.walk(first), leaves.walk(second), strict=True):
+            if one[row].tobytes() != other[row].tobytes():
+                return Difference(int(id_), path)
+    return None
+
+
+def _read_together(source: Any, found: Trial, kept: dict[int, list[np.ndarray]]) -> Trial:
+    """Has several threads read examples that are known."""
+    like = sources.read(source, next(iter(kept)))
+    ids = (list(kept) * NUM_READERS)[: 2 * NUM_READERS]
+    alone_secs = found.secs_per_example * len(ids)
+    with readers.Readers(lambda ids: sources.fetch(source, ids, like=like), NUM_READERS) as threads:
+        began = time.perf_counter()
+        futures = [threads.submit(np.array([id_])) for id_ in ids]
+        try:
+            read = [f.result(timeout=_PATIENCE * (1 + alone_secs)) for f in futures]
+        except Exception as error:
+            return found._replace(unsafe=str(error) or type(error).__name__)
+        secs = time.perf_counter() - began
+    for id_, example in zip(ids, read, strict=True):
+        if not _same(_rows(example, 0), kept[id_]):
+            return found._replace(unsafe=f"example {id_} was another one")
+    return found._replace(num_readers=NUM_READERS if secs * _GAIN <= alone_secs else 1)
+
+
+@contextlib.contextmanager
+def _global_generators_as_they_are() -> Iterator[None]:
+    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        random.setstate(of_python)

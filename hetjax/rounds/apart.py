@@ -1,0 +1,182 @@
+"""Do the examples of a microbatch see each other?
+
+A quota divides a batch into microbatches, so a loss of one example that looks at others (negatives
+of a contrastive loss, statistics of a batch) sees those of its microbatch alone. It is first tried
+to prove of the loss's program that each example is computed by itself; nothing is computed then.
+Only where that fails is the loss computed, with other examples beside each one.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hetjax import trees, types
+from hetjax.ordering import by_rows, row_rules, row_walk
+from hetjax.rounds import losses as losses_lib
+
+_SLOW_SECS = 1.0  # above which a user is told how long the check took
+_RTOL, _ATOL = 1e-3, 1e-5
+
+
+class Seen(NamedTuple):
+    """An example whose loss changed with the other examples of its microbatch."""
+
+    loss: float
+    beside_copies: float  # its loss when the others were replaced by copies of one example
+
+
+def check(
+    wanted: str,
+    loss_fn: losses_lib.LossFn,
+    params: types.PyTree,
+    examples: types.PyTree,
+    rng: jax.Array,
+    *,
+    leads: bool,
+) -> None:
+    """Looks, where an order does not itself need examples that are apart.
+
+    Args:
+        wanted: 'check': the process that leads warns; 'assert': all refuse; 'skip': nobody looks.
+        loss_fn: the user's.
+        params: the parameters.
+        examples: a microbatch of them.
+        rng: its key, or one an example.
+        leads: whether this process tells the user.
+
+    Raises:
+        ValueError: the examples see each other, with 'assert'.
+    """
+    if wanted == "skip" or (wanted == "check" and not leads):
+        return
+    began = time.perf_counter()
+    seen = find(loss_fn, params, examples, rng)
+    secs = time.perf_counter() - began
+    if secs > _SLOW_SECS and leads:
+        print(
+            f"hetjax: it took {secs:.1f} s to see whether the examples of a microbatch see each "
+            "other; examples_apart='skip' leaves that out",
+            file=sys.stderr,
+        )
+    if seen is None:
+        return
+    size = jax.tree.leaves(examples)[0].shape[0]
+    told = (
+        f"the examples of a microbatch see each other: {_numbers(seen)}. So a loss that compares "
+        f"examples, such as a contrastive one, has the negatives of one microbatch alone, "
+        f"microbatch_size={size} examples: never those of the round's other microbatches or "
+        "workers, and no more of them with a larger quota or budget. For more of them raise "
+        "microbatch_size."
+    )
+    if wanted == "assert":
+        raise ValueError(f"examples_apart='assert': {told} To allow it: examples_apart='skip'")
+    print(f"hetjax: {told} If that is meant, set examples_apart='skip'.", file=sys.stderr)
+
+
+def refuse(
+    loss_fn: losses_lib.LossFn, params: types.PyTree, examples: types.PyTree, rng: jax.Array
+) -> None:
+    """Refuses a loss whose examples have no gradients of their own, which balancing needs.
+
+    Raises:
+        ValueError: the examples of a microbatch see each other.
+    """
+    seen = find(loss_fn, params, examples, rng)
+    if seen is not None:
+        raise ValueError(
+            f"{_numbers(seen)}: the examples of a microbatch see each other (batch statistics?), "
+            "so the gradient of one example means nothing, and orders that balance gradients "
+            "cannot be made. Take GroupNorm or LayerNorm, or "
+            "ordering.method='random_reshuffling'"
+        )
+
+
+def _numbers(seen: Seen) -> str:
+    return (
+        f"loss_fn gives one example the loss {seen.loss:.6g} beside others and "
+        f"{seen.beside_copies:.6g} beside copies of an example (at parameters moved at random)"
+    )
+
+
+def find(
+    loss_fn: losses_lib.LossFn, params: types.PyTree, examples: types.PyTree, rng: jax.Array
+) -> Seen | None:
+    """An example that sees others, if there is one; None also where all losses are NaN.
+
+    Args:
+        loss_fn: the user's.
+        params: the parameters.
+        examples: a microbatch of them, leaves `[B, ...]`.
+        rng: its key, or keys `[B]`.
+    """
+    if _is_proven(loss_fn, params, examples, rng):
+        return None
+    # The jit of the user's own function, where it can be: another run with it finds it compiled.
+    own = loss_fn if isinstance(loss_fn, Hashable) else lambda *given: loss_fn(*given)
+    losses = losses_lib.weighted(jax.jit(own))
+    params = _perturbed(params, 0)
+    size = jax.tree.leaves(examples)[0].shape[0]
+    as_given = np.asarray(losses(params, examples, rng), np.float32)
+    place = np.arange(size)
+    for inside in (place < size // 2, place >= size // 2, place % 2 == 0, place % 2 == 1):
+        copied = jax.tree.map(functools.partial(_with_copies, inside=inside), examples)
+        beside_copies = np.asarray(losses(params, copied, rng), np.float32)
+        one, other = as_given[inside], beside_copies[inside]
+        changed = ~np.isclose(one, other, rtol=_RTOL, atol=_ATOL, equal_nan=True)
+        if changed.any():
+            change = np.nan_to_num(np.abs(one - other), nan=np.inf)
+            worst = int(np.argmax(np.where(changed, change, -1)))
+            return Seen(float(one[worst]), float(other[worst]))
+    return None
+
+
+_perturbed = jax.jit(trees.perturbed, static_argnums=1)
+
+
+def _with_copies(leaf: Any, inside: np.ndarray) -> np.ndarray:
+    """The examples `inside bool[B]`, and in the place of each other one a copy of their first."""
+    leaf = np.asarray(leaf)
+    return np.where(inside.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, leaf[inside][:1])
+
+
+def _is_proven(
+    loss_fn: losses_lib.LossFn, params: types.PyTree, examples: types.PyTree, rng: jax.Array
+) -> bool:
+    """Whether the loss's program shows that each example is computed by itself."""
+    size = jax.tree.leaves(examples)[0].shape[0]
+    losses, of_rows = losses_lib.weighted(loss_fn), by_rows.Rows(0)
+    keyed = rng.ndim > 0
+    fewer = jax.tree.map(lambda x: x[: size // 2], (examples, rng if keyed else ()))
+    relations: list[by_rows.Relation] = [None] * len(jax.tree.leaves(params))
+    relations += [of_rows] * len(jax.tree.leaves(examples)) + [of_rows if keyed else None]
+    arguments = (params, examples, rng), (params, fewer[0], fewer[1] if keyed else rng)
+    try:
+        by_rows.prove(losses, losses, arguments, relations, counts=(size, size // 2), rules=_RULES)
+    except Exception:  # also what the user's function raises for fewer examples
+        return False
+    return True
+
+
+def _drawn(
+    walk: row_walk.Walk, whole: Any, part: Any, ins: Sequence[by_rows.Relation]
+) -> Sequence[by_rows.Relation]:
+    """Numbers drawn by one key for all examples, as dropout does, belong to an example each.
+
+    They depend on where it stands, which is not asked here, and on no other example.
+    """
+    if any(relation is not None for relation in ins):
+        return row_rules.RULES["random_bits"](walk, whole, part, ins)
+    walk.same_params(whole, part, "shape")
+    shapes = [equation.outvars[0].aval.shape for equation in (whole, part)]
+    axes = [axis for axis, (one, other) in enumerate(zip(*shapes, strict=True)) if one != other]
+    if len(axes) != 1:
+        raise by_rows.NotByRowsError("the examples lie along no axis of what is drawn, or several")
+    return [by_rows.Rows(axes[0], shapes[0][axes[0]] // walk.counts[0])]
+
+
+_RULES = {**row_rules.RULES, "random_bits": _drawn, "random_split": _drawn}

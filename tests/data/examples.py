@@ -1,0 +1,57 @@
+"""Sources that wait, change what they give, or cannot be read by several threads."""
+
+import threading
+import time
+
+import numpy as np
+
+
+class Waiting:
+    """Each read takes so long, as a disk does; notes what was read, and by which thread."""
+
+    def __init__(self, count=64, secs=0.002):
+        self.count, self.secs = count, secs
+        self.reads, self.threads = [], set()
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        self.threads.add(threading.get_ident())
+        time.sleep(self.secs)
+        return {"x": np.full(3, index, np.float32), "y": np.int32(index)}
+
+
+class Augmented(Waiting):
+    """One field is another one each time."""
+
+    def __init__(self, count=64, secs=0.0, seed=0):
+        super().__init__(count, secs)
+        self.rng = np.random.default_rng(seed)
+
+    def __getitem__(self, index):
+        noise = self.rng.normal(size=3).astype(np.float32)
+        return {**super().__getitem__(index), "noise": noise}
+
+
+class OnePosition(Waiting):
+    """A file that is moved to a record and then read: between the two another thread may come."""
+
+    def __getitem__(self, index):
+        self.position = index
+        super().__getitem__(index)
+        return {"x": np.full(3, self.position, np.float32), "y": np.int32(self.position)}
+
+
+class OfOneThread(Waiting):
+    """As a connection of sqlite3."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.owner = threading.get_ident()
+
+    def __getitem__(self, index):
+        if threading.get_ident() != self.owner:
+            raise RuntimeError("made in another thread")
+        return super().__getitem__(index)

@@ -1,0 +1,190 @@
+"""What a few readings before the run find out, and what its user is told."""
+
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from hetjax.data import choosing, feed, sources, trial
+from tests.data import examples
+
+
+def choose(source, capsys, *, asked="auto", num_readers=0, leads=True):
+    """The feed that a run takes, and what was said on stderr."""
+    made = choosing.training_feed(
+        source,
+        [jax.devices()[0]],
+        asked=asked,
+        num_readers=num_readers,
+        leads=leads,
+        agree=lambda problem, solve: solve(),
+    )
+    made.close()
+    return type(made), capsys.readouterr().err
+
+
+def test_a_source_that_gives_the_same_again_is_resident_without_a_word(capsys):
+    assert choose(examples.Waiting(secs=0), capsys) == (feed.ResidentFeed, "")
+    arrays = sources.as_source({"x": np.random.default_rng(0).normal(size=(9, 2))})
+    assert choose(arrays, capsys) == (feed.ResidentFeed, "")
+    nan = [{"x": np.float32(np.nan)}] * 5
+    assert choose(nan, capsys) == (feed.ResidentFeed, "")
+
+
+def test_a_source_that_changes_is_streamed_and_a_line_says_so(capsys):
+    kind, said = choose(examples.Augmented(), capsys)
+    assert kind is feed.StreamedFeed
+    (line,) = said.splitlines()
+    assert "of Augmented was another one when it was read again (['noise'] differed)" in line
+    assert "data.feed='streamed' says so" in line
+    assert "data.feed='resident'" in line
+    assert choose(examples.Augmented(), capsys, leads=False) == (feed.StreamedFeed, "")
+
+
+def test_resident_is_taken_at_its_word_and_warned_of(capsys):
+    kind, said = choose(examples.Augmented(), capsys, asked="resident")
+    assert kind is feed.ResidentFeed
+    assert "(['noise'] differed)" in said
+    assert "all epochs have the same values" in said
+
+
+def test_streamed_by_one_reader_reads_nothing_beforehand(capsys):
+    source = examples.Augmented()
+    kind, said = choose(source, capsys, asked="streamed", num_readers=1)
+    assert (kind, said) == (feed.StreamedFeed, "")
+    assert source.reads == [0]  # the shapes
+
+
+def test_an_evaluation_on_changing_examples_is_told(capsys):
+    choosing.evaluation_feed(examples.Augmented(), jax.devices()[0])
+    said = capsys.readouterr().err
+    assert "eval_source: example" in said
+    assert "every evaluation has those values" in said
+    choosing.evaluation_feed(examples.Waiting(secs=0), jax.devices()[0])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.1])
+def test_a_rare_change_is_found(chance):
+    """Of a quick source 64 examples are read twice: 1 in 1e19 and 1 in 2e6 escape."""
+
+    class Flipped(examples.Augmented):
+        def __getitem__(self, index):
+            return np.float32(index) * (1 if self.rng.random() < chance else -1) + np.float32(1)
+
+    assert all(trial.look(Flipped(1000, seed=seed)).difference for seed in range(20))
+
+
+def test_a_slow_source_is_read_little_and_a_quick_one_little_too():
+    slow, quick = examples.Waiting(secs=0.05), examples.Waiting(secs=0)
+    trial.look(slow)
+    trial.look(quick)
+    once_more = 2 * trial.NUM_READERS  # by several threads at once
+    assert len(slow.reads) <= 2 * 8 + 2 + once_more
+    assert len(quick.reads) <= 2 * 64 + 2 + once_more
+
+
+def test_the_global_generators_are_as_before():
+    class Drawing(examples.Waiting):
+        def __getitem__(self, index):
+            return np.float32(np.random.random() + random.random())  # noqa: NPY002
+
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
+    expected = Drawing()[0]
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
+    assert trial.look(Drawing()).difference is not None
+    assert Drawing()[0] == expected
+
+
+def test_threads_read_what_waits():
+    found = trial.look(examples.Waiting(secs=0.02))
+    assert found.num_readers == trial.NUM_READERS
+    assert found.unsafe == ""
+    assert found.secs_per_example >= 0.02
+    assert trial.look(examples.Waiting(secs=0)).num_readers == 1
+    assert trial.look(examples.Waiting(secs=0.005), num_readers=3).num_readers == 3
+
+
+@pytest.mark.parametrize(("gain", "num_readers"), [(1000.0, 1), (1e-9, trial.NUM_READERS)])
+def test_one_thread_reads_where_several_are_not_faster(gain, num_readers, monkeypatch):
+    """As where each read holds the interpreter; how busy the machine is must not decide here."""
+    monkeypatch.setattr(trial, "_GAIN", gain)
+    found = trial.look(examples.Waiting(secs=0.001))
+    assert found.secs_per_example >= trial.SLOW_SECS
+    assert found.num_readers == num_readers
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(examples.OnePosition, "was another one"), (examples.OfOneThread, "made in another thread")],
+)
+def test_one_thread_reads_what_several_cannot(kind, reason, capsys):
+    made, said = choose(kind(64, 0.005), capsys, asked="resident")
+    assert made is feed.ResidentFeed
+    assert "cannot be read by several threads at once" in said
+    assert reason in said
+    assert "thread_safe = False" in said
+    assert "data.readers=1" in said
+
+
+def test_a_source_says_whether_several_threads_may_read_it(capsys):
+    for secs, kind in ((0.005, examples.Waiting), (0.005, examples.Augmented)):
+        source = kind(64, secs)
+        source.thread_safe = False
+        assert trial.look(source).num_readers == 1
+        assert len({*source.threads}) == 1
+        with pytest.raises(ValueError, match=r"data\.readers: got 4.*thread_safe = False"):
+            trial.look(source, num_readers=4)
+        assert trial.look(sources.first(source, 30)).num_readers == 1
+    source.thread_safe = True
+    assert trial.look(source).num_readers == trial.NUM_READERS
+    assert "values that it draws from one random generator are others" in choose(source, capsys)[1]
+
+
+def test_one_thread_reads_slow_changing_examples_and_a_line_says_how_several_do(capsys):
+    _, said = choose(examples.Augmented(64, 0.005), capsys)
+    assert f"data.readers={trial.NUM_READERS} reads up to" in said
+    kind, said = choose(examples.Augmented(64, 0.005), capsys, num_readers=4)
+    assert kind is feed.StreamedFeed
+    assert "4 threads read Augmented" in said
+
+
+def test_the_bar_of_a_resident_set_comes_after_a_second_and_goes(capsys):
+    def read(progress, secs):
+        source = examples.Waiting(320, secs)
+        source.thread_safe = False
+        made = choosing.evaluation_feed(source, jax.devices()[0], progress=progress)
+        made.close()
+        return capsys.readouterr().err
+
+    said = read(True, 0.005)  # 1.6 s
+    assert "reading the eval_source" in said
+    assert "/320" in said
+    assert said.split("\r")[-1].strip() == ""
+    assert read(False, 0.005) == ""
+    assert read(True, 0.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "numbers", "kind"),
+    [
+        (examples.Waiting(secs=0), [1.0], feed.StreamedFeed),
+        (examples.Augmented(), [0.0], feed.ResidentFeed),
+    ],
+    ids=["changes", "changes not"],
+)
+def test_all_processes_take_the_feed_that_one_of_them_has_chosen(source, numbers, kind):
+    """Whatever they see themselves: `agree` brings what process 0 has found."""
+    made = choosing.training_feed(
+        source,
+        [jax.devices()[0]],
+        asked="auto",
+        num_readers=0,
+        leads=False,
+        agree=lambda problem, solve: numbers,
+    )
+    made.close()
+    assert type(made) is kind

@@ -1,0 +1,202 @@
+"""Examples that see each other: warned of with every order, refused where asked for."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hetjax import trees
+from hetjax.rounds import apart
+from tests.rounds import problems
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """However busy the machine is, the check is not slow."""
+    monkeypatch.setattr(apart, "_SLOW_SECS", float("inf"))
+
+
+def contrastive(weights, batch, rng):
+    """Each example against the others of its microbatch."""
+    logits = batch["x"] @ weights
+    scores = logits @ logits.T
+    return -jnp.diag(jax.nn.log_softmax(scores))
+
+
+def rolled(weights, batch, rng):
+    """Beside its neighbour."""
+    return problems.softmax_loss(
+        weights, batch | {"x": batch["x"] + jnp.roll(batch["x"], 1, 0)}, rng
+    )
+
+
+def in_pairs(weights, batch, rng):
+    x = batch["x"].reshape(-1, 2, problems.FEATURES)
+    x = (x - x.mean(axis=1, keepdims=True)).reshape(-1, problems.FEATURES)
+    return problems.softmax_loss(weights, batch | {"x": x}, rng)
+
+
+def mixed(weights, batch, rng):
+    """Mixup, with numbers that are drawn for all examples."""
+    share = jax.random.uniform(rng, (len(batch["y"]), 1))
+    x = share * batch["x"] + (1 - share) * batch["x"][::-1]
+    return problems.softmax_loss(weights, batch | {"x": x}, rng)
+
+
+def centred(weights, batch, rng):
+    return jnp.sum((batch["x"] - batch["x"].mean(axis=0, keepdims=True)) @ weights, axis=1)
+
+
+def with_dropout(weights, batch, rng):
+    kept = jax.random.bernoulli(rng, 0.5, batch["x"].shape).astype(batch["x"].dtype)
+    return problems.softmax_loss(weights, batch | {"x": batch["x"] * kept}, rng)
+
+
+def by_position(weights, batch, rng):
+    """Each example by itself, which the program does not show."""
+    log_probabilities = jax.nn.log_softmax(batch["x"] @ weights)
+    return -log_probabilities[jnp.arange(len(batch["y"])), batch["y"]]
+
+
+def one_by_one(weights, batch, rng):
+    """With a key for each example."""
+
+    def one(example, key):
+        batch = jax.tree.map(lambda leaf: leaf[None], example)
+        return with_dropout(weights, batch, key)[0]
+
+    return jax.vmap(one)(batch, rng)
+
+
+def fit(capsys, loss_fn, **fields):
+    problems.fit(
+        problems.classification(32, np.float32),
+        problems.initial_weights(np.float32),
+        loss_fn=loss_fn,
+        epochs=1,
+        local="virtual",
+        **fields,
+    )
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loss_fn", [contrastive, centred, rolled, in_pairs, mixed])
+@pytest.mark.parametrize("method", ["random_reshuffling", "shuffle_once"])
+def test_a_warning_has_the_numbers_and_says_what_they_mean(loss_fn, method, capsys):
+    said = fit(capsys, loss_fn, ordering=method)
+    numbers = re.search(r"loss (\S+) beside others and (\S+) beside copies", said)
+    one, other = map(float, numbers.groups())
+    assert abs(one - other) > 1e-3
+    assert "the negatives of one microbatch alone, microbatch_size=4 examples" in said
+    assert "no more of them with a larger quota" in said
+    assert "examples_apart='skip'" in said
+
+
+def test_the_numbers_are_those_of_the_loss():
+    data = problems.classification(4, np.float32)
+    weights = problems.initial_weights(np.float32)
+    seen = apart.find(centred, weights, data, jax.random.key(0))
+    moved = np.asarray(trees.perturbed(weights, 0))
+    x = data["x"]
+    beside_others = ((x - x.mean(axis=0)) @ moved).sum(axis=1)
+    copies = np.stack([x[0], x[1], x[0], x[0]])
+    beside_copies = ((copies - copies.mean(axis=0)) @ moved).sum(axis=1)
+    worst = np.argmax(np.abs(beside_others - beside_copies)[:2])
+    np.testing.assert_allclose(
+        [seen.loss, seen.beside_copies],
+        [beside_others[worst], beside_copies[worst]],
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [problems.softmax_loss, problems.weighted_softmax_loss, by_position, with_dropout],
+)
+def test_losses_of_single_examples_pass_without_a_word(loss_fn, capsys):
+    assert fit(capsys, loss_fn) == ""
+    assert fit(capsys, loss_fn, examples_apart="assert") == ""
+
+
+def test_a_key_for_each_example_passes_too(capsys):
+    assert fit(capsys, one_by_one, per_example_rng=True, examples_apart="assert") == ""
+
+
+def test_assert_refuses_and_skip_does_not_look(capsys):
+    with pytest.raises(ValueError, match=r"examples_apart='assert'.*see each other.*loss -?\d"):
+        fit(capsys, contrastive, examples_apart="assert")
+    assert fit(capsys, contrastive, examples_apart="skip") == ""
+
+
+@pytest.mark.parametrize("wanted", ["check", "assert", "skip"])
+def test_orders_that_balance_refuse_whatever_is_asked_for(wanted, capsys):
+    with pytest.raises(ValueError, match=r"beside others.*orders that balance gradients cannot"):
+        fit(capsys, contrastive, ordering="d_grab", examples_apart=wanted)
+
+
+def test_what_the_program_shows_is_not_computed():
+    """No compiling: the check of a usual loss costs two traces of it."""
+    data, weights = problems.classification(4, np.float32), problems.initial_weights(np.float32)
+
+    def computed(loss_fn, rng=None):
+        count = []
+
+        def counting(weights, batch, rng):
+            count.append(isinstance(weights, jax.core.Tracer))
+            return loss_fn(weights, batch, rng)
+
+        rng = jax.random.key(0) if rng is None else rng
+        assert apart.find(counting, weights, data, rng) is None
+        return len(count)
+
+    assert computed(problems.softmax_loss) == 2
+    assert computed(with_dropout) == 2  # what is drawn for an example is its own
+    assert computed(by_position) == 3  # and once to compile it
+    keys = jax.random.split(jax.random.key(0), 4)
+    assert computed(lambda w, b, r: jax.vmap(lambda x: (x @ w).sum())(b["x"]), keys) == 2
+
+
+def test_a_second_run_with_the_same_loss_compiles_no_check():
+    data, weights = problems.classification(4, np.float32), problems.initial_weights(np.float32)
+    traces = []
+
+    def loss_fn(weights, batch, rng):
+        traces.append(1)
+        return by_position(weights, batch, rng)
+
+    apart.find(loss_fn, weights, data, jax.random.key(0))
+    first = len(traces)
+    apart.find(loss_fn, weights, data, jax.random.key(1))
+    assert len(traces) - first == first - 1  # the jit has its program
+
+
+def test_the_seconds_are_told_where_it_is_slow(monkeypatch, capsys):
+    monkeypatch.setattr(apart, "_SLOW_SECS", -1.0)
+    assert re.search(r"it took \d+\.\d s to see whether", fit(capsys, problems.softmax_loss))
+
+
+def test_numbers_of_python_are_parameters_too(capsys):
+    def loss_fn(params, batch, rng):
+        return by_position(params["w"] * params["scale"], batch, rng)
+
+    params = {"w": problems.initial_weights(np.float32), "scale": 2.0}
+    data = problems.classification(4, np.float32)
+    assert apart.find(loss_fn, params, data, jax.random.key(0)) is None
+
+
+def test_a_loss_may_be_any_callable():
+    @dataclasses.dataclass
+    class Loss:  # cannot be hashed
+        scale: float
+
+        def __call__(self, weights, batch, rng):
+            return self.scale * by_position(weights, batch, rng)
+
+    data, weights = problems.classification(4, np.float32), problems.initial_weights(np.float32)
+    for loss_fn in (Loss(2.0), functools.partial(by_position)):
+        assert apart.find(loss_fn, weights, data, jax.random.key(0)) is None
