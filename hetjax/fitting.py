@@ -11,7 +11,7 @@ import jax
 import optax
 
 from hetjax import config as config_lib
-from hetjax import driver, types
+from hetjax import driver, starting, types
 from hetjax.data import sources
 from hetjax.records import evaluate as evaluate_lib
 from hetjax.records import evaluations, lock, record, results, summary
@@ -123,6 +123,8 @@ def fit(
     if workdir is not None:
         workdir = pathlib.Path(workdir).expanduser().absolute()  # a callback may change directory
     with contextlib.ExitStack() as stack:
+        begins = starting.Starting(shown=progress)
+        stack.callback(begins.over)
         kept = functools.partial(keeper_lib.kept_solutions, workdir, resume=bool(resume))
         run = stack.enter_context(
             run_lib.Run(
@@ -135,7 +137,7 @@ def fit(
                 rule=rule,
                 config=config,
                 solved=kept,
-                progress=progress,
+                begins=begins,
                 **fields,
             )
         )
@@ -162,7 +164,7 @@ def fit(
         )
         stack.callback(recorder.close)
         evaluate, judge = _evaluations(run, metrics_fn, eval_sets, params, progress=progress)
-        told = summary.Summary(run.parts, started=started, judge=judge)
+        told = summary.Summary(run.parts, started=started, judge=judge, begins=begins)
         begun = _begin(run, start, told, init_state)
         result = driver.Driver(
             run,

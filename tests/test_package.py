@@ -16,6 +16,7 @@ SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
 # Imports point to a lower number, or stay within the part.
 LAYERS = {
     "compiled": 0,
+    "starting": 0,
     "types": 0,
     "values": 0,
     "interrupt": 0,

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from hetjax import starting
 from hetjax.data import feed as feed_lib
 from hetjax.data import trial
 
@@ -140,9 +141,7 @@ def _bar(total: int, title: str, *, shown: bool) -> Iterator[Callable[[int], obj
     if not shown:
         yield lambda count: None
         return
-    from tqdm import auto
-
-    with auto.tqdm(
+    with starting.bar_class()(
         total=total,
         desc=title,
         unit="ex",

@@ -1,7 +1,6 @@
 """The files of a workdir: they grow with the run, and the progress bar with them."""
 
 import contextlib
-import importlib.util
 import json
 import pathlib
 import sys
@@ -9,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 import numpy as np
-import tqdm
 
-from hetjax import report
+from hetjax import report, starting
 from hetjax.config import recorded
 from hetjax.rounds.round_report import RoundReport, plain
 
@@ -47,16 +45,8 @@ class Recorder:
         self._lines: TextIO | None = None
         if self.workdir is not None:
             self._lines = _begin_files(self.workdir, self.config, lines)
-        self._bar = _bar_class()(
-            total=num_examples,
-            initial=lines[-1].examples_processed if lines else 0,
-            disable=not progress,
-            unit="ex",
-            unit_scale=True,
-            mininterval=0.3,
-            dynamic_ncols=True,
-        )
-        self._bar.set_postfix_str("compiling")
+        self._num_examples, self._progress = num_examples, progress
+        self._bar: Any = None  # from the first round on
 
     def add(self, line: RoundReport) -> None:
         """One round more."""
@@ -68,16 +58,26 @@ class Recorder:
                 self._lines.write(json.dumps(fields, allow_nan=False) + "\n")
             except OSError as error:
                 raise recorded.unusable(self.workdir, error) from error
-        if self._bar.disable:
+        if not self._progress:
             return
-        if line.round == 0:
-            self._bar.unpause()  # compiling says nothing of the pace
+        if self._bar is None:
+            self._bar = self._begin_bar(line.examples_processed - line.examples)
         quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
         self._bar.set_postfix_str(
             f"loss {line.loss:.3f} quotas {quotas} waiting {line.waiting_fraction:.0%}",
             refresh=False,
         )
         self._bar.update(line.examples)
+
+    def _begin_bar(self, done: int) -> Any:
+        return starting.bar_class()(
+            total=self._num_examples,
+            initial=done,
+            unit="ex",
+            unit_scale=True,
+            mininterval=0.3,
+            dynamic_ncols=True,
+        )
 
     def finish(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Writes `summary.json` and `report.html`; returns the summary as JSON holds it.
@@ -102,17 +102,11 @@ class Recorder:
 
     def close(self) -> None:
         """Ends the bar and the file; may be called twice."""
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
         if self._lines is not None:
             with contextlib.suppress(OSError):  # a line that could not be written has been told
                 self._lines.close()
-
-
-def _bar_class() -> Any:
-    """Of one line in a notebook too, where it has what that takes."""
-    if importlib.util.find_spec("ipywidgets") is None:
-        return tqdm.tqdm
-    return importlib.import_module("tqdm.auto").tqdm
 
 
 def made_directory(workdir: pathlib.Path) -> pathlib.Path:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax import starting
 from hetjax.data import ledger as ledger_lib
 from hetjax.records import evaluations
 from hetjax.rounds import reporting, round_report, run_records, setup
@@ -20,10 +21,20 @@ class Summary:
         parts: of the run.
         started: `perf_counter` when the run began.
         judge: says which evaluation is the best.
+        begins: the stages before the first round.
     """
 
-    def __init__(self, parts: setup.RunParts, *, started: float, judge: evaluations.Judge) -> None:
+    def __init__(
+        self,
+        parts: setup.RunParts,
+        *,
+        started: float,
+        judge: evaluations.Judge,
+        begins: starting.Starting,
+    ) -> None:
         self._parts, self._started, self._judge = parts, started, judge
+        self._begins = begins
+        self._first_secs: float | None = None  # from then to the end of the first round
         self._lines: list[round_report.RoundReport] = []
         self._clock = 0.0
         self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
@@ -86,6 +97,9 @@ class Summary:
         herding: dict[str, float] | None = None,
     ) -> round_report.RoundReport:
         """The line of a round, with what was measured after it; waits for its numbers."""
+        if self._first_secs is None:
+            self._begins.over()
+            self._first_secs = time.perf_counter() - self._started
         line = dataclasses.replace(
             report.read(),
             start_secs=self._clock,
@@ -135,6 +149,7 @@ class Summary:
             "waiting_fraction": float(waiting / longest.sum()) if len(timed) else None,
             "quotas": timed[-1].quotas if timed else [],
             "overrun_fraction": sum(line.overruns for line in lines) / max(microbatches, 1),
+            "start": {"first_round": self._first_secs or 0.0, **self._begins.secs},
             "interrupted": interrupted,
             "stopped_by": self.stopped_by,
             **({"resumed": self.resumed} if self.resumed else {}),

@@ -24,6 +24,7 @@ def tiles(summary: Record, history: Sequence[Record]) -> str:
         *_traffic(summary, history),
         ("Missing and duplicated", both, processed and f"of {processed} processed"),
         ("Quotas at the end", *_last_quotas(summary, history)),
+        _start(summary),
         ("Wall time", words.time(summary.get("wall_secs")), rounds),
     ]
     cells = [
@@ -33,6 +34,14 @@ def tiles(summary: Record, history: Sequence[Record]) -> str:
         if value
     ]
     return f'<dl class="tiles">{"".join(cells)}</dl>' if cells else ""
+
+
+def _start(summary: Record) -> Tile:
+    """How long it was to the end of the first round, and with what."""
+    start = summary.get("start") or {}
+    stages = {name: secs for name, secs in start.items() if name != "first_round" and secs >= 0.1}
+    below = ", ".join(f"{name} {words.time(secs)}" for name, secs in stages.items())
+    return "First round after", words.time(start.get("first_round")), below
 
 
 def _learning(summary: Record) -> list[Tile]:

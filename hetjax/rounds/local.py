@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from hetjax import mesh as mesh_lib
-from hetjax import trees, types
+from hetjax import starting, trees, types
 from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
@@ -153,6 +153,7 @@ class Stepped:
         clock: emulated or real clocks.
         gate: polled between microbatches.
         beacons: told what each worker does.
+        begins: told which worker compiles.
         signed: whether the order takes signs.
     """
 
@@ -165,8 +166,10 @@ class Stepped:
         clock: WorkerClock,
         gate: gate_lib.Live,
         beacons: beacons_lib.Beacons,
+        begins: starting.Starting,
         signed: bool = False,
     ) -> None:
+        self._begins = begins
         self._feed, self._mesh, self._clock, self._gate = feed, mesh, clock, gate
         self._beacons = beacons
         self._workers = mesh_lib.own_workers(mesh)
@@ -213,6 +216,7 @@ class Stepped:
                 )
                 tasks.append(task)
                 if round_index is None:  # the others load what the first has compiled
+                    self._begins.detail(f"worker {index + 1} of {len(self._workers)}")
                     concurrent.futures.wait([task])
             self._all_started.acquire()  # the host's own work must not delay a worker's start
             meanwhile()

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from hetjax import config as config_lib
-from hetjax import gates, kinds, ordering, topology, trees, types
+from hetjax import gates, kinds, ordering, starting, topology, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
@@ -84,6 +84,7 @@ class Common(NamedTuple):
     beacons: beacons_lib.Beacons
     clock: WorkerClock
     params: types.PyTree
+    begins: starting.Starting
 
     def make(
         self,
@@ -196,7 +197,14 @@ def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> loc
     board = None if alone else board_lib.Board("gate")
     by_threads = gates.begin(chosen.gate, board) if asked else gates.AlwaysOpen()
     return local.Stepped(
-        steps, feed, mesh, clock=clock, gate=by_threads, beacons=common.beacons, signed=signed
+        steps,
+        feed,
+        mesh,
+        clock=clock,
+        gate=by_threads,
+        beacons=common.beacons,
+        begins=common.begins,
+        signed=signed,
     )
 
 

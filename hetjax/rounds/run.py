@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import compiled, types
+from hetjax import compiled, starting, types
 from hetjax import config as config_lib
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint
@@ -51,7 +51,7 @@ class Run:
         rules: of further kinds of rounds, by name, without update; the policy learns each apart.
         config: a checked configuration; or give `fields`.
         solved: numbers that the run solved before it was interrupted, by problem (`restore`).
-        progress: show a bar where the source takes long to read.
+        begins: told what goes on before the first round.
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
 
     Raises:
@@ -86,10 +86,11 @@ class Run:
         rules: Mapping[str, rules_lib.LocalRule] | None = None,
         config: config_lib.ExperimentConfig | None = None,
         solved: Callable[[], dict[str, solutions.Numbers]] = dict,
-        progress: bool = False,
+        begins: starting.Starting | None = None,
         **fields: Any,
     ) -> None:
         join.check_joined()
+        self._begins = begins or starting.Starting()
         arguments.check(params, optimizer)
         given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
         self.config, self.recorded = given.config, given.recorded
@@ -116,7 +117,7 @@ class Run:
                 board=board_lib.Board("solutions") if several else None,
                 kept=solved,
             ),
-            progress=progress,
+            begins=self._begins,
         )
         if several:
             gathering.check_same_parts(
@@ -169,7 +170,10 @@ class Run:
             lineage=Lineage(self),
             generation=0,
         )
-        return state if programs.MAIN in self._warm else self._warm_up(state, programs.MAIN, given)
+        if programs.MAIN in self._warm:
+            return state
+        with self._begins.stage("compiling"):
+            return self._warm_up(state, programs.MAIN, given)
 
     def restore(self, directory: str | pathlib.Path, given: types.PyTree = ()) -> RunState:
         """The state of the newest checkpoint in a directory, or a workdir; `given` as for `init`.
@@ -340,6 +344,7 @@ class Run:
         host_secs = 0.0
         if parts.host_is_own(plan.kind):
             host_secs = self._tail_secs + time.perf_counter() - began - own.compute_secs.max()
+        self._begins.detail("the synchronisation")
         told = parts.gather(own, plan.digests, request, host_secs)
         self._gathered = time.perf_counter()
         sums = own_kind.sync(

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from hetjax import config as config_lib
-from hetjax import gates, kinds, ordering, quota, topology, trees, types
+from hetjax import gates, kinds, ordering, quota, starting, topology, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
 from hetjax.data import choosing, sources
@@ -127,14 +127,14 @@ def build(
     more_rules: Mapping[str, rules.LocalRule] = MappingProxyType({}),
     beacons: beacons_lib.Beacons | None = None,
     solved: solutions.Solutions | None = None,
-    progress: bool = False,
+    begins: starting.Starting | None = None,
 ) -> RunParts:
     """Checks what only the data and the devices can tell, and makes what the parts need of them.
 
     `chosen` are the parts; None: those that the configuration names. `rule` is what a worker does
     with its microbatches; None adds up gradients. Without an optimiser rounds have no update.
-    `more_rules` are those of further kinds of rounds, by name, which have none either. `progress`
-    shows a bar where the source takes long to read.
+    `more_rules` are those of further kinds of rounds, by name, which have none either. `begins` is
+    told of what takes long.
 
     Raises:
         ValueError: more workers than devices, a loss that is not one number an example, a trace
@@ -142,6 +142,7 @@ def build(
             else, or data that cannot be read.
     """
     beacons, solved = beacons or beacons_lib.Beacons(), solved or solutions.Solutions()
+    begins = begins or starting.Starting()
     chosen = kinds.of_config(config, {}) if chosen is None else chosen
     num_workers = config.cluster.num_workers
     where = programs_lib.place_workers(config)
@@ -156,7 +157,7 @@ def build(
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     stream = _make_stream(config, len(source), chosen)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
-    feed = _make_feed(config, source, where, progress=progress)
+    feed = _make_feed(config, source, where, progress=begins.shown)
     meeting = meeting_lib.make(where.mesh, num_workers)
     gather = gathering.Gathering(
         meeting,
@@ -165,7 +166,7 @@ def build(
     )
     clock = programs_lib.make_clock(config, chosen.gate, cluster if emulated else None)
     common = programs_lib.Common(
-        config, chosen, reducer, feed, where, meeting, beacons, clock, params
+        config, chosen, reducer, feed, where, meeting, beacons, clock, params, begins
     )
     programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
     programs |= {kind: common.make(more) for kind, more in more_rules.items()}

@@ -1,0 +1,83 @@
+"""What goes on before the first round: a line that moves while it does, and its seconds."""
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+_AFTER_SECS = 1.0  # what is over sooner is not shown
+_PERIOD_SECS = {True: 0.5, False: 10.0}  # between two lines, on a terminal or notebook; in a file
+
+
+class Starting:
+    """The stages of a run's start, one after another.
+
+    Args:
+        shown: show the line; it is gone when the run begins.
+
+    Example:
+        >>> starting = Starting()
+        >>> with starting.stage("compiling"):
+        ...     starting.detail("worker 1 of 4")
+        >>> list(starting.secs)
+        ['compiling']
+    """
+
+    def __init__(self, *, shown: bool = False) -> None:
+        self.shown = shown
+        self.secs: dict[str, float] = {}
+        """Of each stage."""
+        self._now: tuple[str, str, float] | None = None  # stage, detail, when it began
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """What is done inside belongs to this stage."""
+        began = time.perf_counter()
+        self._now = name, "", began
+        if self.shown and self._thread is None and not self._ended.is_set():
+            self._thread = threading.Thread(target=self._show, name="hetjax-starting", daemon=True)
+            self._thread.start()
+        try:
+            yield
+        finally:
+            self._now = None
+            self.secs[name] = self.secs.get(name, 0.0) + time.perf_counter() - began
+
+    def detail(self, text: str) -> None:
+        """Says what of the stage is being done now; nothing outside a stage."""
+        if self._now is not None:
+            name, _, began = self._now
+            self._now = name, text, began
+
+    def over(self) -> None:
+        """Takes the line away; may be called twice."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _show(self) -> None:
+        lives = sys.stderr.isatty() or bar_class() is not importlib.import_module("tqdm").tqdm
+        bar = None
+        while not self._ended.wait(_PERIOD_SECS[lives]):
+            now = self._now
+            secs = 0.0 if now is None else time.perf_counter() - now[2]
+            if now is None or secs < _AFTER_SECS:
+                continue
+            bar = bar or bar_class()(bar_format="{desc}", leave=False, dynamic_ncols=True)
+            bar.set_description_str(f"hetjax: {now[0]} {now[1]}".rstrip() + f", {secs:.0f} s")
+        if bar is not None:
+            bar.close()
+
+
+def bar_class() -> Any:
+    """Of progress bars: those of one line in a notebook that has what they take."""
+    if importlib.util.find_spec("ipywidgets") is None:
+        return importlib.import_module("tqdm").tqdm
+    return importlib.import_module("tqdm.auto").tqdm
