@@ -51,7 +51,7 @@ def find(
     board = None if parts.meeting.alone else board_lib.Board("resume")
     if not parts.leads:
         assert board is not None
-        step = board.wait("step", timeout_secs=600.0)
+        step = board.wait("step", 600.0, what="find the checkpoint to go on from")
         return Start() if step is None else Start(checkpoint.read(directory, step))
     saved = checkpoint.newest(directory) if resume and directory.is_dir() else None
     if saved is not None and not _goes_on(saved.about, restarted):

@@ -21,7 +21,7 @@ from hetjax.checkpoints import checkpoint
 from hetjax.data import sources
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
-from hetjax.processes import join, solutions
+from hetjax.processes import join, solutions, watch
 from hetjax.rounds import (
     arguments,
     gathering,
@@ -93,6 +93,7 @@ class Run:
         self.config, self.recorded = given.config, given.recorded
         source = sources.as_source(source)
         self.beacons = beacons_lib.start()
+        watch.follow(self.beacons)
         self.beacons.at("starting")
         several = jax.process_count() > 1 and self.config.local != "virtual"
         if several:
@@ -290,6 +291,7 @@ class Run:
             self.parts.feed.read_ahead(upcoming)
         return plan
 
+    @watch.taking_part
     def execute(
         self,
         plan: Plan,
