@@ -23,6 +23,7 @@ import sys
 
 from absl import app, flags
 
+from experiments import command_line
 from experiments.comparisons import comparison
 
 _CONFIGS = flags.DEFINE_multi_string("configs", [], "An arm: 'FILE FIELD=VALUE …'; or files.")
@@ -61,4 +62,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=lambda argv: command_line.parse_flags(argv, fields_by="--set="))

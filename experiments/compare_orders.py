@@ -31,6 +31,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
+from experiments import command_line
 from experiments.comparisons import order_report, order_results, order_tasks
 from experiments.comparisons.order_tasks import Run, Task
 
@@ -385,4 +386,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=command_line.parse_flags)

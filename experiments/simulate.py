@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from absl import app, flags
 
+from experiments import command_line
 from hetjax import gates, kinds, parts, quota, simulate, topology
 from hetjax.cluster import emulate
 from hetjax.topology import graphs, links
@@ -335,4 +336,4 @@ def _log_values(ax, least: float, most: float) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=command_line.parse_flags)

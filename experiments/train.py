@@ -160,7 +160,7 @@ def _end(message: str) -> NoReturn:
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
-        _end(f"Unexpected arguments: {' '.join(argv[1:])}. Write --config.FIELD=VALUE.")
+        _end(f"Unexpected arguments: {' '.join(argv[1:])}. {config_flag.misplaced(argv[1:])}")
     logging.set_verbosity(logging.WARNING)  # not every data set that is opened
     config = config_flag.get()
     workdir = _WORKDIR.value
