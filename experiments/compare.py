@@ -39,7 +39,7 @@ _DIRECTORY = flags.DEFINE_string("directory", "runs/compare", "Results, table an
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}. Quote an arm with its fields.")
-    directory = pathlib.Path(_DIRECTORY.value)
+    directory = pathlib.Path(_DIRECTORY.value).expanduser()
     try:
         arms = comparison.read_arms(_CONFIGS.value, _SET.value)
         seeds, rates = [int(s) for s in _SEEDS.value], [float(r) for r in _RATES.value]

@@ -361,7 +361,7 @@ class _InProcess(concurrent.futures.Executor):
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
-    only, directory = set(_ONLY.value), pathlib.Path(_DIRECTORY.value)
+    only, directory = set(_ONLY.value), pathlib.Path(_DIRECTORY.value).expanduser()
     tasks = [t for t in order_tasks.TASKS.values() if not only or only & {t.name, t.group}]
     known = {name for t in order_tasks.TASKS.values() for name in (t.name, t.group) if name}
     if only - known:

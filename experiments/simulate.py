@@ -95,7 +95,7 @@ def main(argv: list[str]) -> None:
     _check_names("gates", _GATES.value, list(gates.GATES))
     _check_names("reducers", _REDUCERS.value, list(topology.REDUCERS))
     _check_together(sizes)
-    directory = pathlib.Path(_DIRECTORY.value)
+    directory = pathlib.Path(_DIRECTORY.value).expanduser()
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -25,7 +25,7 @@ _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.
 
 def train_and_evaluate(
     config: Any,
-    workdir: str | None,
+    workdir: str | pathlib.Path | None,
     *,
     progress: bool = True,
     place: join.Place | None = None,
@@ -166,6 +166,7 @@ def main(argv: list[str]) -> None:
     workdir = _WORKDIR.value
     if workdir is None:
         _end("--workdir is missing: the directory that gets this run's files.")
+    workdir = pathlib.Path(workdir).expanduser()
     place = None
     try:
         place = join.find_place(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
@@ -180,7 +181,7 @@ def main(argv: list[str]) -> None:
         _end(str(error))
     if place is None or place.process_id == 0:
         print(summary_table(result.summary))
-        print(f"Report: {pathlib.Path(workdir) / 'report.html'}")
+        print(f"Report: {workdir / 'report.html'}")
     if result.summary["interrupted"]:
         sys.exit(143 if result.summary["stopped_by"] == "SIGTERM" else 130)
 

@@ -105,7 +105,8 @@ def fit(
         raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
     eval_source = None if eval_source is None else sources.as_source(eval_source)
     if workdir is not None:
-        workdir = pathlib.Path(workdir).absolute()  # a callback may change the directory
+        # A callback may change the directory.
+        workdir = pathlib.Path(workdir).expanduser().absolute()
     restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
     kept = functools.partial(keeper_lib.kept_solutions, workdir, resume=resume, restarted=restarted)
     with contextlib.ExitStack() as stack:

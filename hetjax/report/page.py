@@ -41,7 +41,7 @@ def write_report(
     ):
         body.append(_details(heading, f"<pre>{words.escaped(words.pretty(record))}</pre>"))
     text = _frame(title, "\n".join(part for part in body if part))
-    pathlib.Path(path).write_text(text, encoding="utf-8", errors="replace")
+    pathlib.Path(path).expanduser().write_text(text, encoding="utf-8", errors="replace")
 
 
 def _frame(title: str, body: str) -> str:
