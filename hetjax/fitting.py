@@ -15,7 +15,7 @@ from hetjax import driver, types
 from hetjax.data import sources
 from hetjax.records import evaluate, record, summary
 from hetjax.records import keeper as keeper_lib
-from hetjax.rounds import arguments, rules
+from hetjax.rounds import inputs, rules
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import run as run_lib
 
@@ -100,7 +100,7 @@ def fit(
         detection are hetjax's own.
     """
     started = time.perf_counter()
-    arguments.check(params, optimizer, callbacks)
+    inputs.check_callbacks(callbacks)
     if optimizer is None:
         raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
     eval_source = None if eval_source is None else sources.as_source(eval_source)

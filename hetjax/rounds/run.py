@@ -25,6 +25,7 @@ from hetjax.processes import join, solutions, watch
 from hetjax.rounds import (
     arguments,
     gathering,
+    inputs,
     local,
     planning,
     programs,
@@ -88,7 +89,7 @@ class Run:
         **fields: Any,
     ) -> None:
         join.check_joined()
-        arguments.check(params, optimizer)
+        inputs.check(loss_fn, params, optimizer)
         given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
         self.config, self.recorded = given.config, given.recorded
         source = sources.as_source(source)
