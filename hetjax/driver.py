@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from hetjax import interrupt, types
+from hetjax.processes import watch
 from hetjax.records import evaluate, record, summary, telemetry
 from hetjax.records import keeper as keeper_lib
 from hetjax.rounds import gathering, reporting, round_report
@@ -120,6 +121,7 @@ class Driver:
         best = params if self._best_params is None else self._best_params
         return FitResult(params, self._state.train, written, self._recorder.history, best)
 
+    @watch.taking_part
     def _round(self) -> None:
         """One round, the report of the one before, and what is due after it."""
         run, stream = self._run, self._run.parts.stream
@@ -139,6 +141,7 @@ class Driver:
         if self._keeper is not None and self._keeper.is_due():
             self._asks |= gathering.Request.SAVE
 
+    @watch.taking_part
     def _report(self) -> None:
         """Reports the round before, whose numbers have arrived by now."""
         report, self._pending = self._pending, None

@@ -65,6 +65,12 @@ def follow(beacons: beacons_lib.Beacons) -> None:
         _this.follow(beacons)
 
 
+def left(error: BaseException) -> None:
+    """A run was left by this exception, which somebody may still catch."""
+    if _this is not None:
+        _this.left(error)
+
+
 def taking_part(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
     """Decorates what all processes do together: the others hear of who leaves it by an exception.
 
@@ -120,7 +126,8 @@ class Watch:
         self._lock = threading.Lock()
         self._end: endings.Ending | None = None  # of the run: the first that was told or heard
         self._has_lost = False  # another process is gone, and nobody said why
-        self._reason: endings.Ending | None = None  # why it has left its last round
+        self._left_by: BaseException | None = None  # of the round that it has left
+        self._reason: endings.Ending | None = None  # the same in words
         self._thread_error = ""
         self._left: dict[int, endings.Ending] = {}  # who has left a round, or come to its exit
         self._last_left = 0.0  # monotonic, when the last of them was seen
@@ -145,15 +152,15 @@ class Watch:
     def left(self, error: BaseException) -> None:
         """This process has left a round, and the others may wait for it there."""
         self._is_unwinding = True
-        if self._end is None and not _is_loss(error):
-            self._reason = endings.of_error(self._process, error)
+        if self._end is None and self._left_by is not error and not _is_loss(error):
+            self._left_by, self._reason = error, endings.of_error(self._process, error)
             self._say_left()
 
     def goes_on(self) -> None:
         """After all it takes part in rounds again; does nothing where it has left none."""
         self._is_unwinding = False
         if self._reason is not None:
-            self._reason = None
+            self._left_by = self._reason = None
             with contextlib.suppress(Exception):
                 self._board.remove(f"left/{self._process}")
 

@@ -135,7 +135,9 @@ class Run:
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            watch.left(error)
         self.close()
 
     def close(self) -> None:

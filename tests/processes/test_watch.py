@@ -92,7 +92,11 @@ def test_long_words_are_told_in_part(shared, tmp_path):
 
 def test_who_goes_on_has_not_left(shared):
     one = watch.Watch(1, 2, shared)
-    one.left(ValueError("caught in all processes alike"))
+    one.left(error := ValueError("caught in all processes alike"))
+    assert shared.values.pop("left/1")[1] == "raised ValueError: caught in all processes alike"
+    one.left(error)  # on its way through another function
+    assert not shared.values
+    one.left(ValueError("another"))
     assert "left/1" in shared.values
     one.follow(beacons.Beacons())  # a new run
     assert "left/1" not in shared.values
