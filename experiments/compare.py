@@ -23,6 +23,7 @@ import sys
 
 from absl import app, flags
 
+from experiments import command_line
 from experiments.comparisons import comparison
 
 _CONFIGS = flags.DEFINE_multi_string("configs", [], "An arm: 'FILE FIELD=VALUE …'; or files.")
@@ -38,7 +39,7 @@ _DIRECTORY = flags.DEFINE_string("directory", "runs/compare", "Results, table an
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}. Quote an arm with its fields.")
-    directory = pathlib.Path(_DIRECTORY.value)
+    directory = pathlib.Path(_DIRECTORY.value).expanduser()
     try:
         arms = comparison.read_arms(_CONFIGS.value, _SET.value)
         seeds, rates = [int(s) for s in _SEEDS.value], [float(r) for r in _RATES.value]
@@ -61,4 +62,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=lambda argv: command_line.parse_flags(argv, fields_by="--set="))

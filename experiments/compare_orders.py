@@ -31,6 +31,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
+from experiments import command_line
 from experiments.comparisons import order_report, order_results, order_tasks
 from experiments.comparisons.order_tasks import Run, Task
 
@@ -360,7 +361,7 @@ class _InProcess(concurrent.futures.Executor):
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
-    only, directory = set(_ONLY.value), pathlib.Path(_DIRECTORY.value)
+    only, directory = set(_ONLY.value), pathlib.Path(_DIRECTORY.value).expanduser()
     tasks = [t for t in order_tasks.TASKS.values() if not only or only & {t.name, t.group}]
     known = {name for t in order_tasks.TASKS.values() for name in (t.name, t.group) if name}
     if only - known:
@@ -385,4 +386,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=command_line.parse_flags)

@@ -23,13 +23,14 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
+from experiments import command_line
 from hetjax import config, kinds, parts
 from hetjax.config import fields
 
 _NAME = "config"
+_PREFIX = f"--{_NAME}."
 _MISSING = f"--{_NAME} is missing. Give a file first, such as --{_NAME}=configs/digits.py."
 _BOOLEANS = ("true", "t", "1", "false", "f", "0")  # as absl takes them
-_EXIT_STATUS = 2
 
 
 def define(
@@ -40,7 +41,7 @@ def define(
         _NAME,
         default=None,
         help_string="configs/NAME.py, or the config.json of a run; --config.FIELD=VALUE "
-        f"overrides a field of it. The fields of the parts:\n{_help()}",
+        "overrides a field of it.",
         flag_values=flag_values,
         sys_argv=None if argv is None else list(argv),
     )
@@ -50,30 +51,36 @@ def define(
     return holder
 
 
-def _help() -> str:
-    """A line for each option of a part."""
-    return "\n".join(
-        f"{field}={shown}: {says} ({owners}; {allowed})"
-        for field, owners, shown, allowed, says in kinds.rows()
-    )
-
-
 def parse_flags(argv: Sequence[str], *, flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
     """Parses the command line; ends the program with status 2 where it is wrong.
 
-    The `flags_parser` of `absl.app.run`.
+    The `flags_parser` of `absl.app.run`. Prints all flags and fields for `--help`.
     """
+    if command_line.asks_for_help(argv):
+        fields_help = command_line.fields_help(_PREFIX)
+        command_line.print_help(fields_help, flag_values=flag_values)
     try:
         rest = flag_values(list(argv))
+    except flags.UnrecognizedFlagError as error:
+        spelt = list(command_line.misplaced_fields(argv[1:], _PREFIX, flag_values=flag_values))
+        _end(_with_missing("\n".join(spelt) or str(error), argv))
     except flags.Error as error:
         # 'flag --config=…: ' is absl's; what follows is our own message.
-        message = re.sub(rf"^flag --{_NAME}=\S*: ", "", str(error))
-        if not any(re.match(rf"--?{_NAME}(=|$)", argument) for argument in argv):
-            message = f"{message}\n{_MISSING}"
-        _end(message)
-    if flag_values[_NAME].value is None and not _asks_for_help(argv):
+        _end(_with_missing(re.sub(rf"^flag --{_NAME}=\S*: ", "", str(error)), argv))
+    if flag_values[_NAME].value is None and not _only_checks(argv):
         _end(_MISSING)
     return rest
+
+
+def _with_missing(message: str, argv: Sequence[str]) -> str:
+    is_given = any(re.match(rf"--?{_NAME}(=|$)", argument) for argument in argv)
+    return message if is_given else f"{message}\n{_MISSING}"
+
+
+def misplaced(arguments: Sequence[str]) -> str:
+    """What to write in place of arguments that are no flags."""
+    spelt = list(command_line.misplaced_fields(arguments, _PREFIX))
+    return "\n".join(spelt) or f"Write {_PREFIX}FIELD=VALUE."
 
 
 def get(*, flag_values: flags.FlagValues = flags.FLAGS) -> config.ExperimentConfig:
@@ -86,11 +93,11 @@ def get(*, flag_values: flags.FlagValues = flags.FLAGS) -> config.ExperimentConf
 
 def _end(message: str) -> NoReturn:
     print(f"The configuration cannot be used:\n{message}", file=sys.stderr)
-    sys.exit(_EXIT_STATUS)
+    sys.exit(command_line.MISTAKE)
 
 
-def _asks_for_help(argv: Sequence[str]) -> bool:
-    return any(re.match(r"--?(help|only_check_args)", argument) for argument in argv)
+def _only_checks(argv: Sequence[str]) -> bool:
+    return any(re.match(r"--?only_check_args", argument) for argument in argv)
 
 
 class _FileParser(flags.ArgumentParser):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from absl import app, flags
 
+from experiments import command_line
 from hetjax import gates, kinds, parts, quota, simulate, topology
 from hetjax.cluster import emulate
 from hetjax.topology import graphs, links
@@ -94,7 +95,7 @@ def main(argv: list[str]) -> None:
     _check_names("gates", _GATES.value, list(gates.GATES))
     _check_names("reducers", _REDUCERS.value, list(topology.REDUCERS))
     _check_together(sizes)
-    directory = pathlib.Path(_DIRECTORY.value)
+    directory = pathlib.Path(_DIRECTORY.value).expanduser()
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -335,4 +336,4 @@ def _log_values(ax, least: float, most: float) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=command_line.parse_flags)

@@ -5,16 +5,14 @@
 DIR gets config.json, metrics.jsonl, summary.json and report.html.
 """
 
-import os
 import pathlib
 import sys
-import traceback
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
 from experiments import config_flag
-from hetjax.processes import join
+from hetjax.processes import endings, join, watch
 
 config_flag.define()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
@@ -27,7 +25,7 @@ _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.
 
 def train_and_evaluate(
     config: Any,
-    workdir: str | None,
+    workdir: str | pathlib.Path | None,
     *,
     progress: bool = True,
     place: join.Place | None = None,
@@ -115,22 +113,15 @@ def _end(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _leave(code: int, message: str) -> NoReturn:
-    """Ends one process of several; what JAX does at exit would wait for the others."""
-    print(message, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
-        _end(f"Unexpected arguments: {' '.join(argv[1:])}. Write --config.FIELD=VALUE.")
+        _end(f"Unexpected arguments: {' '.join(argv[1:])}. {config_flag.misplaced(argv[1:])}")
     logging.set_verbosity(logging.WARNING)  # not every data set that is opened
     config = config_flag.get()
     workdir = _WORKDIR.value
     if workdir is None:
         _end("--workdir is missing: the directory that gets this run's files.")
+    workdir = pathlib.Path(workdir).expanduser()
     place = None
     try:
         place = join.find_place(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
@@ -138,21 +129,16 @@ def main(argv: list[str]) -> None:
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)
-    except Exception as error:
-        is_users = isinstance(error, ValueError)
-        if place is None and is_users:
-            _end(str(error))
-        if place is None:
+    except ValueError as error:
+        if place is not None and endings.is_loss_of_others(error):
             raise
-        if isinstance(error, ValueError | RuntimeError) and join.is_loss_of_others(error):
-            first_line = str(error).splitlines()[0]
-            _leave(1, f"Process {place.process_id} has lost the others: {first_line}")
-        _leave(2 if is_users else 1, str(error) if is_users else traceback.format_exc())
+        watch.tell(f"refused its input: {error}", code=2)
+        _end(str(error))
     if place is None or place.process_id == 0:
         from hetjax.records import results
 
         print(results.aligned(results.summary_rows(result.summary)))
-        print(f"Report: {pathlib.Path(workdir) / 'report.html'}")
+        print(f"Report: {workdir / 'report.html'}")
     if result.summary["interrupted"]:
         sys.exit(143 if result.summary["stopped_by"] == "SIGTERM" else 130)
 

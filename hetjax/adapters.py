@@ -206,6 +206,12 @@ def _nnx_builder(model: nnx.Module) -> Callable[[Any], Any]:
 
 
 def _linen_variables(variables: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    if not isinstance(variables, Mapping) or "params" not in variables:
+        what = f"has {sorted(variables)}" if isinstance(variables, Mapping) else "is no dict"
+        raise ValueError(
+            f"variables {what} and must have 'params': give all that module.init returned. Of bare "
+            "parameters: {'params': params}"
+        )
     if variables.get("batch_stats"):
         where = ", ".join(sorted(variables["batch_stats"]))
         raise ValueError(_REFUSAL.format(where=f"batch_stats: {where}"))

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from hetjax import interrupt, types
+from hetjax.processes import watch
 from hetjax.records import evaluations, record, results, summary, telemetry
 from hetjax.records import keeper as keeper_lib
 from hetjax.rounds import gathering, reporting, round_report
@@ -152,6 +153,7 @@ class Driver:
             state=self._state.train,
         )
 
+    @watch.taking_part
     def _round(self) -> None:
         """One round, the report of the one before, and what is due after it."""
         run, stream = self._run, self._run.parts.stream
@@ -172,6 +174,7 @@ class Driver:
         if self._keeper is not None and self._keeper.is_due():
             self._asks |= gathering.Request.SAVE
 
+    @watch.taking_part
     def _report(self) -> None:
         """Reports the round before, whose numbers have arrived by now."""
         report, self._pending = self._pending, None

@@ -17,7 +17,7 @@ from hetjax.records import evaluate as evaluate_lib
 from hetjax.records import evaluations, lock, record, results, summary
 from hetjax.records import fingerprint as fingerprint_lib
 from hetjax.records import keeper as keeper_lib
-from hetjax.rounds import arguments, programs, rules, run_records
+from hetjax.rounds import inputs, programs, rules, run_records
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
@@ -118,7 +118,7 @@ def fit(
     """
     started = time.perf_counter()
     params = params if init_state is None or params is not None else _params_of(init_state)
-    _check(params, optimizer, callbacks, resume)
+    _check(optimizer, callbacks, resume)
     source, eval_sets = sources.as_source(source), _eval_sets(eval_source, eval_sources, metrics_fn)
     if workdir is not None:
         workdir = pathlib.Path(workdir).expanduser().absolute()  # a callback may change directory
@@ -206,8 +206,8 @@ def _params_of(state: types.TrainState) -> types.PyTree:
     return jax.device_get(state_lib.own_row(state.params))
 
 
-def _check(params: Any, optimizer: Any, callbacks: Any, resume: Any) -> None:
-    arguments.check(params, optimizer, callbacks)
+def _check(optimizer: Any, callbacks: Any, resume: Any) -> None:
+    inputs.check_callbacks(callbacks)
     if optimizer is None:
         raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
     if resume not in (True, False, "force"):

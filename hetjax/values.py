@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 _MOST = 2**31 - 1
@@ -107,12 +109,18 @@ def text(*, may_be_empty: bool = False) -> Rule:
     return Rule("a string" if may_be_empty else "a string, not empty", parse)
 
 
-def choice(*names: str) -> Rule:
-    """One of a few names."""
+def choice(*names: str, why: Mapping[str, str] = MappingProxyType({})) -> Rule:
+    """One of a few names.
+
+    Args:
+        names: that are allowed.
+        why: of names that people try and that are none, the reason; in lower case, without signs.
+    """
 
     def parse(value: Any) -> str:
         if not isinstance(value, str) or value not in names:
-            raise Refused
+            plain_name = re.sub(r"[^a-z]", "", str(value).lower())
+            raise Refused(*(why[plain_name],) if plain_name in why else ())
         return value
 
     return Rule(f"one of {', '.join(names)}", parse, names=names)

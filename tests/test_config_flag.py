@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 import pathlib
 
@@ -10,7 +12,7 @@ from absl import flags
 
 from experiments import config_flag
 from hetjax import config
-from hetjax.config import groups
+from hetjax.config import fields, groups
 
 DIGITS = str(pathlib.Path(__file__).parents[1] / "configs" / "digits.py")
 
@@ -85,6 +87,23 @@ MISTAKES = [
     (["--config.local=fused", "--config.gate.trigger=first"], "gate.trigger: got 'first' with"),
     (["--config.epochs=0", "--config.polcy=3"], "epochs: got 0, must be an integer"),
     (["--confg=x"], "Unknown command line flag 'confg'"),
+    (
+        ["--epochs=3"],
+        "--epochs=3: epochs is a field of the configuration; write --config.epochs=3.",
+    ),
+    (["--epochs", "3"], "write --config.epochs=3."),
+    (["--budget=8"], "write --config.budget=8."),  # and not reducer.budget
+    (["--learning_rate=1"], "write --config.optimizer.learning_rate=1."),
+    (["--quota.policy=equal"], "write --config.quota.policy=equal."),
+    (["--method=d_grab", "--trigger=first"], "write --config.gate.trigger=first."),
+    (["--max_microbatches=3"], "write --config.quota.max_microbatches=3."),
+    (["--learning_rte=1"], "such flag or field. Did you mean --config.optimizer.learning_rate=1?"),
+    (
+        ["--dir=x", "--name=y"],
+        "several fields have this name; write --config.data.name=y or --config.model.name=y or",
+    ),
+    (["--config.batch_size=8"], "The batch of an update is budget * microbatch_size examples"),
+    (["--config.optimizer.name=L-BFGS"], "got 'L-BFGS' (L-BFGS and line searches try several"),
 ]
 
 
@@ -96,6 +115,28 @@ def test_a_mistake_ends_with_our_message_and_status_2(overrides, message, path, 
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_a_field_without_dashes_gets_its_spelling_too():
+    assert "write --config.epochs=3." in config_flag.misplaced(["epochs=3"])
+    assert config_flag.misplaced(["runs/digits"]) == "Write --config.FIELD=VALUE."
+
+
+def test_help_shows_every_field_with_its_default_and_ends_well(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run("--help")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    defaults = config.to_dict(config.validate({}))
+    for name in fields.leaf_names(groups.ExperimentConfig):
+        value = functools.reduce(lambda values, key: values[key], name.split("."), defaults)
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"  --config.{name}=")]
+        default = ast.literal_eval(line.partition("=")[2])
+        assert json.loads(json.dumps(dict(default) if value == {} else default)) == value, name
+    assert "passes over the data; an integer of at least 1" in shown
+    assert "of dead_band: least relative change that is acted on; a finite number" in shown
+    words = " ".join(shown.split())
+    assert "one of equal, static, proportional, dead_band, adaptive, or the import path" in words
 
 
 COMMAND_LINES = [

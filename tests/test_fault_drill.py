@@ -1,10 +1,12 @@
-"""Two fault drills, shortened, and the table that all of them fill."""
+"""Three fault drills, shortened, and the table that all of them fill."""
 
 import json
+import random
+import time
 
 import pytest
 
-from experiments.drills import fault_cases, faults
+from experiments.drills import fault_cases, fault_gangs, fault_raises, faults
 
 
 def write(results, drill, *records):
@@ -22,6 +24,58 @@ def test_killed_workers_are_recovered_exactly(tmp_path, capfd):
     assert (gang["missing"], gang["duplicated"]) == (0, 0)
     assert gang["whole"]
     assert gang["bit_equal"]
+
+
+def a_session(tmp_path):
+    return fault_gangs.Session(
+        trials=1,
+        ends=time.monotonic() + 1000,
+        rng=random.Random(3),
+        directory=tmp_path,
+        cache=tmp_path / "cache",
+        earlier=[],
+        write=print,
+    )
+
+
+@pytest.mark.parametrize("kind", ["callback", "loader", "exit", "leave", "no_hook"])
+def test_who_raises_is_named_with_its_traceback_and_all_go_on(kind, tmp_path, capfd):
+    record = fault_raises.launched(tmp_path, kind, session=a_session(tmp_path))
+    said = capfd.readouterr().err
+    assert record["secs"] is not None, said
+    assert (record["traced"], record["went_on"]) == (True, True), said
+
+
+@pytest.mark.parametrize("kind", ["callback", "before", "leave", "interrupt"])
+def test_without_a_launcher_the_others_say_who_raised_what_and_end(kind, tmp_path, capfd):
+    record = fault_raises.by_hand(tmp_path, kind, session=a_session(tmp_path))
+    assert record["secs"] is not None, capfd.readouterr().err
+    assert (record["said"], record["codes"]) == (True, True), capfd.readouterr().err
+
+
+def test_the_raise_drill_takes_each_engine_in_turn(tmp_path, monkeypatch):
+    told = {
+        "launcher": {"secs": 0.5, "restarted": 2.0, "traced": True, "went_on": True},
+        "by hand": {"secs": 1.5, "said": True, "codes": True},
+    }
+
+    def play(engine):
+        def one(directory, kind, *, session):
+            return {"drill": "raise", "engine": engine, "kind": kind, **told[engine]}
+
+        return one
+
+    monkeypatch.setattr(fault_raises, "launched", play("launcher"))
+    monkeypatch.setattr(fault_raises, "by_hand", play("by hand"))
+    for _ in range(2):
+        faults.run("raise", tmp_path, trials=10)
+    records = faults.read(tmp_path, "raise")
+    assert {(r["engine"], r["kind"]) for r in records} >= {
+        (engine, kind) for engine in told for kind in fault_raises.KINDS
+    }
+    text = faults.table(tmp_path)
+    assert "| a worker that raises: named and restarted | N of N, ≤ 2 s | 10 of 10, at mo" in text
+    assert "and end | N of N | 10 of 10 |" in text
 
 
 def test_mutated_configurations_run_or_get_one_message(tmp_path, capfd):

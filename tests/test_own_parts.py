@@ -282,6 +282,7 @@ def test_a_new_part_with_options_needs_its_file_and_a_line_in_the_registry(tmp_p
     assert "quota.wait_rounds: got 0, must be an integer of at least 1" in wrong.stderr
     other = run("program.py", file, "--config.quota.wait_rounds=3")
     assert "quota.policy='adaptive' has no such option; it is one of 'patient'" in other.stderr
-    assert "quota.wait_rounds=8: rounds it waits" in run("program.py", "--help").stdout
+    shown = run("program.py", "--help").stdout
+    assert "--config.quota.wait_rounds=8\n      of patient: rounds it waits" in shown
     table = run("-m", "hetjax.kinds").stdout
     assert "| `quota.wait_rounds` | patient | `8` |" in table

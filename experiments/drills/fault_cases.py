@@ -178,6 +178,7 @@ class Gang:
         flags: of the launcher.
         fault: for `FAULT_VARIABLE`.
         cache: directory of compiled programs.
+        program: the module that each worker runs.
     """
 
     def __init__(
@@ -187,13 +188,14 @@ class Gang:
         *flags: str,
         fault: str = "",
         cache: pathlib.Path,
+        program: str = "experiments.drills.fault_cases",
     ) -> None:
         self.workdir, self.num_workers = directory / "run", config["cluster"]["num_workers"]
         self._temporary = directory / "tmp"
         self._temporary.mkdir(parents=True, exist_ok=True)
         path = directory / "config.json"
         path.write_text(json.dumps(config))
-        command = [sys.executable, "-m", "experiments.drills.fault_cases"]
+        command = [sys.executable, "-m", program]
         command += [f"--config={path}", f"--workdir={self.workdir}"]
         launcher = [sys.executable, "-m", "hetjax.launch", f"--workers={self.num_workers}"]
         self._process = subprocess.Popen(

@@ -1,12 +1,14 @@
 """Kills, hangs, stops and cuts training runs, and looks whether each one is recovered exactly.
 
-    python -m experiments.drills.faults [--only=kill,hang] [--trials=20] [--minutes=15]
+    python -m experiments.drills.faults [--only=kill,raise] [--trials=20] [--minutes=15]
 
 `kill`: `kill -9` of any worker of a gang at a random round, again and again until the run is
 finished; its ledger has to be whole, and its parameters equal to the bit to those of a run that
 replays its trace undisturbed. `resume`: a run is cut after each round, for every ordering,
 reducer and form of the local phase in one process. `hang`: a worker is stopped, sleeps in a
-callback, or waits for a loader that is dead. `stop`: SIGTERM to one worker, or to the launcher.
+callback, or waits for a loader that is dead. `raise`: one process raises, in the loss, in a
+callback, in a loader, in the script, or leaves by SystemExit; under the launcher and started by
+hand. `stop`: SIGTERM to one worker, or to the launcher.
 `mutate`: configurations that were changed at random, in this process and as commands.
 
 Each drill adds its lines to a file of its own, and the table is about all of them.
@@ -28,7 +30,7 @@ import numpy as np
 import tqdm
 from absl import app, flags, logging
 
-from experiments.drills import fault_cases, fault_gangs
+from experiments.drills import fault_cases, fault_gangs, fault_raises
 from experiments.drills.fault_gangs import Record, Session
 
 _COMBINATION = ("local", "ordering", "reducer")
@@ -197,6 +199,7 @@ DRILLS: dict[str, tuple[Callable[..., None], int]] = {
     "kill": (fault_gangs.kill, 100),
     "resume": (resume, 1000),
     "hang": (fault_gangs.hang, 6),
+    "raise": (fault_raises.run_all, 32),
     "stop": (fault_gangs.stop, 6),
     "mutate": (mutate, 2000),
 }
@@ -213,7 +216,11 @@ def read(results: pathlib.Path, drill: str) -> list[Record]:
 def table(results: pathlib.Path) -> str:
     """The figures as Markdown; drills that never ran are left out."""
     rows = [*_kill_rows(results), *_resume_rows(results), *_hang_rows(results)]
-    rows += [*_stop_rows(results), *_mutate_rows(results)]
+    rows += [
+        *fault_raises.rows(read(results, "raise")),
+        *_stop_rows(results),
+        *_mutate_rows(results),
+    ]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(["| figure | target | reached |", "|---|---|---|", *lines])
 

@@ -10,56 +10,62 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hetjax import kinds, values
 
 _Group = TypeVar("_Group")
+_INSTEAD = {  # of fields that other libraries have
+    "batch_size": " The batch of an update is budget * microbatch_size examples: set those two.",
+    "lr": " Did you mean 'optimizer.learning_rate'?",
+}
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-def _field(default: Any, rule: values.Rule) -> Any:
-    return dataclasses.field(default=default, metadata={"rule": rule})
+def _field(default: Any, rule: values.Rule, says: str = "") -> Any:
+    return dataclasses.field(default=default, metadata={"rule": rule, "says": says})
 
 
-def integer(default: int, **bounds: Any) -> Any:
-    """A whole number, as `values.integer`."""
-    return _field(default, values.integer(**bounds))
+def integer(default: int, *, says: str = "", **bounds: Any) -> Any:
+    """A whole number, as `values.integer`; `says` is what it is, as in `--help`."""
+    return _field(default, values.integer(**bounds), says)
 
 
-def number(default: float, **bounds: float) -> Any:
+def number(default: float, *, says: str = "", **bounds: float) -> Any:
     """A finite number within bounds, as `values.number`."""
-    return _field(default, values.number(**bounds))
+    return _field(default, values.number(**bounds), says)
 
 
-def flag(default: bool) -> Any:
+def flag(default: bool, *, says: str = "") -> Any:
     """True or False."""
-    return _field(default, values.flag())
+    return _field(default, values.flag(), says)
 
 
-def text(default: str, *, may_be_empty: bool = False) -> Any:
+def text(default: str, *, says: str = "", may_be_empty: bool = False) -> Any:
     """A string; the empty one only where it stands for a default."""
-    return _field(default, values.text(may_be_empty=may_be_empty))
+    return _field(default, values.text(may_be_empty=may_be_empty), says)
 
 
-def choice(default: str, *names: str) -> Any:
-    """One of a few names."""
-    return _field(default, values.choice(*names))
+def choice(default: str, *names: str, says: str = "", why: Mapping[str, str] = _NOTHING) -> Any:
+    """One of a few names; `why` says of others, in lower case without signs, why they are none."""
+    return _field(default, values.choice(*names, why=why), says)
 
 
-def integers(default: tuple[int, ...], *, at_least: int) -> Any:
+def integers(default: tuple[int, ...], *, at_least: int, says: str = "") -> Any:
     """A tuple of whole numbers."""
-    return _field(default, values.several(values.integer(at_least=at_least)))
+    return _field(default, values.several(values.integer(at_least=at_least)), says)
 
 
-def numbers(default: tuple[float, ...], **bounds: float) -> Any:
+def numbers(default: tuple[float, ...], *, says: str = "", **bounds: float) -> Any:
     """A tuple of finite numbers."""
-    return _field(default, values.several(values.number(**bounds)))
+    return _field(default, values.several(values.number(**bounds)), says)
 
 
-def number_or_numbers(default: float, *, at_least: float) -> Any:
+def number_or_numbers(default: float, *, at_least: float, says: str = "") -> Any:
     """One number for all workers, or a tuple with one for each."""
-    return _field(default, values.one_or_several(values.number(at_least=at_least)))
+    return _field(default, values.one_or_several(values.number(at_least=at_least)), says)
 
 
 def with_options(group: str) -> Callable[[type[_Group]], type[_Group]]:
@@ -72,7 +78,8 @@ def with_options(group: str) -> Callable[[type[_Group]], type[_Group]]:
     def add(fields: type[_Group]) -> type[_Group]:
         for name, option in kinds.options_of(group).items():
             fields.__annotations__[name] = Any
-            setattr(fields, name, _field(option.default, _written(option.rule)))
+            says = f"{option.unit} {option.says}".strip()
+            setattr(fields, name, _field(option.default, _written(option.rule), says))
         fields.__annotations__[kinds.ARGUMENTS] = Any
         setattr(fields, kinds.ARGUMENTS, arguments())
         return dataclasses.dataclass(frozen=True, kw_only=True)(fields)
@@ -112,7 +119,8 @@ def arguments() -> Any:
             raise values.Refused
         return tuple(sorted((key, _frozen(part)) for key, part in value.items()))
 
-    return _field((), values.Rule("a dict of the options of a part and their values", parse))
+    rule = values.Rule("a dict of the options of a part and their values", parse)
+    return _field((), rule, "options of a part that is named by its import path")
 
 
 def _frozen(value: Any) -> Any:
@@ -124,7 +132,7 @@ def _frozen(value: Any) -> Any:
     raise values.Refused
 
 
-def records(record_type: type) -> Any:
+def records(record_type: type, *, says: str = "") -> Any:
     """A tuple of mappings, each with the fields of `record_type`, kept as such records."""
     names = [field.name for field in dataclasses.fields(record_type)]
     must = [
@@ -154,7 +162,7 @@ def records(record_type: type) -> Any:
         return tuple(parsed)
 
     words = f"a tuple of dicts with keys of {', '.join(names)}, the first {len(must)} in each"
-    return _field((), values.Rule(words, parse))
+    return _field((), values.Rule(words, parse), says)
 
 
 def optional(field: Any) -> Any:
@@ -177,6 +185,19 @@ def leaf_names(parent: type, prefix: str = "") -> list[str]:
     return names
 
 
+def rows(parent: type, prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """(dotted name, default, what it is, what is allowed) of all the fields below `parent`."""
+    for field in dataclasses.fields(parent):
+        dotted = f"{prefix}{field.name}"
+        if (group := group_type(field)) is not None:
+            yield from rows(group, f"{dotted}.")
+            continue
+        kind, allowed = kinds.KINDS.get(prefix.removesuffix(".")), field.metadata["rule"].allowed
+        if kind is not None and field.name == kind.key:
+            allowed = f"one of {', '.join(kind.registry)}, or the import path of a factory"
+        yield dotted, repr(field.default), field.metadata["says"], allowed
+
+
 def group_type(field: dataclasses.Field[Any]) -> Any:
     """Returns the dataclass of a field that is a group of fields, None for a single one."""
     factory = field.default_factory
@@ -185,7 +206,7 @@ def group_type(field: dataclasses.Field[Any]) -> Any:
 
 def unknown_name(name: str, known: Sequence[str]) -> str:
     """Returns the message about a field that does not exist, with the nearest that does."""
-    hint = values.nearest(name, known)
+    hint = _INSTEAD.get(name.split(".")[-1], "") or values.nearest(name, known)
     if not hint:  # 'polcy' alone, or in the wrong group
         last = [dotted for dotted in known if dotted.split(".")[-1] == name.split(".")[-1]]
         hint = f" Did you mean {last[0]!r}?" if last else ""

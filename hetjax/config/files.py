@@ -38,7 +38,7 @@ def read_json(path: str | pathlib.Path) -> Any:
     Raises:
       ValueError: the file cannot be read or is not JSON; says where.
     """
-    text = _read_text(pathlib.Path(path))
+    text = _read_text(pathlib.Path(path).expanduser())
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -54,7 +54,8 @@ def run_get_config(path: str | pathlib.Path) -> Any:
     Raises:
       ValueError: the file cannot be read, fails, or has no `get_config()` that returns one.
     """
-    _read_text(pathlib.Path(path))
+    path = pathlib.Path(path).expanduser()
+    _read_text(path)
     try:
         get_config = runpy.run_path(str(path)).get("get_config")
         config = get_config() if callable(get_config) else None

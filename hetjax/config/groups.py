@@ -12,21 +12,38 @@ from hetjax import kinds
 from hetjax.config import fields as fields
 
 _ARGUMENTS = fields.arguments()
+LINE_SEARCH = (
+    "L-BFGS and line searches try several points in an update and need the loss and the gradient "
+    "at each; an update has the gradient of a round, at one point"
+)
+_LINE_SEARCHES = ("lbfgs", "lbfgsb", "bfgs", "newton", "newtoncg", "cg", "linesearch")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """What the examples are and how they reach the workers."""
 
-    name: str = fields.text("digits")  # a builder of ours, or any prepared TFDS data set
-    dir: str = fields.text("", may_be_empty=True)  # '': the default directory
-    feed: str = fields.choice("auto", "auto", "resident", "streamed")
-    readers: int = fields.integer(0)  # threads that read a source; 0: several where they help
-    sharing: str = fields.choice("shared", "shared", "private")
-    weighting: str = fields.choice(  # of private data, and of all data with gossip
-        "shard", "shard", "example", "shard_mean"
+    name: str = fields.text("digits", says="a builder of ours, or any prepared TFDS data set")
+    dir: str = fields.text("", may_be_empty=True, says="of the data; '': the default directory")
+    feed: str = fields.choice(
+        "auto",
+        "auto",
+        "resident",
+        "streamed",
+        says="all data on each device, or read ahead; auto: ahead where a source changes",
     )
-    num_train: int = fields.integer(0)  # use only the first num_train examples; 0: all
+    readers: int = fields.integer(0, says="threads that read a source; 0: several where they help")
+    sharing: str = fields.choice(
+        "shared", "shared", "private", says="one order over all examples, or a shard a worker"
+    )
+    weighting: str = fields.choice(
+        "shard",
+        "shard",
+        "example",
+        "shard_mean",
+        says="whose examples count how much, of private data, and of all data with gossip",
+    )
+    num_train: int = fields.integer(0, says="use only the first num_train examples; 0: all")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,64 +51,81 @@ class ModelConfig:
     """Which of the reference models is trained."""
 
     name: str = fields.choice("small_cnn", "logistic", "mlp", "lenet", "small_cnn")
-    hidden: tuple[int, ...] = fields.integers((128,), at_least=1)  # widths of the mlp
+    hidden: tuple[int, ...] = fields.integers((128,), at_least=1, says="widths of the mlp")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The update, and its learning rate over time (in nominal epochs)."""
 
-    name: str = fields.choice("sgd", "sgd", "adam", "adamw")
-    learning_rate: float = fields.number(0.05, above=0.0)  # the highest of the schedule
-    momentum: float = fields.number(0.9, at_least=0.0, below=1.0)  # sgd
-    nesterov: bool = fields.flag(False)  # sgd
-    weight_decay: float = fields.number(0.0, at_least=0.0)
-    clip_norm: float = fields.number(0.0, at_least=0.0)  # of the reduced gradient; 0: none
-    schedule: str = fields.choice("constant", "constant", "cosine", "linear", "step")
-    warmup_epochs: float = fields.number(0.0, at_least=0.0)
-    decay_every_epochs: float = fields.number(0.0, at_least=0.0)  # 'step'
-    decay_factor: float = fields.number(0.1, above=0.0, at_most=1.0)  # 'step'
+    name: str = fields.choice(
+        "sgd", "sgd", "adam", "adamw", why=dict.fromkeys(_LINE_SEARCHES, LINE_SEARCH)
+    )
+    learning_rate: float = fields.number(0.05, above=0.0, says="the highest of the schedule")
+    momentum: float = fields.number(0.9, at_least=0.0, below=1.0, says="of sgd")
+    nesterov: bool = fields.flag(False, says="of sgd: momentum looks ahead")
+    weight_decay: float = fields.number(
+        0.0, at_least=0.0, says="added to the gradient; with adamw apart from it"
+    )
+    clip_norm: float = fields.number(0.0, at_least=0.0, says="of the reduced gradient; 0: none")
+    schedule: str = fields.choice(
+        "constant", "constant", "cosine", "linear", "step", says="of the learning rate"
+    )
+    warmup_epochs: float = fields.number(
+        0.0, at_least=0.0, says="in which the learning rate rises from 0"
+    )
+    decay_every_epochs: float = fields.number(0.0, at_least=0.0, says="of schedule 'step'")
+    decay_factor: float = fields.number(
+        0.1, above=0.0, at_most=1.0, says="of schedule 'step', each time"
+    )
 
 
 @fields.with_options("quota")
 class QuotaConfig:
     """How many microbatches each worker computes in a round."""
 
-    policy: str = fields.text("adaptive")
-    max_microbatches: int = fields.integer(0)  # cap of every worker; 0: the budget
+    policy: str = fields.text("adaptive", says="who finds the quotas")
+    max_microbatches: int = fields.integer(0, says="cap of every worker; 0: the budget")
 
 
 @fields.with_options("ordering")
 class OrderingConfig:
     """The order of the examples."""
 
-    method: str = fields.text("random_reshuffling")
-    # Epochs between two measurements of the herding bound, three passes over the data each;
-    # -1: after the first and the last epoch, where the order takes signs; 0: none, and the cost
-    # of a microbatch is not measured either.
-    herding_every: int = fields.integer(-1, at_least=-1)
+    method: str = fields.text("random_reshuffling", says="who finds each epoch's order")
+    herding_every: int = fields.integer(
+        -1,
+        at_least=-1,
+        says="epochs between two measurements of the herding bound, three passes over the data "
+        "each; -1: after the first and the last epoch, where the order takes signs; 0: none, and "
+        "the cost of a microbatch is not measured either",
+    )
 
 
 @fields.with_options("reducer")
 class ReducerConfig:
     """What a synchronisation does."""
 
-    name: str = fields.text("all_reduce")
+    name: str = fields.text("all_reduce", says="what a synchronisation does")
 
 
 @fields.with_options("gate")
 class GateConfig:
     """What closes a round before all quotas are done."""
 
-    trigger: str = fields.text("none")
-    in_flight: str = fields.choice("finish", "finish", "drop")  # 'drop': virtual clock alone
+    trigger: str = fields.text("none", says="what closes a round early")
+    in_flight: str = fields.choice(
+        "finish", "finish", "drop", says="microbatches of a closed round; 'drop': virtual clock"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RuleConfig:
     """What a worker does with its microbatches."""
 
-    name: str = fields.text(kinds.DEFAULT_RULE)  # or the import path 'module:function' of a factory
+    name: str = fields.text(
+        kinds.DEFAULT_RULE, says="or the import path 'module:function' of a factory"
+    )
     arguments: Any = _ARGUMENTS  # of that factory
 
 
@@ -110,46 +144,79 @@ class Change:
 class ClusterConfig:
     """The workers, and the speeds that are emulated."""
 
-    num_workers: int = fields.integer(4, at_least=1)
-    secs_per_microbatch: tuple[float, ...] = fields.numbers((), above=0.0)  # (): no emulation
-    overhead_secs: float | tuple[float, ...] = fields.number_or_numbers(0.0, at_least=0.0)
-    delay: str = fields.choice(
-        "constant", "constant", "exponential", "gamma", "shifted_exponential"
+    num_workers: int = fields.integer(4, at_least=1, says="of the run, those that join later too")
+    secs_per_microbatch: tuple[float, ...] = fields.numbers(
+        (), above=0.0, says="emulated, one for each worker; (): real speeds"
     )
-    delay_cv: float = fields.number(0.1, above=0.0)  # standard deviation / mean; 'gamma'
-    delay_per: str = fields.choice("microbatch", "microbatch", "round")
-    changes: tuple[Change, ...] = fields.records(Change)
-    clock: str = fields.choice("wall", "wall", "virtual")
-    seed: int = fields.integer(-1, at_least=-1)  # of the emulated times; -1: that of the run
+    overhead_secs: float | tuple[float, ...] = fields.number_or_numbers(
+        0.0, at_least=0.0, says="emulated, of a round, beside the microbatches"
+    )
+    delay: str = fields.choice(
+        "constant",
+        "constant",
+        "exponential",
+        "gamma",
+        "shifted_exponential",
+        says="of the emulated times, about their means",
+    )
+    delay_cv: float = fields.number(
+        0.1, above=0.0, says="standard deviation / mean, of delay 'gamma'"
+    )
+    delay_per: str = fields.choice(
+        "microbatch", "microbatch", "round", says="what a delay is drawn for"
+    )
+    changes: tuple[Change, ...] = fields.records(
+        Change, says="of workers' speeds and presence, by round"
+    )
+    clock: str = fields.choice(
+        "wall", "wall", "virtual", says="'virtual': emulated times are added up, nobody sleeps"
+    )
+    seed: int = fields.integer(-1, at_least=-1, says="of the emulated times; -1: that of the run")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When a run with a workdir is saved; at its end it always is."""
 
-    every_secs: float = fields.number(60.0, at_least=0.0)  # 0: not by the clock
-    every_rounds: int = fields.integer(0)  # 0: not by rounds
-    keep: int = fields.integer(2, at_least=1)  # the newest ones
+    every_secs: float = fields.number(60.0, at_least=0.0, says="0: not by the clock")
+    every_rounds: int = fields.integer(0, says="0: not by rounds")
+    keep: int = fields.integer(2, at_least=1, says="how many of the newest ones stay")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
     """One run, checked. Make it with `validate` or `from_json`."""
 
-    seed: int = fields.integer(0)
-    epochs: int = fields.integer(20, at_least=1)
-    microbatch_size: int = fields.integer(16, at_least=2, even=True)  # examples
-    budget: int = fields.integer(20, at_least=1)  # microbatches a round, over all workers
-    max_rounds: int = fields.integer(0)  # the run ends after so many, if not before; 0: no limit
-    eval_every: int = fields.integer(1, at_least=1)  # epochs
-    eval_every_rounds: int = fields.integer(0)  # and after so many rounds; 0: not by rounds
-    best_by: str = fields.text("", may_be_empty=True)  # a metric; '': the loss, if there is one
-    best_mode: str = fields.choice("min", "min", "max")  # of that metric
-    local: str = fields.choice("stepped", "stepped", "fused", "virtual")
-    replay: str = fields.text("", may_be_empty=True)  # a metrics.jsonl instead of clocks
-    nonfinite: str = fields.choice("stop", "stop", "skip")
-    compilation_cache: str = fields.text("auto")  # a directory; 'auto': the user's; or 'off'
-    examples_apart: str = fields.choice("check", "check", "assert", "skip")
+    seed: int = fields.integer(0, says="of order, random keys and emulated noise")
+    epochs: int = fields.integer(20, at_least=1, says="passes over the data")
+    microbatch_size: int = fields.integer(16, at_least=2, even=True, says="examples")
+    budget: int = fields.integer(
+        20,
+        at_least=1,
+        says="microbatches a round, over all workers: the batch is budget * microbatch_size",
+    )
+    max_rounds: int = fields.integer(0, says="after which the run ends at the latest; 0: no limit")
+    eval_every: int = fields.integer(1, at_least=1, says="epochs between evaluations")
+    eval_every_rounds: int = fields.integer(0, says="rounds between more of them; 0: none")
+    best_by: str = fields.text(
+        "", may_be_empty=True, says="metric of the best parameters; '': the loss, if there is one"
+    )
+    best_mode: str = fields.choice("min", "min", "max", says="which of its values is the best")
+    local: str = fields.choice(
+        "stepped", "stepped", "fused", "virtual", says="who calls the workers' function"
+    )
+    replay: str = fields.text(
+        "", may_be_empty=True, says="a metrics.jsonl, whose quotas are taken instead of clocks"
+    )
+    nonfinite: str = fields.choice(
+        "stop", "stop", "skip", says="what is done about a loss or gradient that is not finite"
+    )
+    compilation_cache: str = fields.text(
+        "auto", says="directory of compiled programs; auto: the user's cache; off: none"
+    )
+    examples_apart: str = fields.choice(
+        "check", "check", "assert", "skip", says="whether an example's loss may depend on others"
+    )
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

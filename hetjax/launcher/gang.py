@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hetjax.launcher import cpu_shares, enter, guardian
@@ -243,6 +243,26 @@ class Gang:
         for pid in self._running.values():
             with contextlib.suppress(OSError):
                 os.killpg(pid, signum)
+
+
+@contextlib.contextmanager
+def signals_to(events: Events) -> Iterator[None]:
+    """The signals that ask for an end become events; what nohup ignores stays ignored."""
+
+    def handle(signum: int, frame: object) -> None:
+        del frame
+        events.put(Signalled(signum))
+
+    before = {}
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
+            continue
+        before[signum] = signal.signal(signum, handle)
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def is_stopped(pid: int) -> bool:

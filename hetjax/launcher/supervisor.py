@@ -3,7 +3,8 @@
 What the exit code of a worker means: 0 finished; 2 bad input, which no restart mends; 130 ended
 by Ctrl-C; 143 ended by SIGTERM, saved; anything else a fault, and then the whole gang is started
 again, since no process can join the others in the middle of a run. The workers take up what
-their last checkpoint holds; nothing here knows of it.
+their last checkpoint holds; nothing here knows of it. One that raises tells it (`endings`) before
+anything else of it ends, and then nobody has to guess whose fault it was.
 """
 
 import contextlib
@@ -19,13 +20,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from hetjax.launcher import cpu_shares, environment, gang, stacks
-from hetjax.processes import beacons, join
+from hetjax.processes import beacons, endings, join
 
 BAD_INPUT = 2
-INTERRUPTED = 130
+INTERRUPTED = endings.INTERRUPTED
 STOPPED = 143
 
 _AFTER_DEATH_SECS = 2.0  # the grace of workers that wait for a dead one and have nothing to save
+_HEAR_SECS = 0.2  # between two looks at what workers told of their ends
 _IN_MEMORY = "/dev/shm"
 _SAVING_GRACES = 3  # times grace_secs: to end the round and save when stopped from outside
 
@@ -87,7 +89,7 @@ def supervise(options: Options) -> int:
     """
     log, events, stop = gang.Log(), gang.Events(), _Stop()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_signals_to(events))
+        stack.enter_context(gang.signals_to(events))
         guardian = gang.Guardian()
         stack.callback(guardian.close)
         shares = cpu_shares.hold(options.cpus, method=options.cpu_method)
@@ -183,17 +185,19 @@ class _Watch:
         self._stop: _Stop = stop
         self._verdict: Verdict | None = None
         self._faults: list[gang.Ended] = []
+        self._told: endings.Ending | None = None
         self._deadline: tuple[float, Callable[[], None]] | None = None
         self._look_secs = min(options.heartbeat_secs / beacons.WRITES_PER_HEARTBEAT, 1.0)
         self._next_look = workers.launched + self._look_secs
 
     def run(self) -> Verdict:
         while self._workers.running:
-            wake = self._next_look
+            wake = min(self._next_look, time.monotonic() + _HEAR_SECS)
             if self._deadline is not None:
                 wake = min(wake, self._deadline[0])
             with contextlib.suppress(queue.Empty):
                 self._take(self._events.get(timeout=max(0.0, wake - time.monotonic())))
+            self._hear()
             now = time.monotonic()
             if self._deadline is not None and now >= self._deadline[0]:
                 action, self._deadline = self._deadline[1], None
@@ -222,7 +226,9 @@ class _Watch:
             if self._verdict.code in (INTERRUPTED, STOPPED) and code != self._verdict.code:
                 self._log.say(f"{_end_of(event)} while the run was stopping")
         elif code == BAD_INPUT:
-            cause = f"worker {event.worker} refused its input (exit code 2); nothing is restarted"
+            told = endings.read(self._directory)
+            worker = event.worker if told is None else told.process
+            cause = f"worker {worker} refused its input (exit code 2); nothing is restarted"
             self._verdict = Verdict(BAD_INPUT, cause)
             self._terminate(self._options.grace_secs)
         elif code in (INTERRUPTED, STOPPED) and not self._faults:
@@ -265,18 +271,49 @@ class _Watch:
 
     def _conclude(self) -> None:
         """Names the worker that died by itself, and not for want of the others."""
-
-        def by_itself(event: gang.Ended) -> bool:
-            # JAX aborts a process that has lost another one.
-            return event.returncode < 0 and event.returncode != -signal.SIGABRT
-
-        first = min(self._faults, key=lambda event: (not by_itself(event), event.time))
+        first = min(self._faults, key=lambda event: (not _died_by_itself(event), event.time))
+        told = self._read_told()
+        if told is not None:
+            self._conclude_told(told)
+            return
         cause = _end_of(first)
         stopped = self._stopped()
-        if stopped and not by_itself(first):
+        if stopped and not _died_by_itself(first):
             cause = f"worker {min(stopped)}: stopped (SIGSTOP), and then {cause}"
         self._verdict = Verdict(1, cause, restart=not self._stop.code)
         self._terminate(min(self._options.grace_secs, _AFTER_DEATH_SECS))
+
+    def _read_told(self) -> endings.Ending | None:
+        """The first end that was told; None where a worker had been killed before."""
+        told = endings.read(self._directory)
+        killed = [event.time for event in self._faults if _died_by_itself(event)]
+        return None if told is None or min(killed, default=told.time) < told.time else told
+
+    def _hear(self) -> None:
+        """Names a worker whose end was told. Of one that did not raise the exit code says more."""
+        told = self._read_told() if self._verdict is None else None
+        if told is None:
+            return
+        if told != self._told:
+            self._told = told
+            self._log.say(f"worker {told.process} {told.words}{':' if told.trace else ''}")
+            for line in told.trace.splitlines():
+                self._log.say(f"  {line}")
+        if told.trace or any(event.worker == told.process for event in self._faults):
+            self._conclude_told(told)
+
+    def _conclude_told(self, told: endings.Ending) -> None:
+        """The others have heard of it, and end by themselves."""
+        cause = f"worker {told.process} {told.words}"
+        codes = [event.returncode for event in self._faults if event.worker == told.process]
+        if codes and not told.trace:
+            cause += f" (exit code {codes[0]})"
+        stopped = self._stopped()
+        if stopped:
+            cause = f"worker {min(stopped)}: stopped (SIGSTOP), and then {cause}"
+        code = told.code if told.code in (BAD_INPUT, INTERRUPTED) else 1
+        self._verdict = Verdict(code, cause, restart=code == 1 and not self._stop.code)
+        self._set_deadline(self._options.grace_secs, self._workers.kill)
 
     def _look(self, now: float) -> None:
         late_secs = now - self._next_look
@@ -335,6 +372,11 @@ class _Watch:
         self._deadline = (time.monotonic() + secs, action)
 
 
+def _died_by_itself(event: gang.Ended) -> bool:
+    """Not for want of another worker: JAX aborts a process that has lost one."""
+    return event.returncode < 0 and event.returncode != -signal.SIGABRT
+
+
 def _end_of(event: gang.Ended) -> str:
     if event.returncode >= 0:
         return f"worker {event.worker} ended with exit code {event.returncode}"
@@ -343,23 +385,3 @@ def _end_of(event: gang.Ended) -> str:
     except ValueError:
         name = f"signal {-event.returncode}"
     return f"worker {event.worker} ended by {name}"
-
-
-@contextlib.contextmanager
-def _signals_to(events: gang.Events) -> Iterator[None]:
-    """The signals that ask for an end become events; what nohup ignores stays ignored."""
-
-    def handle(signum: int, frame: object) -> None:
-        del frame
-        events.put(gang.Signalled(signum))
-
-    before = {}
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
-            continue
-        before[signum] = signal.signal(signum, handle)
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)

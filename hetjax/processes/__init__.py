@@ -3,6 +3,8 @@
 `join` finds who this process is and joins the others; a `board` holds small values that all see;
 `exchange` carries a short message a round from each to each; `meeting` says how the processes of a
 run meet, and `shared_sums` adds up in memory that those of one machine share. `solutions` are
-numbers that one computes for all, `beacons` tell the launcher what a process is doing. What goes
-in and out are bytes, JSON values and arrays. Imports `mesh` and `types` alone: it knows no round.
+numbers that one computes for all, `beacons` tell the launcher what a process is doing. `watch` has
+each process tell how it ends (`endings`) and hear it of the others, also in its `waits`, which
+`notices` say in words. What goes in and out are bytes, JSON values and arrays. Imports `mesh` and
+`types` alone: it knows no round.
 """

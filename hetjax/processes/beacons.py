@@ -18,7 +18,7 @@ import threading
 import time
 import zlib
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 PHASES = (
     "starting",  # imports, restoring, compiling: start_secs are allowed
@@ -39,8 +39,22 @@ DEADLOCK_HEARTBEATS = 2.0
 _PLACE_BYTES = 1 << 20
 
 
+class Entry(NamedTuple):
+    """What one worker, or one thread, does, and since when (monotonic seconds)."""
+
+    phase: str
+    since: float
+    round_index: int | None = None
+    worker: int | None = None
+    thread: int = 0
+
+
 class Beacons:
-    """Says nothing: what a process has that no supervisor started. `start` makes the other kind."""
+    """Tells nobody outside: what a process has that no supervisor started. `start` makes the other
+    kind."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Any, Entry] = {}
 
     def at(self, phase: str, round_index: int | None = None, worker: int | None = None) -> None:
         """Says what a worker, or else this thread, begins to do now.
@@ -53,18 +67,27 @@ class Beacons:
             round_index: the round that it belongs to.
             worker: whose phase it is, by its position on the mesh. None: this thread's.
         """
+        thread = threading.get_ident()
+        key = ("thread", thread) if worker is None else worker
+        self._entries[key] = Entry(phase, time.monotonic(), round_index, worker, thread)
+
+    def busy(self) -> Entry | None:
+        """What has lasted longest of all that is no wait for other processes."""
+        entries = [e for e in list(self._entries.values()) if e.phase not in ("waiting", "done")]
+        return min(entries, key=lambda entry: entry.since, default=None)
 
     def close(self) -> None:
         """Says that all is done and stops writing. The process should end soon after."""
+        self._entries.clear()
 
 
 class _Writer(Beacons):
     def __init__(self, directory: pathlib.Path, process: int, heartbeat_secs: float):
+        super().__init__()
         self._process = process
         self._file = open(_path(directory, process), "wb", buffering=0)  # noqa: SIM115
         self._num_written = 0
         self._period_secs = heartbeat_secs / WRITES_PER_HEARTBEAT
-        self._entries: dict[Any, tuple[str, float, int | None, int | None, int]] = {}
         self._spoke = False
         self._closed = False
         self._wake = threading.Event()
@@ -74,9 +97,7 @@ class _Writer(Beacons):
         self._thread.start()
 
     def at(self, phase: str, round_index: int | None = None, worker: int | None = None) -> None:
-        thread = threading.get_ident()
-        key = ("thread", thread) if worker is None else worker
-        self._entries[key] = (phase, time.monotonic(), round_index, worker, thread)
+        super().at(phase, round_index, worker)
         if not self._spoke:
             self._spoke = True
             self._wake.set()
@@ -90,6 +111,7 @@ class _Writer(Beacons):
         self._file.close()
         faulthandler.unregister(signal.SIGUSR1)
         self._stack_file.close()
+        super().close()
 
     def _run(self) -> None:
         while not self._closed:
@@ -102,13 +124,13 @@ class _Writer(Beacons):
         now = time.monotonic()
         entries = [
             {
-                "phase": phase,
-                "since": since,
-                "round": round_index,
-                "worker": worker,
-                "thread": ident,
+                "phase": entry.phase,
+                "since": entry.since,
+                "round": entry.round_index,
+                "worker": entry.worker,
+                "thread": entry.thread,
             }
-            for phase, since, round_index, worker, ident in list(self._entries.values())
+            for entry in list(self._entries.values())
         ]
         content = {
             "process": self._process,
@@ -159,17 +181,6 @@ def start(environ: Mapping[str, str] | None = None) -> Beacons:
             "to run without it, unset HETJAX_BEACONS."
         ) from None
     return _Writer(pathlib.Path(directory), process, heartbeat_secs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """What one worker, or one thread, does, and since when (monotonic seconds)."""
-
-    phase: str
-    since: float
-    round_index: int | None = None
-    worker: int | None = None
-    thread: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,10 +5,15 @@ used here and nowhere else.
 """
 
 import collections
+import ctypes
 import json
+import time
 from typing import Any
 
+from hetjax.processes import waits
+
 _MOST_BYTES = 4096  # of a value on the board
+_SLICE_SECS = 0.5  # after which a wait looks whether anybody is still to come
 _PART = 1500  # characters of a long value; as JSON in JSON they may double
 _boards: collections.Counter[str] = collections.Counter()  # made in this process, by name
 
@@ -53,20 +58,41 @@ class Board:
             raise
         return _checked(text)
 
-    def wait(self, key: str, timeout_secs: float) -> Any:
+    def read_all(self) -> dict[str, Any]:
+        """All values that are there now, by key."""
+        found = self._client.key_value_dir_get(self._prefix)
+        return {key.removeprefix(self._prefix): _checked(text) for key, text in found}
+
+    def wait(
+        self, key: str, timeout_secs: float, *, what: str = "put up a value", by: int = 0
+    ) -> Any:
         """The value, as soon as it is there.
+
+        Args:
+            key: under which it is put up.
+            timeout_secs: patience.
+            what: that the other process is to do, for `waits.Wait`.
+            by: the process that puts it up.
 
         Raises:
             TimeoutError: it was not in time.
+            LostProcessError: a process has ended meanwhile.
         """
-        try:
-            milliseconds = int(timeout_secs * 1000)
-            text = self._client.blocking_key_value_get(self._prefix + key, milliseconds)
-        except Exception as error:
-            if "DEADLINE_EXCEEDED" in str(error):
-                raise TimeoutError(f"nobody put up {key!r} in {timeout_secs:g} s") from error
-            raise
-        return _checked(text)
+        ends = time.monotonic() + timeout_secs
+        with waits.Wait(what, lambda: [by]) as wait:
+            while True:
+                wait.check()
+                left = ends - time.monotonic()
+                milliseconds = int(1000 * max(min(left, _SLICE_SECS), 0.001))
+                try:
+                    text = self._client.blocking_key_value_get(self._prefix + key, milliseconds)
+                    return _checked(text)
+                except Exception as error:
+                    if "DEADLINE_EXCEEDED" not in str(error):
+                        raise
+                    if left <= _SLICE_SECS:
+                        message = f"nobody put up {key!r} in {timeout_secs:g} s"
+                        raise TimeoutError(message) from error
 
     def post_long(self, key: str, value: Any) -> None:
         """Puts up a value of any size, in parts, under a key that has none yet."""
@@ -76,13 +102,9 @@ class Board:
             self.post(f"{key}/{number}", part)
         self.post(key, len(parts))
 
-    def wait_long(self, key: str, timeout_secs: float) -> Any:
-        """What `post_long` put up, as soon as it is there.
-
-        Raises:
-            TimeoutError: it was not in time.
-        """
-        count = self.wait(key, timeout_secs)
+    def wait_long(self, key: str, timeout_secs: float, **who: Any) -> Any:
+        """What `post_long` put up, as soon as it is there; arguments and errors as of `wait`."""
+        count = self.wait(key, timeout_secs, **who)
         return json.loads("".join(self.read(f"{key}/{number}") for number in range(count)))
 
     def add(self, key: str, amount: int = 1) -> int:
@@ -92,6 +114,27 @@ class Board:
     def remove(self, key: str) -> None:
         """Takes a value away; nothing happens where there is none."""
         self._client.key_value_delete(self._prefix + key)
+
+
+def own_place() -> tuple[int, int]:
+    """The number of this process, and how many the run has."""
+    from jax._src import distributed
+
+    return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def leave_at_exit() -> None:
+    """Has JAX leave the run when this process exits, without waiting for the others.
+
+    JAX would wait at exit until all processes have come to theirs. What it holds is given up
+    without its end, which is the wait.
+    """
+    from jax._src import distributed
+
+    state = distributed.global_state
+    for held in (state.client, state.service):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # so that nobody ever ends it
+    state.client = state.service = None
 
 
 def _checked(text: str) -> Any:

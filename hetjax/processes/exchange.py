@@ -13,13 +13,12 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hetjax.processes import waits
+
 MOST_BYTES = 1 << 16  # of a message: two lie between two processes, and no `send` waits for room
 _DONE = b"."
 _PATIENCE_SECS = 600.0
-
-
-class LostProcessError(RuntimeError):
-    """A process of the run has ended."""
+_SLICE_MILLISECONDS = 250  # after which a wait looks whether anybody is still to come
 
 
 class Exchange:
@@ -47,14 +46,18 @@ class Exchange:
         waiting = select.poll()
         for peer in self._peers.values():
             waiting.register(peer, select.POLLIN)
-        while len(found) <= len(self._peers):
-            for file, _ in waiting.poll():  # whoever ends first is seen, whoever is still missing
-                process = self._process_of[file]
-                with _naming(process):
-                    found[process] = self._peers[process].recv(MOST_BYTES)
-                    if not found[process]:
-                        raise ConnectionResetError
-                waiting.unregister(file)
+        with waits.Wait("end the round", lambda: self._peers.keys() - found.keys()) as wait:
+            while len(found) <= len(self._peers):
+                # Whoever ends first is seen, whoever is still missing.
+                if not (ready := waiting.poll(_SLICE_MILLISECONDS)):
+                    wait.check()
+                for file, _ in ready:
+                    process = self._process_of[file]
+                    with _naming(process):
+                        found[process] = self._peers[process].recv(MOST_BYTES)
+                        if not found[process]:
+                            raise ConnectionResetError
+                    waiting.unregister(file)
         return [found[process] for process in sorted(found)]
 
     def follow(self, leader: int) -> None:
@@ -68,7 +71,7 @@ class Exchange:
                 with _naming(process):
                     peer.send(_DONE)
             return
-        with _naming(leader):
+        with _naming(leader), waits.Wait("add up the sums", lambda: [leader]):
             if not self._peers[leader].recv(len(_DONE)):
                 raise ConnectionResetError
 
@@ -83,7 +86,7 @@ def _naming(process: int) -> Iterator[None]:
     try:
         yield
     except (ConnectionError, FileNotFoundError, TimeoutError) as error:
-        raise LostProcessError(f"process {process} has ended") from error
+        raise waits.LostProcessError(f"process {process} has ended") from error
 
 
 def connect(directory: pathlib.Path, index: int, num_processes: int, board: Any) -> Exchange | None:
@@ -115,7 +118,10 @@ def connect(directory: pathlib.Path, index: int, num_processes: int, board: Any)
             listening.settimeout(_PATIENCE_SECS)
             listens = True
         board.post(f"{index}", listens)
-        answers = [board.wait(f"{process}", _PATIENCE_SECS) for process in range(num_processes)]
+        answers = [
+            board.wait(f"{process}", _PATIENCE_SECS, what="come to the first meeting", by=process)
+            for process in range(num_processes)
+        ]
         if not all(answers):
             return None
         assert listening is not None
@@ -125,15 +131,16 @@ def connect(directory: pathlib.Path, index: int, num_processes: int, board: Any)
             with _naming(process):
                 peers[process].connect(str(name(process)))
                 peers[process].send(index.to_bytes(4, "little"))
-        for _ in range(index + 1, num_processes):
-            try:
-                peer, _ = listening.accept()
-                sender = peer.recv(4)
-            except (TimeoutError, ConnectionError):
-                sender = b""
-            if not sender:
-                raise LostProcessError("a process has ended")
-            peers[int.from_bytes(sender, "little")] = peer
+        with waits.Wait("connect", lambda: set(range(num_processes)) - {index} - peers.keys()):
+            for _ in range(index + 1, num_processes):
+                try:
+                    peer, _ = listening.accept()
+                    sender = peer.recv(4)
+                except (TimeoutError, ConnectionError):
+                    sender = b""
+                if not sender:
+                    raise waits.LostProcessError("a process has ended")
+                peers[int.from_bytes(sender, "little")] = peer
     return Exchange(index, peers)
 
 

@@ -5,15 +5,17 @@ environment (SLURM, MPI, Kubernetes, TPU pods). Without any, it is alone. The en
 `jax.distributed`.
 """
 
+import contextlib
 import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from hetjax import compiled
-from hetjax.processes import exchange
+from hetjax.processes import notices, waits, watch
 
 SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # a directory for processes of one machine alone
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -105,8 +107,10 @@ def join(place: Place | None) -> None:
     if place is None:
         if len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
             jax.distributed.initialize()
+            watch.begin()
         return
     if jax.distributed.is_initialized():
+        watch.begin()
         return
     if "HETJAX_ATTEMPT" in os.environ:
         compiled.write_from_all_processes()
@@ -121,18 +125,59 @@ def join(place: Place | None) -> None:
             options["coordinator_bind_address"] = place.coordinator
         if place.process_id == 0:
             _check_port(host.strip("[]") if is_loopback else "0.0.0.0", int(port))
-    # JAX 0.10.2 would abort with a stack trace when its own time is over.
-    patience = threading.Timer(start_secs, _give_up, (place, start_secs))
-    patience.daemon = True
-    patience.start()
     try:
-        jax.distributed.initialize(
-            place.coordinator, place.num_processes, place.process_id, **options
-        )
+        with _patience(place, start_secs):
+            jax.distributed.initialize(
+                place.coordinator, place.num_processes, place.process_id, **options
+            )
     except (RuntimeError, ValueError) as error:
         raise ValueError(_not_joined(place, str(error).splitlines()[0])) from error
+    watch.begin()
+
+
+@contextlib.contextmanager
+def _patience(place: Place, start_secs: int) -> Iterator[None]:
+    """Says every ten seconds who is waited for, and ends this process after `start_secs`.
+
+    JAX 0.10.2 would abort with a stack trace when its own time is over.
+    """
+    joined, began = threading.Event(), time.monotonic()
+
+    def wait() -> None:
+        while True:
+            left = start_secs - (time.monotonic() - began)
+            if joined.wait(min(notices.PERIOD_SECS, max(left, 0.0))):
+                return
+            if left <= notices.PERIOD_SECS:
+                _give_up(place, start_secs)
+            _say_waiting(place, time.monotonic() - began)
+
+    threading.Thread(target=wait, name="hetjax-join", daemon=True).start()
+    try:
+        yield
     finally:
-        patience.cancel()
+        joined.set()
+
+
+def _say_waiting(place: Place, secs: float) -> None:
+    who = f"the other {place.num_processes - 1} processes to join"
+    if place.process_id:
+        where = place.coordinator or "the address that the scheduler gives"
+        who = f"process 0 to listen at {where}"
+        if _listens(place.coordinator):
+            who = "the other processes to join; process 0 is there"
+    me = f"process {place.process_id} of {place.num_processes}"
+    notices.say(f"{me} has waited {secs:.0f} s for {who}")
+
+
+def _listens(coordinator: str | None) -> bool:
+    if coordinator is None:
+        return False
+    host, _, port = coordinator.rpartition(":")
+    with contextlib.suppress(OSError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+        return True
+    return False
 
 
 def _read_start_secs() -> int:
@@ -170,9 +215,10 @@ def join_processes(
     Without arguments the launcher's or a scheduler's environment says who it is; a process that
     nobody started so is alone, and nothing happens.
 
-    When a process exits JAX waits, 300 s at most, until all have come to their end: process 0 is
-    the coordinator of the others, and ends with them. A program that leaves by `os._exit` does not
-    wait, and may take the others with it.
+    When a process exits it waits, 300 s at most, until all have come to their end: process 0 is
+    the coordinator of the others, and ends with them. Where one raises, or comes to its exit while
+    another waits for it, all end, and each says which process it was and what it raised. A
+    program that leaves by `os._exit` does not wait, and may take the others with it.
 
     Args:
         process_id: from 0.
@@ -193,6 +239,8 @@ def join_processes(
 def check_joined() -> None:
     """Refuses to train alone in a process that the launcher started as one of several.
 
+    One that has joined by JAX alone is watched from now on, as by `join_processes`.
+
     Raises:
         ValueError: it has not joined the others.
     """
@@ -204,6 +252,10 @@ def check_joined() -> None:
             f"this process was started as one of {number}, and has not joined the others: call "
             "hetjax.join_processes() at the beginning of the program, before JAX is used"
         )
+    if jax.distributed.is_initialized():
+        watch.begin()
+        with waits.Wait("start its devices"):
+            jax.local_devices()
 
 
 def find_port(host: str, port: int = 0) -> int:
@@ -231,16 +283,3 @@ def _check_port(host: str, port: int) -> None:
             f"process 0 cannot listen at {host}:{port}: {error.strerror}. Is another run still "
             "going on there? Give all processes a --coordinator=HOST:PORT with a port that is free"
         ) from error
-
-
-def is_loss_of_others(error: RuntimeError | ValueError) -> bool:
-    """Whether an error, of JAX or ours, says that another process of the run is gone.
-
-    With JAX 0.12 a failed collective is a ValueError, as mistakes of the user are.
-    """
-    if isinstance(error, exchange.LostProcessError):
-        return True
-    words: tuple[str, ...] = ("Gloo", "NCCL")
-    if isinstance(error, RuntimeError):
-        words += ("UNAVAILABLE", "Connection")
-    return any(word in str(error) for word in words)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.processes import board as board_lib
-from hetjax.processes import exchange, join, shared_sums
+from hetjax.processes import exchange, join, shared_sums, waits
 
 
 class Meeting:
@@ -78,7 +78,8 @@ class Collectives(Meeting):
             jax.device_put(row[None], self._mesh.devices[worker])
             for row, worker in zip(rows, workers, strict=True)
         ]
-        gathered = np.asarray(self._gather(mesh_lib.join_rows(parts, self._mesh)))
+        with waits.Wait("end the round"):
+            gathered = np.asarray(self._gather(mesh_lib.join_rows(parts, self._mesh)))
         return np.ascontiguousarray(gathered).view(messages.dtype)[:, 0]
 
 

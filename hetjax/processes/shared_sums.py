@@ -176,4 +176,5 @@ def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
             return Sums()
         board.post("shared", True)
         return sums
-    return SharedSums(path, mesh, like, sockets) if board.wait("shared", _PATIENCE_SECS) else Sums()
+    shared = board.wait("shared", _PATIENCE_SECS, what="make the memory for the sums")
+    return SharedSums(path, mesh, like, sockets) if shared else Sums()

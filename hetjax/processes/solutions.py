@@ -58,7 +58,9 @@ class Solutions:
     def _solved(self, problem: str, solve: Callable[[], Numbers]) -> Numbers:
         if not self._leads:
             assert self._board is not None
-            told: dict[str, Any] = self._board.wait_long(problem, _PATIENCE_SECS)
+            told: dict[str, Any] = self._board.wait_long(
+                problem, _PATIENCE_SECS, what="find the numbers that it solves for all"
+            )
             if "error" in told:
                 raise ValueError(f"process 0 could not solve {problem!r}: {told['error']}")
             return told["numbers"]

@@ -58,7 +58,7 @@ def find(
     board = None if parts.meeting.alone else board_lib.Board("resume")
     if not parts.leads:
         assert board is not None
-        step = board.wait("step", timeout_secs=600.0)
+        step = board.wait("step", 600.0, what="find the checkpoint to go on from")
         return Start() if step is None else Start(checkpoint.read(directory, step))
     restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
     saved = checkpoint.newest(directory) if resume and directory.is_dir() else None

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Writes report.html again from the files of a run.",
     )
     parser.add_argument("directory", type=pathlib.Path, help="the work directory of the run")
-    directory = parser.parse_args(arguments).directory
+    directory = parser.parse_args(arguments).directory.expanduser()
     try:
         config, summary, history = read_run(directory)
     except ValueError as error:

@@ -24,7 +24,7 @@ def write_report(
         history: one record a round, as the lines of metrics.jsonl; it may be empty.
     """
     text = render(config=config, summary=summary, history=history)
-    pathlib.Path(path).write_text(text, encoding="utf-8", errors="replace")
+    pathlib.Path(path).expanduser().write_text(text, encoding="utf-8", errors="replace")
 
 
 def render(*, config: Record, summary: Record, history: Sequence[Record]) -> str:

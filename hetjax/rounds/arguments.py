@@ -14,7 +14,7 @@ from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
 from hetjax.config import fields as fields_lib
 from hetjax.config import groups
-from hetjax.rounds import gradients
+from hetjax.rounds import gradients, inputs
 from hetjax.rounds import rules as rules_lib
 from hetjax.topology import graphs
 
@@ -23,28 +23,6 @@ _OBJECTS = (graphs.Graph, graphs.PeriodicGraph)  # that options may be, and a fi
 # Fields of the configuration that stand for what `fit` is given as arguments.
 _OF_THE_CALLER = ("model", "optimizer")
 _OF_THE_CALLER_DATA = ("name", "dir", "num_train")
-
-
-def check(params: Any, optimizer: Any, callbacks: Any = ()) -> None:
-    """Refuses what a run cannot use; without an optimiser its rounds have no update.
-
-    Raises:
-        ValueError: it is not what its name says.
-    """
-    updates = callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")
-    if optimizer is not None and not updates:
-        raise ValueError(
-            f"fit: optimizer is {optimizer!r}; it must be an optax optimiser such as "
-            "optax.sgd(0.1), with an init and an update"
-        )
-    if callable(callbacks) or not all(callable(callback) for callback in callbacks):
-        raise ValueError("fit: callbacks must be a list of functions, such as [print]")
-    for path, leaf in jax.tree.leaves_with_path(params):
-        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
-            raise ValueError(
-                f"fit: params{jax.tree_util.keystr(path)} is a {type(leaf).__name__}; params is a "
-                "pytree of arrays. For a Flax model: loss_fn, params = hetjax.nnx_loss(model, loss)"
-            )
 
 
 class Given(NamedTuple):
@@ -167,6 +145,7 @@ def config_of_fields(
         ValueError: a field is wrong, or is none that `fit` uses.
     """
     fields = {k: dict(v) if isinstance(v, dict) else v for k, v in fields.items()}
+    inputs.check_fields(fields)
     data = fields.get("data")
     given = [name for name in _OF_THE_CALLER if name in fields] + [
         f"data.{name}" for name in _OF_THE_CALLER_DATA if isinstance(data, dict) and name in data

@@ -177,7 +177,7 @@ def _compare(what: str, own: dict[str, Any]) -> None:
         board.post("complete", True)
         return
     try:
-        board.wait("complete", _PATIENCE_SECS)
+        board.wait("complete", _PATIENCE_SECS, what=f"come to the check of the {what}")
     except TimeoutError as error:
         raise ValueError(
             "process 0 did not come as far as this process; look at its messages"

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from hetjax import trees, types
 from hetjax.ordering import halves
+from hetjax.rounds import inputs
 
 LossFn = Callable[[types.PyTree, types.PyTree, jax.Array], Any]
 """`(params, examples, rng) -> losses f32[B]`, or `(losses f32[B], weights f32[B])`."""
@@ -47,6 +48,10 @@ def check_loss(
     except KeyError as error:
         fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
         raise ValueError(f"loss_fn asks for {error}, which is not there{fields}") from error
+    except Exception as error:
+        if hint := inputs.hint_of_variables(params, error):
+            raise ValueError(f"loss_fn failed with {type(error).__name__}: {hint}") from error
+        raise
     losses, weights = _split_losses(returned)
     for name, value in (("losses", losses), ("weights", weights)):
         if value is None and name == "weights":

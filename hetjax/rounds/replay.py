@@ -20,7 +20,7 @@ def read_trace(path: str | pathlib.Path, num_workers: int) -> list[TracedRound]:
         ValueError: if the file is missing, a line is no record of a round, or the number of
             workers differs.
     """
-    path = pathlib.Path(path)
+    path = pathlib.Path(path).expanduser()
     if not path.is_file():
         raise ValueError(
             f"replay: there is no file {str(path)!r}; give the metrics.jsonl of a finished run"

@@ -68,7 +68,7 @@ def newest(
     Raises:
         ValueError: there is none, or it is of a run with other parts or another rule.
     """
-    directory = pathlib.Path(directory)
+    directory = pathlib.Path(directory).expanduser()
     if (directory / DIRECTORY).is_dir():
         directory /= DIRECTORY
     saved = checkpoint.newest(directory) if directory.is_dir() else None

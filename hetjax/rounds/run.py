@@ -16,15 +16,15 @@ import optax
 
 from hetjax import compiled, starting, types
 from hetjax import config as config_lib
-from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint
 from hetjax.data import sources
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
-from hetjax.processes import join, solutions
+from hetjax.processes import join, solutions, watch
 from hetjax.rounds import (
     arguments,
     gathering,
+    inputs,
     local,
     planning,
     programs,
@@ -33,6 +33,7 @@ from hetjax.rounds import (
     run_records,
     setup,
     sync,
+    warm_up,
 )
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules as rules_lib
@@ -91,12 +92,13 @@ class Run:
     ) -> None:
         join.check_joined()
         self._begins = begins or starting.Starting()
-        arguments.check(params, optimizer)
+        inputs.check(loss_fn, params, optimizer)
         given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
         self.config, self.recorded = given.config, given.recorded
         compiled.keep(self.config.compilation_cache)
         source = sources.as_source(source)
         self.beacons = beacons_lib.start()
+        watch.follow(self.beacons)
         self.beacons.at("starting")
         several = jax.process_count() > 1 and self.config.local != "virtual"
         if several:
@@ -138,7 +140,9 @@ class Run:
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            watch.left(error)
         self.close()
 
     def close(self) -> None:
@@ -301,6 +305,7 @@ class Run:
             self.parts.feed.read_ahead(upcoming)
         return plan
 
+    @watch.taking_part
     def execute(
         self,
         plan: Plan,
@@ -377,29 +382,7 @@ class Run:
         return planning.commit(self.parts, state, plan, done, clocks, sums)
 
     def _warm_up(self, state: RunState, kind: str, given: types.PyTree) -> RunState:
-        """Compiles and runs both phases for every worker, without effect, and untimed.
-
-        Twice: what a round needs of memory lies elsewhere in the next, and is slow when new.
-        """
-        parts = self.parts
-        for is_second in (False, True):
-            if is_second and parts.meeting.keeps_memory and parts.own_device.platform == "cpu":
-                copy = sum(leaf.nbytes for leaf in jax.tree.leaves(parts.state.params))
-                mesh_lib.touch_memory(copy // self.num_workers * len(parts.workers))
-            plan = planning.warm_up_plan(parts, state, kind=kind, given=given)
-            sums = self.execute(plan).sums
-            jax.device_get(sums.metrics)
-            train = sums.state
-            carried = sums.carried if kind == programs.MAIN else state.carried
-            if parts.new_pass is not None:
-                nobody = np.zeros(self.num_workers, bool)
-                train, carried = parts.new_pass(train, carried, nobody)
-            state = state._replace(
-                train=train, carried=carried, lineage=Lineage(self), generation=0
-            )
-            jax.block_until_ready(state.train)
-            self._tail_secs = time.perf_counter() - self._gathered
-        params, _ = self.params(state)
-        jax.block_until_ready(params)
+        state = warm_up.warm_up(self, state, kind, given)
+        self._tail_secs = time.perf_counter() - self._gathered
         self._warm[kind] = run_records.shapes_of(given)
         return state

@@ -117,6 +117,105 @@ time.sleep(600)
     assert run.end() == -signal.SIGKILL
 
 
+TOLD = """
+from hetjax.processes import endings
+def tell(error, **more):
+    ending = endings.of_error(worker, error)._replace(**more)
+    endings.write(pathlib.Path(os.environ["HETJAX_BEACONS"]), worker, ending)
+"""
+
+
+def test_a_worker_that_told_of_its_raise_is_named_while_it_still_runs(launch):
+    """The others end first, and it waits for them at its exit: nobody has to guess."""
+    program = (
+        TOLD
+        + """
+def broken():
+    raise ValueError("no such file")
+if attempt == 0 and worker == 1:
+    try:
+        broken()
+    except ValueError as error:
+        tell(error)
+    wait_for(told("named").exists)
+    sys.exit(1)
+if attempt == 0:
+    wait_for(told("process-1.ending").exists)
+    sys.exit(1)
+"""
+    )
+    run = launch(program, "--workers=3", settle_secs=launches.PATIENCE_SECS)
+    run.wait_for("hetjax.launch: worker 1 raised ValueError: no such file:")
+    run.wait_for("hetjax.launch:     File .*, in broken")
+    run.wait_for("hetjax.launch:   ValueError: no such file")
+    (run.beacons / "named").touch()
+    assert run.end() == 0
+    assert "worker 1 raised ValueError: no such file; restart 1 of 3 from the las" in run.text()
+    assert run.text().count("restart") == 1
+
+
+def test_one_that_hangs_after_its_raise_is_killed(launch):
+    program = TOLD + "tell(ValueError('no such file'), trace='line'); time.sleep(600)"
+    run = launch(program, "--workers=1", "--max_restarts=0", "--grace_secs=0.2")
+    assert run.end() == 1
+    assert "worker 0 raised ValueError: no such file; no restart is left" in run.text()
+
+
+def test_one_that_left_too_early_is_named_with_its_exit_code(launch):
+    """Another worker tells it: whoever waits for it, and ends first."""
+    program = (
+        TOLD
+        + """
+if attempt == 0 and worker == 0:
+    tell(ValueError(), process=1, words="has come to its exit, and 0 waits for it", trace="")
+    sys.exit(1)
+if attempt == 0:
+    wait_for(told("process-0.ending").exists)
+    sys.exit(7)
+"""
+    )
+    run = launch(program, "--workers=2", settle_secs=launches.PATIENCE_SECS)
+    assert run.end() == 0
+    message = "worker 1 has come to its exit, and 0 waits for it (exit code 7); restart 1"
+    assert message in run.text()
+
+
+def test_the_killed_one_is_the_cause_of_what_others_raise_later(launch):
+    program = (
+        TOLD
+        + """
+if worker == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.5)
+tell(RuntimeError("worker 0 is gone"))
+sys.exit(1)
+"""
+    )
+    run = launch(program, "--workers=2", "--max_restarts=0")
+    assert run.end() == 1
+    assert "worker 0 ended by SIGKILL; no restart is left" in run.text()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"), [(2, "worker 1 refused its input"), (130, "worker 1 was interrupted")]
+)
+def test_an_end_that_no_restart_mends_is_told_by_its_code(code, message, launch):
+    program = (
+        TOLD
+        + f"""
+if worker == 1:
+    tell(KeyboardInterrupt(), code={code}, words="{message.partition(" 1 ")[2]}")
+    time.sleep(600)
+wait_for(told("process-1.ending").exists)
+sys.exit(1)
+"""
+    )
+    run = launch(program, "--workers=2", "--grace_secs=0.2")
+    assert run.end() == code
+    assert message in run.text()
+    assert "restart" not in run.text()
+
+
 @LINUX
 def test_a_stopped_worker_is_noticed_and_named(launch):
     program = (

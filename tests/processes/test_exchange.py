@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hetjax.processes import exchange
+from hetjax.processes import exchange, waits
 
 pytestmark = pytest.mark.skipif(
     not hasattr(socket, "SOCK_SEQPACKET") or os.uname().sysname != "Linux", reason="needs Linux"
@@ -27,7 +27,7 @@ class Board:
             self._values[key] = value
             self._changed.notify_all()
 
-    def wait(self, key, timeout_secs):
+    def wait(self, key, timeout_secs, **who):
         with self._changed:
             assert self._changed.wait_for(lambda: key in self._values, 120)
             return self._values[key]
@@ -79,9 +79,9 @@ def test_who_leads_waits_for_nobody_and_who_follows_one_that_ended_is_told(membe
     members[0].follow(0)
     members[1].follow(0)
     members[2].close()
-    with pytest.raises(exchange.LostProcessError, match="process 2 has ended"):
+    with pytest.raises(waits.LostProcessError, match="process 2 has ended"):
         members[1].follow(2)
-    with pytest.raises(exchange.LostProcessError, match="process 2 has ended"):
+    with pytest.raises(waits.LostProcessError, match="process 2 has ended"):
         members[1].follow(1)
 
 
@@ -96,7 +96,7 @@ def test_who_is_ahead_does_not_wait_for_room(members):
 def test_a_process_that_ends_is_named_at_once(members):
     members[2].close()
     for index in (0, 1, 3):
-        with pytest.raises(exchange.LostProcessError, match="process 2 has ended"):
+        with pytest.raises(waits.LostProcessError, match="process 2 has ended"):
             members[index](b"still there")
 
 
@@ -107,7 +107,7 @@ def test_a_process_that_ends_is_named_while_others_wait(members):
         for peer in members[2]._peers.values():  # as the end of a process does it, with unread data
             peer.shutdown(socket.SHUT_RDWR)
         for future in waiting:
-            with pytest.raises(exchange.LostProcessError, match="process 2 has ended"):
+            with pytest.raises(waits.LostProcessError, match="process 2 has ended"):
                 future.result(120)
 
 

@@ -6,7 +6,7 @@ import pytest
 from jax._src import distributed
 
 from hetjax.processes import board as board_lib
-from hetjax.processes import exchange, join
+from hetjax.processes import endings, join, waits
 
 LAUNCHER = {
     "HETJAX_PROCESS_ID": "1",
@@ -124,10 +124,10 @@ def test_a_process_of_several_that_did_not_join_does_not_train_alone(monkeypatch
         (RuntimeError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), True),
         (ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), True),
         (RuntimeError("UNAVAILABLE: Stream removed"), True),
-        (exchange.LostProcessError("process 1 has ended"), True),
+        (waits.LostProcessError("process 1 has ended"), True),
         (RuntimeError("RESOURCE_EXHAUSTED: out of memory"), False),
         (ValueError("cannot join its run: UNAVAILABLE: failed to connect"), False),
     ],
 )
 def test_the_loss_of_others_is_told_from_mistakes(error, is_loss):
-    assert join.is_loss_of_others(error) == is_loss
+    assert endings.is_loss_of_others(error) == is_loss

@@ -1,0 +1,136 @@
+"""The command lines of the programs here: `--help`, and fields that are given like flags.
+
+A program that says `app.run(main, flags_parser=command_line.parse_flags)` prints what it is and
+all that can be set for `--help`, and ends with status 0; a flag that there is not ends it with
+status 2 and a message.
+"""
+
+import difflib
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from absl import flags
+
+from hetjax import config, kinds
+from hetjax.config import fields
+
+MISTAKE = 2
+_HELP = r"--?(h|help|helpshort|helpfull)(=(true|1))?"
+_WIDTH = 98
+
+
+def parse_flags(argv: Sequence[str], *, fields_by: str = "") -> list[str]:
+    """Parses the command line of a program.
+
+    Args:
+        argv: with the program's name.
+        fields_by: what stands before a field of the configuration, such as `--set=`, if it may be
+            given.
+    """
+    if asks_for_help(argv):
+        print_help(*([fields_help(fields_by)] if fields_by else []))
+    try:
+        return flags.FLAGS(list(argv))
+    except flags.Error as error:
+        spelt = list(misplaced_fields(argv[1:], fields_by)) if fields_by else []
+        print("\n".join(spelt) or f"{error}. --help shows all flags.", file=sys.stderr)
+        sys.exit(MISTAKE)
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Whether one of the flags before a `--` is `--help`."""
+    ends = argv.index("--") if "--" in argv else len(argv)
+    return any(re.fullmatch(_HELP, argument) for argument in argv[1:ends])
+
+
+def print_help(*more: str, flag_values: flags.FlagValues = flags.FLAGS) -> NoReturn:
+    """Prints what the program is, its flags and more; ends it with status 0."""
+    said = (sys.modules["__main__"].__doc__ or "").strip()
+    own = flag_values.get_key_flags_for_module(sys.argv[0])
+    lines = [_line(f"--{flag.name}{_default(flag)}", flag.help) for flag in own]
+    print("\n\n".join(filter(None, [said, "Flags:\n\n" + "\n".join(lines), *more])))
+    sys.exit(0)
+
+
+def fields_help(prefix: str) -> str:
+    """A line or two for each field of the configuration, which is set by `PREFIXfield=value`."""
+    owners = {name: f"of {parts}: " for name, parts, *_ in kinds.rows()}
+    lines = [
+        _line(
+            f"{prefix}{name}={default}",
+            "; ".join(filter(None, [owners.get(name, "") + says, allowed])),
+        )
+        for name, default, says, allowed in fields.rows(config.ExperimentConfig)
+    ]
+    title = f"Fields of the configuration, {prefix}FIELD=VALUE, with their defaults:"
+    return f"{title}\n\n" + "\n".join(lines)
+
+
+def _default(flag: flags.Flag) -> str:
+    return "" if flag.default is None else f"={flag.default_as_str[1:-1]}"  # without its quotes
+
+
+def _line(name: str, says: str | None) -> str:
+    indented = textwrap.fill(
+        " ".join((says or "").split()), _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+    )
+    return f"  {name}\n{indented}" if says else f"  {name}"
+
+
+def misplaced_fields(
+    arguments: Sequence[str], prefix: str, *, flag_values: flags.FlagValues = flags.FLAGS
+) -> Iterator[str]:
+    """Yields the right spelling of each field that stands alone: `--epochs=3`, or `epochs=3`.
+
+    Args:
+        arguments: of the command line.
+        prefix: what stands before a field, such as `--config.`.
+        flag_values: the program's own flags, which are none.
+
+    Example:
+        >>> list(misplaced_fields(["--epochs=3"], "--config.", flag_values=flags.FlagValues()))
+        ['--epochs=3: epochs is a field of the configuration; write --config.epochs=3.']
+    """
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            return
+        found = re.fullmatch(r"(-{0,2})([A-Za-z_][\w.]*)(=.*)?", argument, re.DOTALL)
+        if not found or not (found[1] or found[3]):
+            continue
+        name, value = found[2], found[3] or ""
+        following = arguments[index + 1 : index + 2]
+        if not value and following and not following[0].startswith("-"):
+            value = f"={following[0]}"
+        if found[1] and (name in flag_values or name.partition(".")[0] in flag_values):
+            continue
+        near, known = _fields_like(name.removeprefix("config."))
+        if not near:
+            continue
+        spelt = " or ".join(f"{prefix}{field}{value}" for field in near)
+        if known and len(near) == 1:
+            yield f"{argument}: {near[0]} is a field of the configuration; write {spelt}."
+        elif known:
+            yield f"{argument}: several fields have this name; write {spelt}."
+        elif not _is_like_a_flag(name, flag_values):
+            yield f"{argument}: there is no such flag or field. Did you mean {spelt}?"
+
+
+def _fields_like(name: str) -> tuple[list[str], bool]:
+    """The fields of this name, with or without their groups, else the nearest; whether they are."""
+    leaves = fields.leaf_names(config.ExperimentConfig)
+    if name in leaves:
+        return [name], True
+    exact = [leaf for leaf in leaves if leaf.rpartition(".")[2] == name]
+    if exact:
+        return exact, True
+    by_name = {leaf.rpartition(".")[2]: leaf for leaf in reversed(leaves)}
+    by_name |= {leaf: leaf for leaf in leaves}
+    close = difflib.get_close_matches(name, by_name, n=1, cutoff=0.7)
+    return [by_name[each] for each in close], False
+
+
+def _is_like_a_flag(name: str, flag_values: flags.FlagValues) -> bool:
+    return bool(difflib.get_close_matches(name, list(flag_values), n=1, cutoff=0.7))

@@ -1,0 +1,97 @@
+"""How did a process of a run end? What it tells the others of it, and the launcher.
+
+An `Ending` goes over the board to the other processes, and into the directory that the launcher
+gave its workers. Standard library alone: the launcher reads it, too.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import time
+import traceback
+from typing import NamedTuple
+
+from hetjax.processes import waits
+
+INTERRUPTED = 130
+MOST_CHARACTERS = 500  # of the words
+_SUFFIX = ".ending"
+
+
+class Ending(NamedTuple):
+    """The end of a process that the others cannot go on without.
+
+    Args:
+        process: whose end it is.
+        words: what it did, behind its name: "raised ValueError: no such file".
+        trace: the traceback of what it raised, or "".
+        code: the exit code of the processes that end because of it.
+        time: monotonic seconds when it was told; processes of one machine share that clock.
+    """
+
+    process: int
+    words: str
+    trace: str = ""
+    code: int = 1
+    time: float = 0.0
+
+
+def of_error(process: int, error: BaseException) -> Ending:
+    """The end of a process by an exception that nobody caught.
+
+    Example:
+        >>> of_error(1, ValueError("no such file")).words
+        'raised ValueError: no such file'
+        >>> of_error(1, SystemExit(3)).words
+        'left by SystemExit(3)'
+    """
+    now = time.monotonic()
+    if isinstance(error, KeyboardInterrupt):
+        return Ending(process, "was interrupted (KeyboardInterrupt)", "", INTERRUPTED, now)
+    if isinstance(error, SystemExit):
+        return Ending(process, f"left by {error!r}"[:MOST_CHARACTERS], "", 1, now)
+    said = f"{type(error).__qualname__}: {error}".splitlines()[0].removesuffix(": ")
+    trace = "".join(traceback.format_exception(error))
+    return Ending(process, f"raised {said}"[:MOST_CHARACTERS], trace, 1, now)
+
+
+def is_loss_of_others(error: BaseException) -> bool:
+    """Whether an error, of JAX or ours, says that another process of the run is gone.
+
+    With JAX 0.12 a failed collective is a ValueError, as mistakes of the user are.
+    """
+    if isinstance(error, waits.LostProcessError):
+        return True
+    words: tuple[str, ...] = ("Gloo", "NCCL")
+    if isinstance(error, RuntimeError):
+        words += ("UNAVAILABLE", "Connection")
+    elif not isinstance(error, ValueError):
+        return False
+    return any(word in str(error) for word in words)
+
+
+def shortened(ending: Ending, most_bytes: int) -> Ending:
+    """The same with so much of its traceback's end that it has at most `most_bytes` as JSON."""
+    lines = ending.trace.splitlines(keepends=True)
+    while lines and len(json.dumps(ending)) > most_bytes:
+        lines = lines[1:]
+        ending = ending._replace(trace="…\n" + "".join(lines) if lines else "")
+    return ending
+
+
+def write(directory: pathlib.Path, teller: int, ending: Ending) -> None:
+    """Tells the launcher, whole or not at all; a full disk is no further fault."""
+    new = directory / f"process-{teller}.new"
+    with contextlib.suppress(OSError):
+        new.write_text(json.dumps(ending))
+        os.replace(new, directory / f"process-{teller}{_SUFFIX}")
+
+
+def read(directory: pathlib.Path) -> Ending | None:
+    """The first end that a worker told; None where there is none."""
+    told = []
+    for path in directory.glob(f"*{_SUFFIX}"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            told.append(Ending(*json.loads(path.read_text())))
+    return min(told, key=lambda ending: ending.time, default=None)

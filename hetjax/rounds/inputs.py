@@ -1,0 +1,179 @@
+"""Is what a user gave a loss, parameters, an optimiser? First mistakes, with what to write instead.
+
+Nothing is computed: a function is looked at, or called with shapes alone.
+"""
+
+import contextlib
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from hetjax import parts
+from hetjax.config import groups
+from hetjax.rounds import update
+
+_LOSS = (
+    "it must be loss_fn(params, examples, rng) -> losses f32[B], one number an example, or "
+    "(losses, weights)"
+)
+_OF_FLAX = (
+    "Of a Flax NNX model and loss(model, batch): loss_fn, params = hetjax.nnx_loss(model, loss). "
+    "Of a Flax Linen module: loss_fn, params = hetjax.linen_loss(module, variables, loss)"
+)
+
+
+def check(loss_fn: Any, params: Any, optimizer: Any) -> None:
+    """Refuses what a run cannot use; without an optimiser its rounds have no update.
+
+    Raises:
+        ValueError: it is not what its name says; with what to give instead.
+    """
+    _check_loss_fn(loss_fn)
+    _check_params(params)
+    if optimizer is not None:
+        _check_optimizer(optimizer, params)
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Refuses what is no list of functions.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if callable(callbacks) or not all(callable(callback) for callback in callbacks):
+        raise ValueError("fit: callbacks must be a list of functions, such as [print]")
+
+
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Refuses fields that other libraries have, and says what has their place here.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for name in ("learning_rate", "lr"):
+        if name in fields:
+            rate = fields[name] if isinstance(fields[name], int | float) else 1e-3
+            raise ValueError(
+                f"fit: there is no field {name!r}: the optimizer has the learning rate. Give it "
+                f"there, such as optax.adam({rate:g})"
+            )
+    if "batch_size" in fields:
+        size = fields["batch_size"]
+        raise ValueError(
+            "fit: there is no field 'batch_size': the batch of an update is microbatch_size * "
+            f"budget examples, over all workers. {_for_batch(size)}"
+        )
+
+
+def _for_batch(size: Any) -> str:
+    """Which microbatches make a batch of so many examples, at most 16 in each."""
+    of_16 = range(groups.ExperimentConfig().microbatch_size, 0, -2)
+    fitting = [each for each in of_16 if isinstance(size, int) and size > 0 and size % each == 0]
+    if not fitting:
+        return "Give those two, such as microbatch_size=16, budget=8 for 128 examples"
+    return f"For {size} examples give microbatch_size={fitting[0]}, budget={size // fitting[0]}"
+
+
+def hint_of_variables(params: Any, error: Exception) -> str:
+    """What to write where a loss failed since it got all variables of a Linen module.
+
+    Returns:
+        A sentence; "" where there is no sign of it.
+    """
+    is_of_flax = type(error).__module__.startswith("flax")
+    if isinstance(params, Mapping) and "params" in params and is_of_flax:
+        return (
+            "params is {'params': …}, as module.init returns it, and the loss seems to want what "
+            "is in it: give variables['params'], or what hetjax.linen_loss returned"
+        )
+    return ""
+
+
+def _check_loss_fn(loss_fn: Any) -> None:
+    if _is_flax_module(loss_fn) or not callable(loss_fn):
+        raise ValueError(f"fit: loss_fn is {parts.shown(loss_fn)}; {_LOSS}. {_OF_FLAX}")
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # not written in Python
+        return
+    try:
+        signature.bind(None, None, None)
+    except TypeError as error:
+        name = getattr(loss_fn, "__name__", "loss_fn")
+        without = "lambda params, examples, rng: loss(params, examples)"
+        raise ValueError(
+            f"fit: loss_fn is {name}{signature}, which cannot be called with three arguments "
+            f"({error}); {_LOSS}. {_OF_FLAX}. Of parameters and a batch, without random numbers: "
+            f"{without}"
+        ) from None
+
+
+def _check_params(params: Any) -> None:
+    if _is_flax_module(params):
+        raise ValueError(
+            f"fit: params is {parts.shown(params)}; params is a pytree of arrays. {_OF_FLAX}"
+        )
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+            raise ValueError(
+                f"fit: params{jax.tree_util.keystr(path)} is a {type(leaf).__name__}; params is a "
+                "pytree of arrays. For a Flax model: loss_fn, params = hetjax.nnx_loss(model, loss)"
+            )
+
+
+def _check_optimizer(optimizer: Any, params: Any) -> None:
+    if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
+        raise ValueError(
+            f"fit: optimizer is {parts.shown(optimizer)}; it must be an optax optimiser such as "
+            f"optax.sgd(0.1), with an init and an update.{_optax_for(optimizer)}"
+        )
+    complete = update.with_extra_arguments(optimizer)
+    assert complete is not None
+
+    def one_update(params: Any) -> Any:
+        # As in a round: see `update`.
+        given = {"value": np.float32(0), "progress": np.float32(0)}
+        return complete.update(params, complete.init(params), params, **given)
+
+    missing: list[str] = []
+    with contextlib.suppress(Exception):  # of a shape or a type: the first round says more
+        try:
+            jax.eval_shape(one_update, params)
+        except TypeError as error:
+            if "required keyword-only argument" in str(error):
+                missing = re.findall(r"'(\w+)'", str(error))
+    if missing:
+        raise ValueError(
+            f"fit: the update of this optimizer needs {' and '.join(missing)}, too. "
+            f"{groups.LINE_SEARCH} (and value, the mean loss). Take an optimiser that needs "
+            "gradients alone, such as optax.adam(1e-3) or optax.sgd(0.1, momentum=0.9)"
+        )
+
+
+def _optax_for(optimizer: Any) -> str:
+    """A sentence about what was meant, or an empty string."""
+    if isinstance(optimizer, int | float) and not isinstance(optimizer, bool):
+        return f" With this learning rate: optax.sgd({optimizer:g}), or optax.adam({optimizer:g})"
+    if isinstance(optimizer, str):
+        name = optimizer.lower()
+        if "bfgs" in name:
+            return f" {groups.LINE_SEARCH}"
+        return f" By its name: optax.{name}(1e-3)" if hasattr(optax, name) else ""
+    if inspect.isfunction(optimizer):
+        return f" If {optimizer.__name__} makes one, call it, with its learning rate"
+    if hasattr(getattr(optimizer, "tx", None), "update"):
+        return " It holds one: give its tx, or what it was made of"
+    return ""
+
+
+def _is_flax_module(given: Any) -> bool:
+    """Whether it is a module of Flax, which is not imported for it."""
+    return any(
+        base.__module__.startswith("flax.") and base.__name__ == "Module"
+        for base in type(given).__mro__
+    )

@@ -1,0 +1,51 @@
+"""What a process tells of its end."""
+
+import json
+
+import pytest
+
+from hetjax.processes import endings
+
+
+def caught(error):
+    try:
+        raise error
+    except BaseException as raised:
+        return raised
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "code"),
+    [
+        (ValueError("no such file"), "raised ValueError: no such file", 1),
+        (KeyError(), "raised KeyError", 1),
+        (RuntimeError("first\nsecond"), "raised RuntimeError: first", 1),
+        (ValueError("x" * 9000), "raised ValueError: " + "x" * 481, 1),
+        (SystemExit(3), "left by SystemExit(3)", 1),
+        (KeyboardInterrupt(), "was interrupted (KeyboardInterrupt)", 130),
+    ],
+)
+def test_an_end_by_an_exception_says_which(error, words, code):
+    ending = endings.of_error(2, caught(error))
+    assert (ending.process, ending.words, ending.code) == (2, words, code)
+    has_trace = not isinstance(error, SystemExit | KeyboardInterrupt)
+    assert ("in caught" in ending.trace) == has_trace
+
+
+@pytest.mark.parametrize("most_bytes", [600, 1200, 3500])
+def test_a_long_traceback_keeps_its_end(most_bytes):
+    trace = "".join(f'  File "ü{index}"\n' for index in range(500)) + "ValueError: the end\n"
+    ending = endings.shortened(endings.Ending(0, "raised", trace), most_bytes)
+    assert len(json.dumps(ending)) <= most_bytes
+    assert ending.trace.startswith("…\n")
+    assert ending.trace.endswith("ValueError: the end\n")
+
+
+def test_the_launcher_reads_who_ended_first(tmp_path):
+    assert endings.read(tmp_path) is None
+    late, first = endings.Ending(0, "late", time=5.0), endings.Ending(1, "first", "trace", 2, 4.0)
+    endings.write(tmp_path, 0, late)
+    endings.write(tmp_path, 1, first)
+    (tmp_path / "process-2.ending").write_text("half of")
+    assert endings.read(tmp_path) == first
+    endings.write(tmp_path / "missing", 0, late)  # a full disk is no further fault

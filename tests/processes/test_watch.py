@@ -1,0 +1,188 @@
+"""What a process hears of the others, and says while it waits for them; real ones in the drill."""
+
+import threading
+import time
+
+import pytest
+
+from hetjax.processes import beacons, board, endings, join, notices, waits, watch
+
+
+class Board:
+    """As `board.Board`, of all processes in one."""
+
+    values: dict
+
+    def __init__(self):
+        self.values = {}
+
+    def post(self, key, value):
+        self.values[key] = list(value) if isinstance(value, tuple) else value
+
+    def read_all(self):
+        return dict(self.values)
+
+    def remove(self, key):
+        self.values.pop(key, None)
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """A board; nobody ends this process, and waits of other tests are over."""
+    monkeypatch.setattr(watch, "_after", lambda secs, action: None)
+    monkeypatch.setattr(waits, "_lost", [])
+    return Board()
+
+
+def test_a_raise_is_heard_by_all_and_ends_their_waits(shared, capsys, tmp_path):
+    one, other = watch.Watch(1, 2, shared, tmp_path), watch.Watch(0, 2, shared)
+    one._fail(ValueError("no such file"))
+    assert endings.read(tmp_path).words == "raised ValueError: no such file"
+    with waits.Wait("end the round") as wait:
+        wait.check()
+        other._look()
+        with pytest.raises(waits.LostProcessError, match="process 1 raised ValueError: no such"):
+            wait.check()
+    said = capsys.readouterr().err
+    assert "hetjax: process 1 raised ValueError: no such file; so process 0 of 2 ends, too" in said
+    assert "the traceback of process 1:\nValueError: no such file" in said
+    other._look()
+    other._fail(waits.LostProcessError("process 1 has ended"))
+    assert [key for key in shared.values if key.startswith("told/")] == ["told/1"]
+
+
+def test_who_waits_for_one_that_has_left_ends_with_it(shared, capsys, monkeypatch):
+    one, other = watch.Watch(1, 3, shared), watch.Watch(2, 3, shared)
+    one.left(SystemExit(3))
+    other._look()  # it computes, and waits for nobody
+    with waits.Wait("end the round"):
+        other._look()
+    with waits.Wait("add up the sums"):  # another wait: the first is over
+        other._look()
+        assert not capsys.readouterr().err
+        monkeypatch.setattr(watch, "_LAST_MESSAGE_SECS", 0.0)
+        other._look()
+    words = "process 1 left by SystemExit(3), and process 2 waits for it to add up the sums"
+    assert words in capsys.readouterr().err
+    one._look()
+    assert f"this {words.replace('process 1 ', 'process ')}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("phase", "is_ended"), [("starting", True), ("evaluating", False)])
+def test_one_that_hears_of_a_raise_is_ended_where_it_is_stuck(phase, is_ended, shared, monkeypatch):
+    ended = []
+    monkeypatch.setattr(watch.Watch, "_end_now", lambda self: ended.append(self))
+    monkeypatch.setattr(watch, "_after", lambda secs, action: secs < 2 and action())
+    zero, one = watch.Watch(0, 2, shared), watch.Watch(1, 2, shared)
+    does = beacons.Beacons()
+    does.at(phase)
+    zero.follow(does)
+    one.tell("refused its input", code=2)
+    zero._look()
+    assert ended == ([zero] if is_ended else [])
+
+
+def test_long_words_are_told_in_part(shared, tmp_path):
+    one = watch.Watch(1, 2, shared, tmp_path)
+    one.tell("refused its input:\n" + "x" * 9000, code=2)
+    told = endings.read(tmp_path)
+    assert (told.code, len(told.words)) == (2, 500)
+    assert told.words.startswith("refused its input: xxx")
+
+
+def test_who_goes_on_has_not_left(shared):
+    one = watch.Watch(1, 2, shared)
+    one.left(error := ValueError("caught in all processes alike"))
+    assert shared.values.pop("left/1")[1] == "raised ValueError: caught in all processes alike"
+    one.left(error)  # on its way through another function
+    assert not shared.values
+    one.left(ValueError("another"))
+    assert "left/1" in shared.values
+    one.follow(beacons.Beacons())  # a new run
+    assert "left/1" not in shared.values
+
+
+def test_the_loss_of_another_is_no_end_of_its_own(shared):
+    one = watch.Watch(0, 2, shared)
+    error = RuntimeError("of the callback")
+    error.__cause__ = waits.LostProcessError("process 1 has ended")
+    one.left(error)
+    one._fail(error)
+    assert not shared.values
+
+
+def test_a_wait_is_said_every_ten_seconds_and_for_whom(shared, capsys, monkeypatch):
+    one, zero = watch.Watch(1, 2, shared), watch.Watch(0, 2, shared)
+    monkeypatch.setattr(notices, "_LONG_SECS", 0.0)
+    evaluates = beacons.Beacons()
+    evaluates.at("evaluating")
+    zero.follow(evaluates)
+    zero._look()
+    now = time.monotonic()
+    with waits.Wait("find the checkpoint to go on from", lambda: [0]) as wait:
+        for secs in (9.5, 10.2, 12.0, 19.0, 20.3, 20.6):
+            wait.since = now - secs
+            one._look()
+    said = "hetjax: process 1 has waited {} s for process 0 (process 0 evaluates) to find the chec"
+    assert [line[: len(said)] for line in capsys.readouterr().err.splitlines()] == [
+        said.format(secs) for secs in (10, 20)
+    ]
+    evaluates.at("waiting")
+    zero._look()
+    assert not [key for key in shared.values if key.startswith("doing/")]
+
+
+def test_a_thread_that_raised_is_in_what_the_others_hear(shared, monkeypatch):
+    monkeypatch.setattr(notices, "_LONG_SECS", 0.0)
+    zero = watch.Watch(0, 2, shared)
+    zero._thread_hook = lambda args: None
+    monkeypatch.setattr(threading, "excepthook", zero._thread_ended)
+    thread = threading.Thread(target=int, args=("x",), name="loader")
+    thread.start()
+    thread.join()
+    loads = beacons.Beacons()
+    loads.at("loading", worker=0)
+    zero.follow(loads)
+    zero._look()
+    (told,) = shared.values.values()
+    assert told.startswith("waits for its data, and its thread 'loader' raised ValueError: inval")
+
+
+def test_who_waits_to_join_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(notices, "PERIOD_SECS", 0.02)
+    monkeypatch.setattr(join, "_listens", lambda coordinator: coordinator.endswith("1"))
+    for place in (
+        join.Place(0, 3, "host:7000"),
+        join.Place(2, 3, "host:7000"),
+        join.Place(2, 3, "host:7001"),
+    ):
+        said = ""
+        with join._patience(place, 100):
+            while said.count("\n") < 2:
+                said += capsys.readouterr().err
+        who = {
+            0: "for the other 2 processes to join",
+            2: "for process 0 to listen at host:7000",
+        }[place.process_id]
+        if place.coordinator.endswith("1"):
+            who = "for the other processes to join; process 0 is there"
+        first = said.splitlines()[0]
+        assert first.startswith(f"hetjax: process {place.process_id} of 3 has waited ")
+        assert first.endswith(who)
+
+
+def test_a_wait_at_the_board_can_be_ended(shared, monkeypatch):
+    class Client:
+        def blocking_key_value_get(self, key, milliseconds):
+            waits.end_all("process 1 raised ValueError: no such file")
+            raise RuntimeError("DEADLINE_EXCEEDED: of this slice")
+
+    from jax._src import distributed
+
+    monkeypatch.setattr(distributed.global_state, "client", Client())
+    with pytest.raises(waits.LostProcessError, match="no such file"):
+        board.Board("a test").wait("key", 600.0)
+    waits._lost.clear()
+    monkeypatch.setattr(waits, "end_all", lambda reason: None)
+    with pytest.raises(TimeoutError, match=r"nobody put up 'key' in 0\.1 s"):
+        board.Board("a test").wait("key", 0.1)

@@ -1,0 +1,98 @@
+"""First mistakes with `fit`: what is refused, in which words, before anything is computed."""
+
+import flax.linen
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import hetjax
+from hetjax.rounds import inputs
+
+X = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
+DATA = {"x": X, "y": X.sum(-1)}
+PARAMS = np.zeros(3, np.float32)
+MODEL = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+MODULE = flax.linen.Dense(1)
+VARIABLES = MODULE.init(jax.random.key(0), X[:1])
+
+
+def loss_fn(params, batch, rng):
+    return (batch["x"] @ params - batch["y"]) ** 2
+
+
+def loss_of_model(model, batch):
+    return (model(batch["x"])[:, 0] - batch["y"]) ** 2
+
+
+def fit(loss=loss_fn, params=PARAMS, optimizer=None, **fields):
+    fields = {"epochs": 1, "budget": 2, "microbatch_size": 4, "workers": 1, **fields}
+    optimizer = optax.sgd(0.1) if optimizer is None else optimizer
+    return hetjax.fit(loss, params, optimizer, DATA, progress=False, **fields)
+
+
+def train_state():
+    return nnx.Optimizer(MODEL, optax.adam(1e-3), wrt=nnx.Param)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        # The loss.
+        (
+            {"loss": loss_of_model},
+            ("loss_of_model(model, batch)", "hetjax.nnx_loss(model, loss)", "hetjax.linen_loss("),
+        ),
+        ({"loss": lambda params, batch, *, rng: 0}, ("cannot be called with three arguments",)),
+        ({"loss": MODEL}, ("loss_fn is a Linear", "hetjax.nnx_loss(model, loss)")),
+        ({"loss": 3}, ("loss_fn is 3; it must be loss_fn(params, examples, rng)",)),
+        # The parameters.
+        ({"params": MODEL}, ("params is a Linear", "hetjax.nnx_loss(model, loss)")),
+        # The optimiser.
+        ({"optimizer": optax.lbfgs()}, ("needs grad and value_fn", "L-BFGS", "optax.adam(1e-3)")),
+        ({"optimizer": optax.chain(optax.clip(1.0), optax.lbfgs())}, ("needs grad and value_fn",)),
+        ({"optimizer": train_state()}, ("optimizer is an Optimizer; it must", "give its tx")),
+        ({"optimizer": 0.1}, ("optimizer is 0.1;", "optax.sgd(0.1)")),
+        ({"optimizer": "adam"}, ("optimizer is 'adam';", "optax.adam(1e-3)")),
+        ({"optimizer": "lbfgs"}, ("optimizer is 'lbfgs';", "L-BFGS and line searches try")),
+        ({"optimizer": optax.adam}, ("optimizer is the function adam;", "call it")),
+        # Fields.
+        ({"learning_rate": 0.3}, ("the optimizer has the learning rate", "optax.adam(0.3)")),
+        ({"lr": 0.3}, ("there is no field 'lr'", "optax.adam(0.3)")),
+        ({"batch_size": 128}, ("microbatch_size * budget", "microbatch_size=16, budget=8")),
+        ({"batch_size": 100}, ("For 100 examples give microbatch_size=10, budget=10",)),
+        ({"batch_size": 7}, ("such as microbatch_size=16, budget=8 for 128 examples",)),
+    ],
+)
+def test_a_first_mistake_says_what_to_write_instead(given, words):
+    with pytest.raises(ValueError) as refused:  # noqa: PT011
+        fit(**given)
+    message = str(refused.value)
+    for word in words:
+        assert word in message
+    assert len(message) < 700
+
+
+def test_optimisers_that_need_the_mean_loss_are_taken():
+    plateau = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau())
+    for optimizer in (plateau, optax.MultiSteps(optax.adam(0.1), 2), optax.polyak_sgd()):
+        inputs.check(loss_fn, PARAMS, optimizer)
+    assert np.isfinite(fit(optimizer=optax.polyak_sgd()).summary["train_loss"])
+
+
+@pytest.mark.parametrize("make", [hetjax.linen_loss, hetjax.linen_metrics])
+def test_bare_parameters_are_no_variables(make):
+    with pytest.raises(ValueError, match=r"has \['bias', 'kernel'\].*\{'params': params\}"):
+        make(MODULE, VARIABLES["params"], loss_of_model)
+    with pytest.raises(ValueError, match=r"variables is no dict and must have 'params'"):
+        make(MODULE, PARAMS, loss_of_model)
+
+
+def test_all_variables_are_no_parameters():
+    loss, params = hetjax.linen_loss(MODULE, VARIABLES, loss_of_model)
+    with pytest.raises(ValueError, match=r"give variables\['params'\]"):
+        fit(loss, VARIABLES)
+    assert set(fit(loss, params).params) == {"bias", "kernel"}
+    whole = fit(lambda variables, batch, rng: loss(variables["params"], batch, rng), VARIABLES)
+    assert set(whole.params) == {"params"}  # a loss of one's own may want them all

@@ -1,0 +1,117 @@
+"""The programs that people run: `--help`, mistakes in flags, and `~` in paths."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax import config as config_lib
+from hetjax.report import __main__ as report_command
+
+ROOT = pathlib.Path(__file__).parent.parent
+PROGRAMS = {
+    "experiments.train": ("--workdir", "--config.optimizer.learning_rate=0.05"),
+    "experiments.compare": ("--seeds=0", "--set=cluster.num_workers=4"),
+    "experiments.simulate": ("--workers=8,64,1000,10000", "--microbatch_secs=0.1"),
+    "experiments.compare_orders": ("--data_dir", "--minutes=90.0"),
+    "hetjax.launch": ("--workers WORKERS", "--heartbeat_secs"),
+    "hetjax.report": ("the work directory of the run",),
+    "hetjax.data.prepare": ("--data_dir DIR",),
+}
+
+
+def run(*command, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | environment,
+    )
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_says_what_can_be_set_and_ends_well(program):
+    done = run(program, "--help")
+    assert done.returncode == 0, done.stderr
+    for text in PROGRAMS[program]:
+        assert text in done.stdout
+    assert len(done.stdout.splitlines()) > 5
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["experiments.compare", "--epochs=3"], "write --set=epochs=3."),
+        (["experiments.simulate", "--wrkers=3"], "Unknown command line flag 'wrkers'. Did you"),
+        (["experiments.compare_orders", "--jobs=0"], "--help shows all flags"),
+        (["experiments.train", "epochs=3", "--config=configs/digits.py"], "--config.epochs=3."),
+    ],
+)
+def test_a_mistake_in_a_flag_gets_one_message(command, message):
+    done = run(*command)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# `~`
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert not (tmp_path / "~").exists()
+
+
+def test_the_home_directory_is_meant_on_the_command_line(home):
+    fields = {"epochs": 1, "data": {"num_train": 64}, "cluster": {"clock": "virtual"}}
+    fields["cluster"] |= {"num_workers": 2, "secs_per_microbatch": [1.0, 2.0]}
+    (home / "config.json").write_text(json.dumps(fields))
+    command = ["experiments.train", "--config=~/config.json", "--workdir=~/run"]
+    done = run(*command, HOME=str(home))
+    assert done.returncode == 0, done.stderr
+    assert f"Report: {home}/run/report.html" in done.stdout
+    assert (home / "run" / "report.html").exists()
+    done = run(*command, "--config.replay=~/none.jsonl", HOME=str(home))
+    assert f"{home}/none.jsonl" in done.stderr
+    (home / "run" / "report.html").unlink()
+    report_command.main(["~/run"])
+    assert (home / "run" / "report.html").exists()
+    assert not (ROOT / "~").exists()
+
+
+def test_the_home_directory_is_meant_in_fit_and_restore(home):
+    x = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
+
+    def loss_fn(params, batch, rng):
+        return (batch["x"] @ params) ** 2
+
+    given = (loss_fn, np.ones(3, np.float32), optax.sgd(0.1), {"x": x})
+    options = {"epochs": 1, "budget": 2, "microbatch_size": 4, "workers": 1}
+    hetjax.fit(*given, workdir="~/run", progress=False, **options)
+    assert (home / "run" / "summary.json").exists()
+    with hetjax.Run(*given, **options) as again:
+        assert again.done(again.restore("~/run"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '{"epochs": 3}'),
+        ("a.py", "from hetjax import config\ndef get_config():\n  return {'epochs': 3}\n"),
+    ],
+)
+def test_the_home_directory_is_meant_for_a_configuration(name, text, home):
+    (home / name).write_text(text)
+    assert config_lib.load(f"~/{name}").epochs == 3
+    with pytest.raises(ValueError, match=f"{home}/b{name}: cannot be read"):
+        config_lib.load(f"~/b{name}")
