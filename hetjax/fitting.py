@@ -120,11 +120,10 @@ def fit(
     params = params if init_state is None or params is not None else _params_of(init_state)
     _check(optimizer, callbacks, resume)
     source, eval_sets = sources.as_source(source), _eval_sets(eval_source, eval_sources, metrics_fn)
-    if workdir is not None:
-        workdir = pathlib.Path(workdir).expanduser().absolute()  # a callback may change directory
+    # A callback may change the directory.
+    workdir = None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
     with contextlib.ExitStack() as stack:
-        begins = starting.Starting(shown=progress)
-        stack.callback(begins.over)
+        begins = stack.enter_context(starting.Starting(shown=progress))
         kept = functools.partial(keeper_lib.kept_solutions, workdir, resume=bool(resume))
         run = stack.enter_context(
             run_lib.Run(

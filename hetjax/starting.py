@@ -35,6 +35,12 @@ class Starting:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def __enter__(self) -> "Starting":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.over()
+
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """What is done inside belongs to this stage."""

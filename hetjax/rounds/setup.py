@@ -144,8 +144,7 @@ def build(
     beacons, solved = beacons or beacons_lib.Beacons(), solved or solutions.Solutions()
     begins = begins or starting.Starting()
     chosen = kinds.of_config(config, {}) if chosen is None else chosen
-    num_workers = config.cluster.num_workers
-    where = programs_lib.place_workers(config)
+    num_workers, where = config.cluster.num_workers, programs_lib.place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
     losses_lib.check_loss(loss_fn, params, first, keys)
