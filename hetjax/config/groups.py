@@ -94,7 +94,7 @@ class OrderingConfig:
 
     method: str = fields.text("random_reshuffling", says="who finds each epoch's order")
     herding_every: int = fields.integer(
-        -1,
+        0,
         at_least=-1,
         says="epochs between two measurements of the herding bound, three passes over the data "
         "each; -1: after the first and the last epoch, where the order takes signs; 0: none, and "

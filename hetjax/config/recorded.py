@@ -8,7 +8,13 @@ from typing import Any
 from hetjax import kinds
 from hetjax.config import experiment
 
-_OF_NO_EFFECT = ("compilation_cache", "data.feed", "data.readers", "examples_apart")
+_OF_NO_EFFECT = (
+    "compilation_cache",
+    "data.feed",
+    "data.readers",
+    "examples_apart",
+    "ordering.herding_every",
+)
 """Fields that change no number of a run, which goes on with other values of them too."""
 
 

@@ -172,7 +172,7 @@ TEXT = r"tokenise the text first.*token ids"
         (object(), r"object: it has no __getitem__ and no examples"),
         (None, r"NoneType: it has no __getitem__"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_cannot_be_a_source_is_refused_with_what_to_give(data, message):
     with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
