@@ -144,9 +144,9 @@ def build(
     where = programs_lib.place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     first, keys = _first_examples(config, source, per_example_rng=per_example_rng)
-    losses_lib.check_loss(loss_fn, params, first, keys)
+    metrics = losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = programs_lib.sizes(config)
-    rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
+    rule = gradients.rule_of(rule, loss_fn, metrics, per_example_rng=per_example_rng)
     observer, refusal = order.make(chosen.ordering, sizes, rule, loss_fn, params, first, keys)
     if refusal and where.own[0] == 0:
         print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
@@ -156,11 +156,7 @@ def build(
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     feed = feed_lib.FEEDS[config.data.feed](source, where.devices)
     meeting = meeting_lib.make(where.mesh, num_workers)
-    gather = gathering.Gathering(
-        meeting,
-        most_signs=0 if observer is None else config.microbatch_size * sizes.max_microbatches,
-        microbatch_size=config.microbatch_size,
-    )
+    gather = _make_gathering(meeting, sizes, observer, [rule, *more_rules.values()])
     clock = programs_lib.make_clock(config, chosen.gate, cluster if emulated else None)
     common = programs_lib.Common(
         config, chosen, reducer, feed, where, meeting, beacons, clock, params
@@ -213,6 +209,20 @@ def _first_examples(
     rng = jax.random.key(config.seed)
     first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
     return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
+
+
+def _make_gathering(
+    meeting: meeting_lib.Meeting,
+    sizes: ordering.Sizes,
+    observer: ordering.Observer | None,
+    all_rules: list[rules.LocalRule],
+) -> gathering.Gathering:
+    return gathering.Gathering(
+        meeting,
+        most_signs=0 if observer is None else sizes.microbatch_size * sizes.max_microbatches,
+        microbatch_size=sizes.microbatch_size,
+        most_metrics=max(len(rule.metrics) for rule in all_rules),
+    )
 
 
 def _make_new_pass(observer: ordering.Observer | None, mesh: Mesh | None) -> Callable | None:
