@@ -26,6 +26,7 @@ _HOMES = {
     "join_processes": "hetjax.processes.join",
     "linen_loss": "hetjax.adapters",
     "linen_metrics": "hetjax.adapters",
+    "linen_variables": "hetjax.adapters",
     "make_train_state": "hetjax.rounds.state",
     "make_train_step": "hetjax.rounds.fused",
     "make_worker_mesh": "hetjax.mesh",
