@@ -66,6 +66,8 @@ def check_model(caller: str, model: Any, function: Any, wanted: type) -> None:
     is_nnx = wanted is nnx.Module
     if isinstance(model, wanted):
         return
+    if not is_nnx and hasattr(model, "apply") and not isinstance(model, (type, nnx.Module)):
+        return  # it is called like a module of Linen, whoever made it
     kind, other = ("NNX", "Linen") if is_nnx else ("Linen", "NNX")
     first = "model" if is_nnx else "module, variables"
     if isinstance(function, wanted):

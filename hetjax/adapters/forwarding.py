@@ -58,9 +58,18 @@ def _of_equation(equation: Any) -> list[int | None]:
         return [None] * count
     places = _forwarded(getattr(inner, "jaxpr", inner))
     if name == "scan":
-        return _of_scan(places, params["num_consts"], params["num_carry"])
+        return _of_scan(places, *_scan_counts(params, len(equation.invars)))
     is_call = len(getattr(inner, "jaxpr", inner).invars) == len(equation.invars)
     return places if is_call and len(places) == count else [None] * count
+
+
+def _scan_counts(params: dict[str, Any], num_arguments: int) -> tuple[int, int]:
+    """How many of its arguments are constants of each step, and how many are carried on."""
+    if "ft_in" in params:  # from JAX 0.11 on
+        groups = params["ft_in"].update(tuple(range(num_arguments))).unpack()
+        num_consts, num_carry = (len(list(group)) for group in groups[:2])
+        return num_consts, num_carry
+    return params["num_consts"], params["num_carry"]
 
 
 def _of_scan(places: list[int | None], num_consts: int, num_carry: int) -> list[int | None]:

@@ -249,3 +249,17 @@ def test_a_mean_or_logits_are_refused_with_what_to_return(per_example_rng):
     loss_fn, params = hetjax.nnx_loss(model, lambda model, batch: model(batch["x"]))
     with pytest.raises(ValueError, match=r"float32\[4, 1\].*logits.*softmax_cross_entropy"):
         hetjax.fit(loss_fn, params, optax.sgd(0.1), DATA, **fields)
+
+
+def test_what_is_called_like_a_linen_module_will_do():
+    class Wrapped:
+        def __init__(self, module):
+            self.apply = module.apply
+
+    module = Linen()
+    variables = module.init(jax.random.key(0), X[:1])
+    (one, params), (other, _) = (
+        hetjax.linen_loss(m, variables, loss) for m in (module, Wrapped(module))
+    )
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(one(params, DATA, key), other(params, DATA, key))
