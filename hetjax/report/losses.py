@@ -88,7 +88,7 @@ def draw_metrics(
         _training_line(axes, x, found[name])
         _from_zero(axes, x)
         canvas.plain_ticks(axes, logarithmic=False)
-        canvas.title(axes, name)
+        canvas.title(axes, name.replace("$", r"\$"))  # no formula
     axes.set_xlabel("epochs", **canvas.AXIS_LABEL)
     return canvas.to_svg(figure, f"metrics-{width}", "Training metrics against epochs")
 
