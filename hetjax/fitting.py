@@ -48,8 +48,9 @@ def fit(
 
     Args:
         loss_fn: `(params, examples, rng) -> losses f32[B]`, one number an example, or
-            `(losses, weights)`: an update descends `sum(weights * losses) / sum(weights)` over
-            its round; `data.weighting` says whose examples count how much. `hetjax.nnx_loss`
+            `(losses, weights)`, or a `hetjax.Losses` with metrics: an update descends
+            `sum(weights * losses) / sum(weights)` over its round, both f32[B] or both f32[B, T];
+            `data.weighting` says whose examples count how much. `hetjax.nnx_loss`
             and `hetjax.linen_loss` make one from a Flax model.
         params: a pytree of arrays.
         optimizer: any optax optimiser; gradient clipping in its chain acts on the gradient of

@@ -1,11 +1,32 @@
 """The records that flow through one round. Pure data: no behaviour, no host state."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 PyTree = Any
+
+
+class Losses(NamedTuple):
+    """What a loss function may return, beside losses alone and `(losses, weights)`.
+
+    An update descends `sum(weights * losses) / sum(weights)` over its round. A metric is reported
+    as its weighted mean over the round and changes nothing.
+
+    Example:
+        >>> def loss_fn(params, batch, rng):
+        ...     scores = batch["x"] @ params
+        ...     is_right = (scores > 0) == (batch["y"] > 0)
+        ...     return Losses((scores - batch["y"]) ** 2, metrics={"accuracy": is_right})
+    """
+
+    losses: Any  # f[B], one an example; or f[B, ...], such as one a token, with weights like it
+    weights: Any = None  # of the shape of the losses, such as a mask of tokens; None: 1 each
+    metrics: Mapping[str, Any] | None = None
+    """By name, each [B], or of the losses' shape; weighted as the losses are. Or `(values,
+    weights)`, two arrays of one shape, where it has weights of its own."""
 
 
 class Microbatch(NamedTuple):
@@ -52,6 +73,7 @@ class Contribution(NamedTuple):
     worker: PyTree  # what the local rule keeps for the next round; () where it keeps nothing
     evidence: PyTree
     tally: Tally
+    metric_sums: PyTree = ()  # {name: (f32[] weighted sum, f32[] weight)}; () where there are none
 
 
 class TrainState(NamedTuple):
@@ -75,3 +97,4 @@ class SyncMetrics(NamedTuple):
     microbatches_done: jax.Array  # i32[W]
     nonfinite_microbatch: jax.Array  # i32[W], -1 = none
     worker_weights: jax.Array  # f32[W]: weight of what each worker did
+    metric_sums: PyTree = ()  # as in `Contribution`, of all workers

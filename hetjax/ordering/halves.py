@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from hetjax import types
 from hetjax.ordering import by_rows, pairs
 
-Losses = Callable[..., tuple[jax.Array, jax.Array]]
+Losses = Callable[..., tuple[jax.Array, Any]]
 Linear = Callable[[types.PyTree], jax.Array]
 
 
@@ -28,14 +28,14 @@ class Microbatch:
 
     Args:
         losses: `(params, positions) -> (losses f[k], weights f[k])`, of the examples at positions
-            `positions i32[k]`, of all N where None.
+            `positions i32[k]`, of all N where None; the weights may be a record with a `sum()`.
         params: the parameters.
         size: N, even.
         block_pairs: pairs of a block; the last one may have fewer.
 
     Attributes:
         values: f[N], the losses.
-        weights: f[N].
+        weights: f[N], or that record.
         blocks: where each begins and ends. One has all examples where the losses of a block
             cannot be had from those of the microbatch.
         refusal: why not all is had from one forward pass and half a backward pass for each half

@@ -9,6 +9,7 @@ from before it.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +115,7 @@ def make_observe(block_pairs: int) -> Callable:
         microbatch: types.Microbatch,
         position: jax.Array,
         rng: jax.Array,
-    ) -> tuple[tuple[jax.Array, jax.Array], tuple, types.PyTree, jax.Array]:
+    ) -> tuple[tuple[jax.Array, Any], tuple, types.PyTree, jax.Array]:
         del position, rng
         size, params = microbatch.example_ids.shape[0], shared.params
         batch = halves.Microbatch(losses, params, size, block_pairs)
@@ -135,7 +136,7 @@ def make_observe(block_pairs: int) -> Callable:
             grad_parts.append((plus, minus))
             changes.append(change)
             signs.append(pairs.example_signs(sign, mask))
-        sums = jnp.sum(batch.values), jnp.sum(batch.weights)
+        sums = jnp.sum(batch.values), batch.weights.sum()
         return sums, _sum(grad_parts), _sum(changes), jnp.concatenate(signs)
 
     return observe

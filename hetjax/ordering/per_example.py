@@ -5,7 +5,7 @@ gradients of a microbatch by `vmap`, B·d numbers at once.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,12 @@ def _dtype(params: types.PyTree) -> jnp.dtype:
 
 def _gradients(
     losses: Callable, params: types.PyTree, size: int
-) -> tuple[tuple[jax.Array, jax.Array], types.PyTree, jax.Array]:
+) -> tuple[tuple[jax.Array, Any], types.PyTree, jax.Array]:
     """`((loss_sum, weight_sum), grad_sum, gradients f[B, d])` of a microbatch."""
 
-    def of_one(params: types.PyTree, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def of_one(params: types.PyTree, position: jax.Array) -> tuple[jax.Array, Any]:
         values, weights = losses(params, position[None])
-        return values[0], weights[0]
+        return values[0], trees.first_row(weights)
 
     (values, weights), grads = jax.vmap(jax.value_and_grad(of_one, has_aux=True), (None, 0))(
         params, jnp.arange(size)
@@ -41,7 +41,7 @@ def _gradients(
     dtype = _dtype(params)
     flat = [leaf.reshape(size, -1).astype(dtype) for leaf in jax.tree.leaves(grads)]
     grad_sum = jax.tree.map(lambda g: jnp.sum(g, axis=0), grads)
-    return (jnp.sum(values), jnp.sum(weights)), grad_sum, jnp.concatenate(flat, axis=1)
+    return (jnp.sum(values), weights.sum()), grad_sum, jnp.concatenate(flat, axis=1)
 
 
 def _differences(gradients: jax.Array, mask: pairs.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """Evaluation on one worker's device: weighted means of per-example metrics over a source."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,21 +8,77 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import types
-from hetjax.data import choosing, stream
+from hetjax import parts, trees, types
+from hetjax.data import choosing, sources, stream
 from hetjax.rounds import losses as losses_lib
 
 MetricsFn = Callable[[types.PyTree, types.PyTree], dict[str, Any]]
-"""`(params, examples) -> {name: f32[B]}`; a value may be `(f32[B], weights f32[B])`."""
+"""`(params, examples) -> {name: f32[B]}`; a value may be `(f32[B, ...], weights f32[B, ...])`."""
 
 _BATCH_SIZE = 256
+_KEPT = 4  # functions whose programs are kept, with what these close over
 
 
+def _once_a_function(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`make`, which gives the same for the same function; the last few are kept."""
+    kept = functools.lru_cache(_KEPT)(make)
+
+    @functools.wraps(make)
+    def made(function: Any) -> Any:
+        try:
+            hash(function)
+        except TypeError:
+            return make(function)
+        return kept(function)
+
+    return made
+
+
+def evaluate(
+    params: types.PyTree,
+    source: Any,
+    metrics_fn: MetricsFn,
+    *,
+    device: jax.Device | None = None,
+) -> dict[str, float]:
+    """Weighted means of metrics over all examples of a source, `sum(w * m) / sum(w)`.
+
+    Another call with the same function, and examples and parameters of the same shapes, compiles
+    nothing; so, as with `jax.jit`, what the function reads from outside must not have changed.
+
+    Args:
+        params: a pytree of arrays without worker axis, such as `fit(...).params`.
+        source: as for `fit`; kept in the memory of `device` meanwhile.
+        metrics_fn: `(params, examples) -> {name: f32[B]}`, numbers or truths, one an example; or
+            `(values, weights)` for a name, two arrays of one shape [B, ...], such as one a token.
+            `hetjax.nnx_metrics` and `hetjax.linen_metrics` make one from a Flax model.
+        device: where it is computed; by default JAX's first.
+
+    Returns:
+        `{name: mean}`; NaN where the sum of the weights is 0.
+
+    Raises:
+        ValueError: `source` is none, or the metrics are no dict of one number an example each.
+
+    Example:
+        >>> data = {"x": np.arange(6.0), "y": np.array([1, 1, 1, 0, 0, 0])}
+        >>> def metrics_fn(params, batch):
+        ...     return {"accuracy": (batch["x"] > params) == (batch["y"] > 0)}
+        >>> evaluate(np.float32(1.5), data, metrics_fn)["accuracy"]
+        0.16666667...
+    """
+    device = jax.devices()[0] if device is None else device
+    params = jax.device_put(params, device)
+    return Evaluator(metrics_fn, sources.as_source(source), params, device)(params)
+
+
+@_once_a_function
 def metrics_of_loss(loss_fn: losses_lib.LossFn) -> MetricsFn:
-    """The training loss as the only metric, with a fixed random key."""
+    """The training loss, and the metrics that it returns, with a fixed random key."""
 
     def metrics(params: types.PyTree, examples: types.PyTree) -> dict[str, Any]:
-        return {"loss": loss_fn(params, examples, jax.random.key(0))}
+        found = losses_lib.split(loss_fn(params, examples, jax.random.key(0)))
+        return {"loss": (found.losses, found.weights), **losses_lib.metrics_of(found)}
 
     return metrics
 
@@ -57,25 +114,14 @@ class Evaluator:
         batch_size = min(_BATCH_SIZE, len(ids))
         padding = np.full(-len(ids) % batch_size, stream.PADDING, np.int32)
         self._rows = np.concatenate([ids, padding]).reshape(-1, batch_size)
-        names = _check_metrics(metrics_fn, params, self._feed.load(0, self._rows[0]).examples)
-
-        def add(params: types.PyTree, microbatch: types.Microbatch, totals: Any) -> Any:
-            mask = microbatch.example_mask > 0
-            values = metrics_fn(params, microbatch.examples)
-
-            def pair(value: Any) -> tuple[jax.Array, jax.Array]:
-                value, weights = value if isinstance(value, tuple) else (value, None)
-                weights = jnp.ones(mask.shape) if weights is None else weights
-                weights = jnp.where(mask, weights, 0)
-                return jnp.sum(jnp.where(mask, value, 0) * weights), jnp.sum(weights)
-
-            return jax.tree.map(jnp.add, totals, {k: pair(v) for k, v in values.items()})
-
-        self._add = jax.jit(add)
-        self.names = names
-        self._zeros = dict.fromkeys(names, (np.float32(0), np.float32(0)))
+        first = self._feed.load(0, self._rows[0])
+        _check_metrics(metrics_fn, params, first.examples)
+        self._add = _adder(metrics_fn)
+        shapes = jax.eval_shape(functools.partial(_sums, metrics_fn), params, first)
+        self.names = list(shapes)
+        self._zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), shapes)
         placed = jax.device_put(params, device)
-        jax.block_until_ready(self._add(placed, self._feed.load(0, self._rows[0]), self._zeros))
+        jax.block_until_ready(self._add(placed, first, self._zeros))
 
     def __call__(self, params: types.PyTree) -> dict[str, float]:
         """Returns `{name: mean over the source}`; `params` without worker axis."""
@@ -83,17 +129,50 @@ class Evaluator:
         for row in self._rows:
             self._on_batch()
             totals = self._add(params, self._feed.load(0, row), totals)
-        return {k: float(total / count) for k, (total, count) in jax.device_get(totals).items()}
+        sums = jax.device_get(totals).items()
+        return {k: float(total / count) if count else np.nan for k, (total, count) in sums}
 
 
-def _check_metrics(metrics_fn: MetricsFn, params: types.PyTree, examples: Any) -> list[str]:
+def _sums(
+    metrics_fn: MetricsFn, params: types.PyTree, microbatch: types.Microbatch
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """`{name: (sum of weight * value, sum of weights)}` of a microbatch."""
+
+    def pair(value: Any) -> tuple[jax.Array, jax.Array]:
+        values, weights = value if isinstance(value, tuple) else (value, None)
+        wide = trees.wider(values.dtype, jnp.result_type(float))
+        totals = losses_lib.weigh(values.astype(wide), weights, microbatch.example_mask)
+        return jnp.sum(totals[0]), jnp.sum(totals[1])
+
+    found = metrics_fn(params, microbatch.examples)
+    return {name: pair(value) for name, value in found.items()}
+
+
+@_once_a_function
+def _adder(metrics_fn: MetricsFn) -> Callable[[types.PyTree, types.Microbatch, Any], Any]:
+    """`(params, microbatch, totals) -> totals`, jitted; the same for the same function."""
+
+    def add(params: types.PyTree, microbatch: types.Microbatch, totals: Any) -> Any:
+        return jax.tree.map(jnp.add, totals, _sums(metrics_fn, params, microbatch))
+
+    return jax.jit(add)
+
+
+def _check_metrics(metrics_fn: MetricsFn, params: types.PyTree, examples: Any) -> None:
+    if not callable(metrics_fn) or not parts.takes(metrics_fn, 2):
+        raise ValueError(
+            f"metrics_fn is {parts.shown(metrics_fn)}; it must be a function (params, examples) -> "
+            '{"accuracy": f32[B]}. hetjax.nnx_metrics(model, …) and hetjax.linen_metrics(…) make '
+            "one from a Flax model and a function (model, examples) -> {…}"
+        )
     batch_size = jax.tree.leaves(examples)[0].shape[0]
     try:
         values = jax.eval_shape(metrics_fn, params, examples)
     except KeyError as error:
+        fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
         raise ValueError(
             f"metrics_fn or loss_fn failed on an example of eval_source with KeyError {error}: "
-            "eval_source must have the fields of source"
+            f"eval_source must have the fields of source{fields}"
         ) from error
     if not isinstance(values, dict):
         raise ValueError(
@@ -101,11 +180,20 @@ def _check_metrics(metrics_fn: MetricsFn, params: types.PyTree, examples: Any) -
             'as {"loss": f32[B], "accuracy": f32[B]}'
         )
     for name, value in values.items():
-        for part in value if isinstance(value, tuple) else (value,):
-            if getattr(part, "shape", None) != (batch_size,):
-                raise ValueError(
-                    f"metrics_fn returned {name!r} of shape {getattr(part, 'shape', None)} for "
-                    f"{batch_size} examples; it must have one number an example, [{batch_size}]: "
-                    "hetjax takes the mean, over examples that are no padding"
-                )
-    return list(values)
+        value, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        shape = getattr(value, "shape", None)
+        if shape == (batch_size,) and weights is None:
+            continue
+        if weights is not None and shape and shape[0] == batch_size and weights.shape == shape:
+            continue
+        with_weights = "" if weights is None else f", with weights {_shape_of(weights)}"
+        raise ValueError(
+            f"metrics_fn returned {name!r} of shape {shape}{with_weights} for {batch_size} "
+            f"examples; it must have one number an example, [{batch_size}], or be (values, "
+            f"weights), two arrays of one shape [{batch_size}, …], such as one a token: "
+            "hetjax takes the mean, over examples that are no padding"
+        )
+
+
+def _shape_of(value: Any) -> Any:
+    return getattr(value, "shape", type(value).__name__)

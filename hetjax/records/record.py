@@ -14,6 +14,7 @@ from hetjax.config import recorded
 from hetjax.rounds.round_report import RoundReport, plain
 
 _FILES = ("metrics.jsonl", "summary.json", "report.html")
+_MOST_CHARACTERS = 32  # of metrics in the progress bar
 
 
 class Recorder:
@@ -64,7 +65,8 @@ class Recorder:
             self._bar = self._begin_bar(line.examples_processed - line.examples)
         quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
         self._bar.set_postfix_str(
-            f"loss {line.loss:.3f} quotas {quotas} waiting {line.waiting_fraction:.0%}",
+            f"loss {line.loss:.3f}{_few(line.metrics)} quotas {quotas} "
+            f"waiting {line.waiting_fraction:.0%}",
             refresh=False,
         )
         self._bar.update(line.examples)
@@ -107,6 +109,16 @@ class Recorder:
         if self._lines is not None:
             with contextlib.suppress(OSError):  # a line that could not be written has been told
                 self._lines.close()
+
+
+def _few(metrics: dict[str, float] | None) -> str:
+    """As many metrics as the bar's line has room for."""
+    text = ""
+    for name, value in (metrics or {}).items():
+        more = f" {name} {value:.3f}"
+        if len(text + more) <= _MOST_CHARACTERS:
+            text += more
+    return text
 
 
 def made_directory(workdir: pathlib.Path) -> pathlib.Path:

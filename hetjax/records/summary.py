@@ -11,6 +11,7 @@ import numpy as np
 from hetjax import starting
 from hetjax.data import ledger as ledger_lib
 from hetjax.records import evaluations
+from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import reporting, round_report, run_records, setup
 
 
@@ -38,6 +39,7 @@ class Summary:
         self._lines: list[round_report.RoundReport] = []
         self._clock = 0.0
         self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
+        self._epoch_metrics: dict[int, dict[str, np.ndarray]] = {}  # the same of each metric
         self._eval: dict[str, float] = {}
         self._best: dict[str, float] = {}
         self._references = np.zeros(3)  # sums over full rounds, where speeds are known
@@ -57,6 +59,10 @@ class Summary:
         return {
             "clock": self._clock,
             "epoch_sums": {str(k): _texts(v.tolist()) for k, v in self._epoch_sums.items()},
+            "epoch_metrics": {
+                str(epoch): {name: _texts(pair.tolist()) for name, pair in sums.items()}
+                for epoch, sums in self._epoch_metrics.items()
+            },
             "eval": dict(zip(self._eval, _texts(self._eval.values()), strict=True)),
             "best": dict(zip(self._best, _texts(self._best.values()), strict=True)),
             "references": self._references.tolist(),
@@ -73,6 +79,10 @@ class Summary:
         self._clock, self._herding_secs = saved["clock"], saved["herding_secs"]
         sums = saved["epoch_sums"].items()
         self._epoch_sums = {int(k): np.array([float(text) for text in v]) for k, v in sums}
+        self._epoch_metrics = {
+            int(epoch): {name: np.array([float(text) for text in v]) for name, v in sums.items()}
+            for epoch, sums in saved.get("epoch_metrics", {}).items()
+        }
         self._eval = {name: float(text) for name, text in saved["eval"].items()}
         self._best = {name: float(text) for name, text in saved["best"].items()}
         self._references, self._referenced = np.array(saved["references"]), saved["referenced"]
@@ -107,8 +117,11 @@ class Summary:
             consensus=consensus,
             herding=herding,
         )
-        sums = np.array([report.metrics.loss_sum, report.metrics.weight_sum], np.float64)
+        sums = np.array([report.totals.loss_sum, report.totals.weight_sum], np.float64)
         self._epoch_sums[line.epoch] = self._epoch_sums.get(line.epoch, 0) + sums
+        of_epoch = self._epoch_metrics.setdefault(line.epoch, {})
+        for name, pair in dict(report.totals.metric_sums).items():
+            of_epoch[name] = of_epoch.get(name, 0) + np.array(pair, np.float64)
         if report.references is not None and line.full:
             self._references += report.references
             self._referenced += 1
@@ -116,6 +129,11 @@ class Summary:
         self._herding_secs += (herding or {}).get("secs", 0.0)
         self._lines.append(line)
         return line
+
+    def _metrics(self) -> dict[str, float]:
+        """Of training, over the last epoch."""
+        last = max(self._epoch_metrics, default=0)
+        return losses_lib.means(self._epoch_metrics.get(last, {}))
 
     def as_dict(self, state: run_records.RunState, *, interrupted: bool) -> dict[str, Any]:
         """`summary.json`. Times are seconds; round means are over full rounds, if any."""
@@ -128,6 +146,7 @@ class Summary:
         sums = self._epoch_sums[max(self._epoch_sums)] if lines else np.array([np.nan, 1.0])
         out: dict[str, Any] = {
             "train_loss": float(sums[0] / sums[1]) if sums[1] else None,
+            **{f"train_{name}": mean for name, mean in self._metrics().items()},
             **self._eval,
             **self._best,
             "rounds": len(lines),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 EVALUATION_STYLES = [(canvas.ACCENT, "o-"), (canvas.INK, "s--"), (canvas.MUTED, "^:")]
 MOST_MARKERS = 24
+METRIC_HEIGHT = 150  # pixels
 
 
 @canvas.own_settings
@@ -57,8 +58,13 @@ def draw_accuracies(history: Sequence[Record], summary: Record, *, width: int) -
     figure = canvas.make_figure(width, 248)
     axes = canvas.add_axes(figure, 46, 32, width - 46 - 8, 170)
     x = series.epochs_done(history, summary)
+    train = series.training_metrics(history).get("accuracy")
+    drawn = list(found.values())
+    if train is not None:
+        _training_line(axes, x, 100 * train)
+        drawn.append(100 * series.thin(x, train)[1])
     _evaluated_lines(axes, x, found)
-    known = np.concatenate([v[np.isfinite(v)] for v in found.values()])
+    known = np.concatenate([v[np.isfinite(v)] for v in drawn])
     low = max(0.0, known.min() - max(2.0, 0.08 * np.ptp(known)))
     axes.set_ylim(low, min(101.0, known.max() + max(1.0, 0.08 * np.ptp(known))))
     ends = x[np.isfinite(x)]
@@ -67,6 +73,24 @@ def draw_accuracies(history: Sequence[Record], summary: Record, *, width: int) -
     canvas.plain_ticks(axes, logarithmic=False)
     canvas.title(axes, "accuracy, %")
     return canvas.to_svg(figure, f"accuracies-{width}", "Accuracy against epochs")
+
+
+@canvas.own_settings
+def draw_metrics(
+    names: Sequence[str], history: Sequence[Record], summary: Record, *, width: int
+) -> str:
+    """Metrics of the loss function against epochs, one below the other."""
+    found, x = series.training_metrics(history), series.epochs_done(history, summary)
+    figure = canvas.make_figure(width, METRIC_HEIGHT * len(names) + 28)
+    for index, name in enumerate(names):
+        top = 32 + METRIC_HEIGHT * index
+        axes = canvas.add_axes(figure, 46, top, width - 46 - 8, METRIC_HEIGHT - 50)
+        _training_line(axes, x, found[name])
+        _from_zero(axes, x)
+        canvas.plain_ticks(axes, logarithmic=False)
+        canvas.title(axes, name.replace("$", r"\$"))  # no formula
+    axes.set_xlabel("epochs", **canvas.AXIS_LABEL)
+    return canvas.to_svg(figure, f"metrics-{width}", "Training metrics against epochs")
 
 
 def _training_line(axes: Axes, x: FloatArray, train: FloatArray) -> None:

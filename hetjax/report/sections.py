@@ -21,6 +21,8 @@ from hetjax.report import (
 from hetjax.report.series import Record
 
 SCREENS = {"wide": 900, "narrow": 340}  # pixels; the reader sees the one that fits
+MOST_METRICS = 6
+TRAINING = '<span><i class="line muted"></i>training, each round</span>'
 
 
 def sections(summary: Record, history: Sequence[Record]) -> list[str]:
@@ -32,6 +34,7 @@ def sections(summary: Record, history: Sequence[Record]) -> list[str]:
         parts = [_timeline(summary, history), _quotas(history), _gate(summary, history), *parts]
     if series.evaluations(history, "accuracy"):
         parts.append(_accuracies(summary, history))
+    parts.append(_metrics(summary, history))
     return [part for part in (*parts, _gossip(summary, history), _order(summary, history)) if part]
 
 
@@ -173,24 +176,40 @@ def _left_out(history: Sequence[Record]) -> str:
 
 
 def _losses(summary: Record, history: Sequence[Record]) -> str:
-    training = '<span><i class="line muted"></i>training, each round</span>'
     return _section(
         "Loss",
         "Against time it shows how soon a loss is reached, which is what good quotas improve; "
         "against epochs, how much each pass over the data teaches, whatever the speeds."
         + _replicas("loss", history),
         lambda width: losses.draw_losses(history, summary, width=width),
-        key=training + _evaluated_key("loss", history),
+        key=TRAINING + _evaluated_key("loss", history),
     )
 
 
 def _accuracies(summary: Record, history: Sequence[Record]) -> str:
+    has_training = "accuracy" in series.training_metrics(history)
+    training = TRAINING if has_training else ""
     return _section(
         "Accuracy",
         "The share of examples classified correctly, at each evaluation."
         + _replicas("accuracy", history),
         lambda width: losses.draw_accuracies(history, summary, width=width),
-        key=_evaluated_key("accuracy", history),
+        key=training + _evaluated_key("accuracy", history),
+    )
+
+
+def _metrics(summary: Record, history: Sequence[Record]) -> str:
+    """Empty where the loss function returned none, or those that are drawn elsewhere."""
+    names = list(series.training_metrics(history))
+    if "accuracy" in names and series.evaluations(history, "accuracy"):
+        names.remove("accuracy")
+    if not names:
+        return ""
+    more = f" The first {MOST_METRICS} of {len(names)}." if len(names) > MOST_METRICS else ""
+    return _section(
+        "Training metrics",
+        f"What the loss function returned beside its losses: the mean over each round.{more}",
+        lambda width: losses.draw_metrics(names[:MOST_METRICS], history, summary, width=width),
     )
 
 

@@ -117,6 +117,15 @@ def evaluations(history: Sequence[Record], ending: str) -> dict[str, FloatArray]
     return {n: found[n] for n in sorted(known, key=lambda n: (not n.startswith("test"), n))}
 
 
+def training_metrics(history: Sequence[Record]) -> dict[str, FloatArray]:
+    """Metrics of the loss function: name -> f64[num_rounds], those alone that have a number."""
+    cells = [record.get("metrics") for record in history]
+    records: list[Record] = [cell if isinstance(cell, Mapping) else {} for cell in cells]
+    names = sorted({str(name) for record in records for name in record})
+    found = {name: column(records, name) for name in names}
+    return {name: values for name, values in found.items() if np.isfinite(values).any()}
+
+
 def first_and_last(history: Sequence[Record], count: int) -> list[Sequence[Record]]:
     """The first `count` rounds and, of the others, the last `count`.
 

@@ -49,12 +49,19 @@ def _learning(summary: Record) -> list[Tile]:
     accuracy = words.percent(summary.get("test_accuracy"))
     best = words.percent(summary.get("best_test_accuracy"))
     test, train = words.loss(summary.get("test_loss")), words.loss(summary.get("train_loss"))
-    numbers = [("best", best), ("test loss", test), ("training loss", train)]
+    in_training = words.percent(summary.get("train_accuracy"))
+    numbers = [
+        ("best", best),
+        ("in training", in_training),
+        ("test loss", test),
+        ("training loss", train),
+    ]
     below = ", ".join(f"{name} {value}" for name, value in numbers if value)
     loss_name, loss = ("Test loss", test) if test else ("Training loss", train)
     return [
         ("Test accuracy", accuracy, below),
         (loss_name, "" if accuracy else loss, train and test and f"training loss {train}"),
+        ("Training accuracy", "" if accuracy else in_training, "over the last epoch"),
     ]
 
 

@@ -118,7 +118,8 @@ def make_train_step(
     """A round as one pure function, for training loops of your own.
 
     Args:
-        loss_fn: `(params, examples, rng) -> losses f32[B]`, or `(losses, weights)`.
+        loss_fn: `(params, examples, rng) -> losses f32[B]`, `(losses, weights)`, or a
+            `hetjax.Losses`, whose metrics are in the `metric_sums` of the metrics.
         optimizer: any optax optimiser; None for a round without update.
         mesh: from `make_worker_mesh`.
         nominal_examples: examples of a full round, the unit of `scale_by_progress`.
@@ -163,21 +164,25 @@ def make_train_step(
     observer = _observer_of(order, mesh.size, microbatch_size, max_microbatches)
     reduction = reducer_part.for_run(topology.Facts(mesh.size))
     gossips = reducer_part.gossips
-    rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
-    steps = rules.with_observer(rule, observer)
-    run_local = make_fused_local(steps, mesh)
-    begin = sync.make_begin(steps, mesh)
-    synchronise = sync.make_sync(
-        optimizer,
-        steps=steps,
-        reducer=reduction,
-        num_workers=mesh.size,
-        nominal_examples=nominal_examples,
-        mesh=mesh,
-        observer=observer,
-        weighting=weighting,
-        stop_on_nonfinite=stop_on_nonfinite,
-    )
+
+    @functools.cache
+    def programs(metrics: tuple[str, ...] = ()) -> tuple[Callable, Callable, sync.SyncFn]:
+        own = gradients.rule_of(rule, loss_fn, metrics, per_example_rng=per_example_rng)
+        steps = rules.with_observer(own, observer)
+        synchronise = sync.make_sync(
+            optimizer,
+            steps=steps,
+            reducer=reduction,
+            num_workers=mesh.size,
+            nominal_examples=nominal_examples,
+            mesh=mesh,
+            observer=observer,
+            weighting=weighting,
+            stop_on_nonfinite=stop_on_nonfinite,
+        )
+        return make_fused_local(steps, mesh), sync.make_begin(steps, mesh), synchronise
+
+    programs()  # refuses what does not fit, before the names of the metrics are known
 
     def step(
         state: types.TrainState,
@@ -193,7 +198,10 @@ def make_train_step(
                 "this step's reducer gossips: give active=step.active(round), which says who "
                 "exchanges with whom in this round"
             )
-        _check_step(loss_fn, state, microbatches, rng, observer, per_example_rng=per_example_rng)
+        metrics = _check_step(
+            loss_fn, state, microbatches, rng, observer, per_example_rng=per_example_rng
+        )
+        run_local, begin, synchronise = programs(metrics)
         batch_size = microbatches.example_ids.shape[-1]
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
@@ -237,13 +245,13 @@ def _check_step(
     observer: ordering_lib.Observer | None,
     *,
     per_example_rng: bool,
-) -> None:
-    """Refuses a loss that is not one number an example, and sizes of another observer."""
+) -> tuple[str, ...]:
+    """Refuses a loss that a round cannot use, and sizes of another observer; names of metrics."""
     params = jax.tree.map(lambda x: x[0], state.params)
     one = jax.tree.map(lambda x: x[0, 0], microbatches.examples)
     batch_size = microbatches.example_ids.shape[-1]
     keys = jax.random.split(rng, batch_size) if per_example_rng else rng
-    losses_lib.check_loss(loss_fn, params, one, keys)
+    metrics = losses_lib.check_loss(loss_fn, params, one, keys)
     made_for = None if observer is None else observer.sizes
     sizes = microbatches.example_ids.shape[:0:-1]
     if made_for is not None and sizes != (made_for.microbatch_size, made_for.max_microbatches):
@@ -252,6 +260,7 @@ def _check_step(
             f"[W, M, B] = {list(microbatches.example_ids.shape)}: give make_train_step "
             "max_microbatches=M and microbatch_size=B"
         )
+    return metrics
 
 
 class Fused:

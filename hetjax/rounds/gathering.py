@@ -206,10 +206,16 @@ class Gathering:
         meeting: how the processes meet.
         most_signs: example signs that a worker can have in a round; 0 where the order takes none.
         microbatch_size: B.
+        most_metrics: of a kind of round.
     """
 
     def __init__(
-        self, meeting: meeting_lib.Meeting, *, most_signs: int, microbatch_size: int
+        self,
+        meeting: meeting_lib.Meeting,
+        *,
+        most_signs: int,
+        microbatch_size: int,
+        most_metrics: int = 0,
     ) -> None:
         self._meeting, self._size = meeting, microbatch_size
         self._message = np.dtype(  # of each worker
@@ -218,7 +224,7 @@ class Gathering:
                 ("request", np.int64),
                 ("host_secs", np.float64),
                 ("done", [(name, np.float64) for name in _DONE]),
-                ("sums", [(name, np.float64) for name in _SUMS]),
+                ("sums", np.float64, (len(_SUMS) + 2 * most_metrics,)),
                 ("example_signs", np.int8, (most_signs,)),
             ]
         )
@@ -250,8 +256,8 @@ class Gathering:
         own["request"], own["host_secs"] = int(request), host_secs
         for name, column in zip(_DONE, done, strict=True):
             own["done"][name] = column
-        for name, column in _own_sums(result.contributed).items():
-            own["sums"][name] = column
+        sums = _own_sums(result.contributed)
+        own["sums"][:, : sums.shape[1]] = sums
         for row, signs in zip(own["example_signs"], result.example_signs or (), strict=False):
             row[: signs.size] = signs.reshape(-1)
         gathered = self._meeting.tell(own)
@@ -265,7 +271,7 @@ class Gathering:
         told = _joined(gathered["done"], example_signs, asked)
         return told._replace(
             clocks=told.clocks._replace(host_secs=gathered["host_secs"].copy()),
-            metrics=_metrics(gathered["sums"], result.contributed.loss_sum.dtype),
+            metrics=_metrics(gathered["sums"], result.contributed),
         )
 
     def _check(self, digests: np.ndarray) -> None:
@@ -285,27 +291,30 @@ class Gathering:
         )
 
 
-def _own_sums(contributed: types.Contribution) -> dict[str, np.ndarray]:
-    """What `SyncMetrics` is made of, of this process's workers: f64[w] each."""
+def _own_sums(contributed: types.Contribution) -> np.ndarray:
+    """What `SyncMetrics` is made of, of this process's workers: f64[w, k], `_SUMS` and metrics."""
     leaves = [contributed.loss_sum, contributed.weight, *contributed.tally]
+    leaves += jax.tree.leaves(contributed.metric_sums)
     rows = mesh_lib.worker_rows(leaves)  # on the host: an index of a jax.Array is a program
-    columns = np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64).T
-    return dict(zip(_SUMS, columns, strict=True))
+    return np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64)
 
 
-def _metrics(sums: np.ndarray, dtype: np.dtype) -> types.SyncMetrics:
-    """Of the sums of all W workers, added up as the sync phase would do it."""
-    weights = sums["weight"].astype(dtype)
-    counts: dict[str, Any] = {
-        name: sums[name].astype(np.int32)
-        for name in ("example_count", "microbatches_done", "nonfinite_microbatch")
-    }
-    counts |= {
-        "worker_weights": weights,
-        "loss_sum": sums["loss_sum"].astype(dtype).sum(),
-        "weight_sum": weights.sum(),
-    }
-    return types.SyncMetrics(**counts)
+def _metrics(sums: np.ndarray, like: types.Contribution) -> types.SyncMetrics:
+    """Of the sums of all W workers, f64[W, k], added up as the sync phase would do it."""
+    dtype = like.loss_sum.dtype
+    losses, weights, *counts = sums[:, : len(_SUMS)].T
+    examples, done, nonfinite = (count.astype(np.int32) for count in counts)
+    leaves, treedef = jax.tree.flatten(like.metric_sums)
+    metrics = sums[:, len(_SUMS) : len(_SUMS) + len(leaves)].astype(dtype).sum(axis=0)
+    return types.SyncMetrics(
+        losses.astype(dtype).sum(),
+        weights.astype(dtype).sum(),
+        examples,
+        done,
+        nonfinite,
+        weights.astype(dtype),
+        jax.tree.unflatten(treedef, list(metrics)),
+    )
 
 
 def _joined(

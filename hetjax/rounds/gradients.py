@@ -1,7 +1,8 @@
 """The local rule that adds up gradients: the default."""
 
 import functools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,21 +18,28 @@ class GradientSums(NamedTuple):
     grad_sum: types.PyTree  # like params: sum of weight * gradient
     loss_sum: jax.Array  # f32[]: sum of weight * loss
     weight_sum: jax.Array  # f32[]
+    metric_sums: types.PyTree = ()  # {name: (sum of weight * value f32[], weight f32[])}
 
 
-def gradient_sums(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) -> rules.LocalRule:
+def gradient_sums(
+    loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False, metrics: Sequence[str] = ()
+) -> rules.LocalRule:
     """Adds up `sum_i w_i * loss_i`, its gradient and `sum_i w_i` over the examples of a round.
 
     Args:
-        loss_fn: the user's loss, one number an example.
+        loss_fn: the user's loss.
         per_example_rng: give the loss a key for each example, `key[B]`, instead of one for the
             microbatch. Either is folded from the pass's key and example ids, so it depends on
             neither worker nor quota.
+        metrics: names of the metrics of the loss that are added up beside it.
     """
-    losses_of = functools.partial(losses_lib.masked, loss_fn, per_example_rng=per_example_rng)
+    names = tuple(sorted(metrics))
+    losses_of = functools.partial(
+        losses_lib.masked, loss_fn, per_example_rng=per_example_rng, metrics=names
+    )
 
     def begin(shared: types.Shared, worker: tuple) -> tuple[tuple, GradientSums]:
-        return worker, zeros(shared.params)
+        return worker, zeros(shared.params, names)
 
     def add(
         shared: types.Shared,
@@ -42,9 +50,9 @@ def gradient_sums(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) 
     ) -> tuple[tuple, GradientSums]:
         losses = losses_of(microbatch, rng)
 
-        def objective(params: types.PyTree) -> tuple[jax.Array, jax.Array]:
+        def objective(params: types.PyTree) -> tuple[jax.Array, Any]:
             values, weights = losses(params)
-            return jnp.sum(values), jnp.sum(weights)
+            return jnp.sum(values), weights.sum()
 
         value_and_grad = jax.value_and_grad(objective, has_aux=True)
         (loss_sum, weight_sum), grads = value_and_grad(shared.params)
@@ -54,7 +62,7 @@ def gradient_sums(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) 
         worker: tuple,
         sums: GradientSums,
         loss_sum: jax.Array,
-        weight_sum: jax.Array,
+        weight_sum: Any,
         grad_parts: tuple,
     ) -> tuple[tuple, GradientSums]:
         def added(total: jax.Array, *parts: jax.Array) -> jax.Array:
@@ -63,10 +71,14 @@ def gradient_sums(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) 
         # The loss speaks for the gradients: to look at the sums would read and compute them twice
         # (an MLP of 5 million parameters took half as long again).
         loss_sum = jnp.where(trees.all_finite(grad_parts), loss_sum, jnp.nan)
+        measured: types.PyTree = ()
+        if names:
+            weight_sum, measured = weight_sum
         return worker, GradientSums(
             grad_sum=jax.tree.map(added, sums.grad_sum, *grad_parts),
             loss_sum=added(sums.loss_sum, loss_sum),
             weight_sum=added(sums.weight_sum, weight_sum),
+            metric_sums=jax.tree.map(added, sums.metric_sums, measured),
         )
 
     def finish(
@@ -82,14 +94,34 @@ def gradient_sums(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) 
         take=take,
         checked=lambda worker, sums: (sums.loss_sum, sums.weight_sum),
         loss_sum=lambda sums: sums.loss_sum,
+        metrics=names,
+        metric_sums=(lambda sums: sums.metric_sums) if names else None,
     )
     # Of the loss, and of which keys it gets, a run is told apart from its rule.
     return parts.remembered(rule, gradient_sums, {})
 
 
-def zeros(params: types.PyTree) -> GradientSums:
+def zeros(params: types.PyTree, metrics: Sequence[str] = ()) -> GradientSums:
     """Sums before the first microbatch."""
     scalar = trees.wider(*map(jnp.result_type, jax.tree.leaves(params)), jnp.float32)
-    return GradientSums(
-        trees.accumulator_zeros(params), jnp.zeros((), scalar), jnp.zeros((), scalar)
-    )
+    loss_sum, weight_sum = jnp.zeros((), scalar), jnp.zeros((), scalar)
+    of_metrics = {name: (jnp.zeros((), scalar), jnp.zeros((), scalar)) for name in metrics}
+    return GradientSums(trees.accumulator_zeros(params), loss_sum, weight_sum, of_metrics or ())
+
+
+def rule_of(
+    given: rules.LocalRule | None,
+    loss_fn: losses_lib.LossFn,
+    metrics: Sequence[str],
+    *,
+    per_example_rng: bool,
+) -> rules.LocalRule:
+    """The rule that was given; None: gradients are added up, and the metrics of the loss.
+
+    Raises:
+        ValueError: it drops metrics of the loss.
+    """
+    if given is None:
+        return gradient_sums(loss_fn, per_example_rng=per_example_rng, metrics=metrics)
+    rules.check_metrics(given, metrics)
+    return given

@@ -1,7 +1,8 @@
 """What a loss function is: what it may return, its weights, its keys, and what is refused."""
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,28 +12,100 @@ from hetjax.ordering import halves
 from hetjax.rounds import inputs
 
 LossFn = Callable[[types.PyTree, types.PyTree, jax.Array], Any]
-"""`(params, examples, rng) -> losses f32[B]`, or `(losses f32[B], weights f32[B])`."""
+"""`(params, examples, rng) -> losses f32[B]`, or `(losses, weights)`, both f32[B] or, with more
+axes such as tokens, of one shape f32[B, ...], or a `hetjax.Losses`, which may have metrics too."""
+
+_TAKEN_NAMES = ("loss", "secs")  # `train_loss` and `train_secs` of the summary are others
 
 
-def _split_losses(returned: Any) -> tuple[Any, Any]:
-    if isinstance(returned, tuple):
-        if len(returned) != 2:
-            raise ValueError(
-                f"loss_fn returned a tuple of {len(returned)}; allowed are losses f32[B] alone, "
-                "or (losses, weights), both f32[B]"
-            )
+class Weights(NamedTuple):
+    """The weights of some examples, and the metrics of the same."""
+
+    weights: jax.Array  # f[k]
+    metrics: dict[str, tuple[jax.Array, jax.Array]]  # (weight * value f[k], weight f[k]) of each
+
+    def sum(self) -> "Weights":
+        """Of all examples: as `weights.sum()` where there are no metrics."""
+        return jax.tree.map(jnp.sum, self)
+
+
+def split(returned: Any) -> types.Losses:
+    """What a loss function returned, in one form.
+
+    Raises:
+        ValueError: it is a tuple that is neither `(losses, weights)` nor a `Losses`.
+    """
+    if isinstance(returned, types.Losses):
         return returned
-    return returned, None
+    if not isinstance(returned, tuple):
+        return types.Losses(returned)
+    if len(returned) != 2:
+        raise ValueError(
+            f"loss_fn returned a tuple of {len(returned)}; allowed are losses f32[B] alone, "
+            "(losses, weights), or hetjax.Losses(losses, weights, metrics={name: f32[B]})"
+        )
+    return types.Losses(*returned)
+
+
+def metrics_of(found: types.Losses) -> dict[str, tuple[Any, Any]]:
+    """`{name: (values, weights)}`; weights are None where each value counts 1.
+
+    In the type of the losses or wider, so that truths are weighed as exactly as these.
+    """
+    metrics = {}
+    for name, value in (found.metrics or {}).items():
+        if isinstance(value, tuple):
+            value, weights = value
+        elif found.weights is None or value.shape == found.weights.shape:
+            weights = found.weights
+        else:  # of an example whose losses are several: it counts as much as all of these
+            weights = _sum_rest(found.weights)
+        wide = trees.wider(value.dtype, found.losses.dtype, jnp.float32)
+        metrics[name] = value.astype(wide), weights
+    return metrics
+
+
+def means(metric_sums: types.PyTree) -> dict[str, float]:
+    """The mean of each metric, from its weighted sum and its weight; NaN where that is 0."""
+    sums = {name: [float(x) for x in pair] for name, pair in dict(metric_sums).items()}
+    return {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
+
+
+def _sum_rest(values: jax.Array) -> jax.Array:
+    """The sum over all axes but that of the examples: f[B, ...] as f[B]."""
+    return values.sum(tuple(range(1, values.ndim))) if values.ndim > 1 else values
+
+
+def weigh(values: jax.Array, weights: Any, mask: Any) -> tuple[jax.Array, jax.Array]:
+    """`(sum of weight * value f[B], sum of weights f[B])` of each example; 0 for padding.
+
+    In float32 or wider.
+
+    Args:
+        values: [B, ...].
+        weights: of the same shape; None: 1 each.
+        mask: f[B], 0 for padding.
+    """
+    wide = trees.wider(values.dtype, jnp.float32)  # sums are never in half
+    values = values.astype(wide)
+    weights = jnp.ones_like(values) if weights is None else weights.astype(wide)
+    if values.ndim > 1:
+        mask = mask.reshape(-1, *[1] * (values.ndim - 1))
+    weights = jnp.where(mask > 0, weights, 0)
+    return _sum_rest(jnp.where(mask > 0, values, 0) * weights), _sum_rest(weights)
 
 
 def check_loss(
     loss_fn: LossFn, params: types.PyTree, examples: types.PyTree, rng: jax.Array
-) -> None:
+) -> tuple[str, ...]:
     """Traces the loss once, without computing, and refuses what a round could not use.
+
+    Returns:
+        the names of the metrics that it returns, in order.
 
     Raises:
         ValueError: if a parameter is not floating point, or the loss is not one number an
-            example, with what to return instead.
+            example, or not one weight for each of several, with what to return instead.
     """
     for path, leaf in jax.tree.leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
@@ -44,7 +117,7 @@ def check_loss(
         raise ValueError("params holds no arrays: there is nothing to train")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
     try:
-        returned = jax.eval_shape(loss_fn, params, examples, rng)
+        found = split(jax.eval_shape(loss_fn, params, examples, rng))
     except KeyError as error:
         fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
         raise ValueError(f"loss_fn asks for {error}, which is not there{fields}") from error
@@ -52,33 +125,108 @@ def check_loss(
         if hint := inputs.hint_of_variables(params, error):
             raise ValueError(f"loss_fn failed with {type(error).__name__}: {hint}") from error
         raise
-    losses, weights = _split_losses(returned)
-    for name, value in (("losses", losses), ("weights", weights)):
-        if value is None and name == "weights":
-            continue
-        shape = getattr(value, "shape", None)
-        if shape == (batch_size,) and jnp.issubdtype(value.dtype, jnp.floating):
-            continue
-        given = f"{value.dtype}{list(shape)}" if shape is not None else type(value).__name__
-        hint = (
-            "Return the loss of each example instead of their mean: leave out the last .mean()"
-            if shape == ()
-            else "Reduce every axis but the first, over the examples"
-        )
+    _check_losses(found, batch_size)
+    return _check_metrics(found, batch_size)
+
+
+def _check_losses(found: types.Losses, batch_size: int) -> None:
+    losses, weights = found.losses, found.weights
+    shape, kind = getattr(losses, "shape", None), getattr(losses, "dtype", None)
+    several = shape is not None and len(shape) > 1 and shape[0] == batch_size
+    is_float = kind is not None and jnp.issubdtype(kind, jnp.floating)
+    if is_float and (shape == (batch_size,) or (several and weights is not None)):
+        if weights is None or _is_like(weights, shape):
+            return
         raise ValueError(
-            f"loss_fn returned {name} {given} for a microbatch of {batch_size} examples; "
-            f"allowed is floating point [{batch_size}], one an example. {hint}. (hetjax divides "
-            "by the total weight once, over all workers; a mean of means would be wrong as soon "
-            "as quotas differ.)"
+            f"loss_fn returned losses {_shown(losses)} with weights {_shown(weights)}: allowed are "
+            f"weights of the losses' shape {list(losses.shape)}, one for each. What else you "
+            "want to see of the examples goes into hetjax.Losses(…, metrics={name: …})"
         )
+    if shape == ():
+        hint = "Return the loss of each example instead of their mean: leave out the last .mean()"
+    elif shape is None:
+        hint = "Return an array; what else you want to see goes into hetjax.Losses(…, metrics=…)"
+    elif several and is_float:
+        rest = f"{batch_size}, {', '.join(map(str, shape[1:]))}"
+        hint = (
+            "Reduce every axis but the first, over the examples (.mean(-1) for the mean of each). "
+            f"Where each of the [{rest}] is a loss of its own, such as a token's, return (losses, "
+            "weights), both of this shape; weights of 1 and 0 leave padding out. If these are "
+            "logits, return a loss of them, such as "
+            "optax.softmax_cross_entropy_with_integer_labels(logits, labels)"
+        )
+        if shape == (batch_size, batch_size):
+            hint += f". Arrays [{batch_size}, 1] and [{batch_size}] together are [{rest}]"
+    elif not is_float:
+        hint = "Return floating point numbers, of which there is a gradient"
+    else:
+        hint = "Keep the first axis, that of the examples, and reduce every other"
+    raise ValueError(
+        f"loss_fn returned losses {_shown(losses)} for a microbatch of {batch_size} examples; "
+        f"allowed is floating point [{batch_size}], one an example. {hint}. (hetjax divides "
+        "by the total weight once, over all workers; a mean of means would be wrong as soon "
+        "as quotas differ.)"
+    )
+
+
+def _check_metrics(found: types.Losses, batch_size: int) -> tuple[str, ...]:
+    if found.metrics is None:
+        return ()
+    if not isinstance(found.metrics, Mapping):
+        raise ValueError(
+            f"loss_fn returned metrics {_shown(found.metrics)}; they must be a dict, such as "
+            '{"accuracy": f32[B]}'
+        )
+    for name, value in found.metrics.items():
+        if not isinstance(name, str) or name in _TAKEN_NAMES:
+            raise ValueError(
+                f"loss_fn returned a metric of the name {name!r}; it must be a text other than "
+                f"{', '.join(_TAKEN_NAMES)}, which the summary has already"
+            )
+        values, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        allowed_shapes = [(batch_size,), found.losses.shape]
+        if weights is not None:
+            shape = getattr(weights, "shape", ())
+            allowed_shapes = [shape] if shape[:1] == (batch_size,) else []
+        if any(_is_like(values, shape) for shape in allowed_shapes):
+            continue
+        shown = _shown(values) if weights is None else f"({_shown(values)}, {_shown(weights)})"
+        raise ValueError(
+            f"loss_fn returned the metric {name!r} as {shown} for {batch_size} examples; allowed "
+            f"are one number an example, [{batch_size}], one for each of the losses, "
+            f"{list(found.losses.shape)}, or (values, weights) of one shape "
+            f"[{batch_size}, …]. hetjax takes the weighted mean over the round"
+        )
+    return tuple(sorted(found.metrics))
+
+
+def _is_like(value: Any, shape: tuple[int, ...] | None) -> bool:
+    """Whether it is an array of real numbers or truths of this shape."""
+    kind = getattr(value, "dtype", None)
+    if kind is None or shape is None or value.shape != shape:
+        return False
+    return (
+        jnp.issubdtype(kind, jnp.bool_)
+        or jnp.issubdtype(kind, jnp.integer)
+        or (jnp.issubdtype(kind, jnp.floating))
+    )
+
+
+def _shown(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"{value.dtype}{list(shape)}"
 
 
 def weighted(loss_fn: LossFn) -> Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array]:
-    """`(params, examples, rng) -> weight * loss f[B]`."""
+    """`(params, examples, rng) -> weight * loss f[B]`, summed where an example has several."""
 
     def product(params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> jax.Array:
-        losses, weights = _split_losses(loss_fn(params, examples, rng))
-        return losses if weights is None else losses * weights
+        found = split(loss_fn(params, examples, rng))
+        losses, weights = found.losses, found.weights
+        if weights is None:
+            return losses
+        wide = trees.wider(losses.dtype, weights.dtype)
+        return _sum_rest(losses.astype(wide) * weights.astype(wide))
 
     return product
 
@@ -89,23 +237,27 @@ def masked(
     rng: jax.Array,
     *,
     per_example_rng: bool = False,
+    metrics: Sequence[str] = (),
 ) -> halves.Losses:
     """`(params, positions=None) -> (weight * loss f32[k], weights f32[k])` of a microbatch.
 
-    Of the examples at positions `positions i32[k]`, all of them where None; 0 for padding.
+    Of the examples at positions `positions i32[k]`, all of them where None; 0 for padding. Of an
+    example that has several losses, such as one a token, they are the sums. With metrics the
+    second is a `Weights`.
 
     Args:
-        loss_fn: the user's loss, one number an example.
+        loss_fn: the user's loss.
         microbatch: the examples, with padding.
         rng: the key of the run and the pass. The loss's own keys are folded from it and example
             ids, so they depend on neither worker nor quota.
         per_example_rng: give the loss a key for each example, `key[B]`, instead of one for the
             microbatch.
+        metrics: names of those that are wanted.
     """
 
     def losses_and_weights(
         params: types.PyTree, positions: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, Any]:
         ids, mask, examples = microbatch
         if positions is not None:
             ids, mask, examples = jax.tree.map(
@@ -115,11 +267,11 @@ def masked(
             key = jax.vmap(jax.random.fold_in, (None, 0))(rng, ids)
         else:
             key = jax.random.fold_in(rng, ids[0])
-        losses, weights = _split_losses(loss_fn(params, examples, key))
-        wide = trees.wider(losses.dtype, jnp.float32)  # sums are never in half
-        losses = losses.astype(wide)
-        weights = jnp.ones_like(losses) if weights is None else weights.astype(wide)
-        weights = jnp.where(mask > 0, weights, 0)
-        return jnp.where(mask > 0, losses, 0) * weights, weights
+        found = split(loss_fn(params, examples, key))
+        values, weights = weigh(found.losses, found.weights, mask)
+        if not metrics:
+            return values, weights
+        measured = metrics_of(found)
+        return values, Weights(weights, {name: weigh(*measured[name], mask) for name in metrics})
 
     return losses_and_weights

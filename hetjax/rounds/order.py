@@ -41,12 +41,13 @@ def make(
     apart.refuse(loss_fn, params, examples, keys)
     try:
         return observer, _refusal(observer, rule, loss_fn, params, examples, keys)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         name = kinds.name_of("ordering", method)
         raise ValueError(
             f"ordering.method: {name!r} cannot work with this loss. 'grab' and those that end in "
             "'_exact' call loss_fn with one example; the others take its forward derivative, "
-            f"which a custom_vjp has not: {str(error).splitlines()[0]}"
+            "which a custom_vjp has not. Where the loss has metrics, one of your own gives back "
+            f"weights.sum(): {str(error).splitlines()[0]}"
         ) from error
 
 

@@ -95,8 +95,17 @@ def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:
     ]
     is_mine = jnp.arange(num_workers, dtype=jnp.int32) == jax.lax.axis_index(axis)
     mine = jnp.stack([jnp.where(is_mine, number.astype(dtype), 0) for number in numbers])
-    sums = jnp.stack([contributed.loss_sum, contributed.weight])
-    total = jax.lax.psum(jnp.concatenate([sums, mine.reshape(-1)]), axis)
-    weights, *counts = total[2:].reshape(4, num_workers)
-    of_workers = [*(count.astype(jnp.int32) for count in counts), weights]
-    return types.SyncMetrics(total[0], total[1], *of_workers)
+    metrics, treedef = jax.tree.flatten(contributed.metric_sums)
+    own = [contributed.loss_sum, contributed.weight, *(leaf.astype(dtype) for leaf in metrics)]
+    total = jax.lax.psum(jnp.concatenate([jnp.stack(own), mine.reshape(-1)]), axis)
+    weights, *counts = total[len(own) :].reshape(4, num_workers)
+    examples, done, nonfinite = (count.astype(jnp.int32) for count in counts)
+    return types.SyncMetrics(
+        total[0],
+        total[1],
+        examples,
+        done,
+        nonfinite,
+        weights,
+        jax.tree.unflatten(treedef, list(total[2 : len(own)])),
+    )

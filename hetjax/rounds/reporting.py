@@ -15,6 +15,7 @@ import numpy as np
 from hetjax import quota, types
 from hetjax.data import stream
 from hetjax.rounds import gathering, parcels, round_report, run_records, setup
+from hetjax.rounds import losses as losses_lib
 
 
 class NonFiniteError(ValueError):
@@ -59,7 +60,7 @@ class Report:
         self._began = began
         self._round_secs: float | None = None
         self._line: round_report.RoundReport | None = None
-        self._metrics: types.SyncMetrics | None = None
+        self._totals: types.SyncMetrics | None = None
         self.references = _references_of(parts, plan)
 
     @property
@@ -79,12 +80,12 @@ class Report:
             self._round_secs = self._executed.clocks.local_secs if virtual else now - self._began
 
     @property
-    def metrics(self) -> types.SyncMetrics:
+    def totals(self) -> types.SyncMetrics:
         """The sums of the round, on the host; waits for them."""
-        if self._metrics is None:
-            metrics = jax.tree.map(np.asarray, self._executed.sums.metrics)
-            self._metrics = parcels.unpack(metrics)
-        return self._metrics
+        if self._totals is None:
+            totals = jax.tree.map(np.asarray, self._executed.sums.metrics)
+            self._totals = parcels.unpack(totals)
+        return self._totals
 
     def read(self) -> round_report.RoundReport:
         """All of it on the host; waits for it.
@@ -110,11 +111,11 @@ class Report:
         Raises:
             NonFiniteError: a microbatch of it was not finite, and the run is to stop.
         """
-        bad = np.flatnonzero(self.metrics.nonfinite_microbatch >= 0)
+        bad = np.flatnonzero(self.totals.nonfinite_microbatch >= 0)
         if not bad.size or self._parts.config.nonfinite != "stop":
             return
         worker = int(bad[0])
-        position = int(self.metrics.nonfinite_microbatch[worker])
+        position = int(self.totals.nonfinite_microbatch[worker])
         ids = self._plan.assigned.microbatches(worker)[position]
         raise NonFiniteError(
             f"round {self._plan.round_index}: the loss or a gradient of worker {worker}'s "
@@ -124,7 +125,7 @@ class Report:
         )
 
     def _read(self) -> round_report.RoundReport:
-        plan, metrics = self._plan, self.metrics
+        plan, metrics = self._plan, self.totals
         done, clocks = self._executed.done, self._executed.clocks
         if not np.array_equal(metrics.microbatches_done, done.microbatches_done):
             raise RuntimeError(
@@ -155,6 +156,7 @@ class Report:
             overruns=clocks.overruns,
             optimal_round_secs=None if self.references is None else self.references.optimal_secs,
             host_secs=clocks.host_secs.tolist() if clocks.host_secs.any() else None,
+            metrics=losses_lib.means(metrics.metric_sums) or None,
             bytes_sent=round(self._parts.reducer.copies_sent(plan.active) * self._parts.copy_bytes),
         )
 

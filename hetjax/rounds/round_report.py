@@ -38,6 +38,7 @@ class RoundReport:
     bytes_sent: int = 0  # by all workers, as the reducer counts them
     consensus: dict[str, float] | None = None  # distance of the replicas from their mean
     herding: dict[str, float] | None = None  # bounds of the order to come and of a random one
+    metrics: dict[str, float] | None = None  # of the loss function: means over the round
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON holds it, without fields that are None; not-finite numbers are None."""

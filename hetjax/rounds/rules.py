@@ -7,7 +7,7 @@ local forms run what `with_observer` returns.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -62,7 +62,8 @@ class LocalRule(NamedTuple):
 
     take: Callable[..., tuple[types.PyTree, types.PyTree]] | None = None
     """`(worker, sums, loss_sum, weight_sum, grad_parts) -> (worker, sums)`, in place of `add`
-    where an observer has computed the gradient, the sum of the trees `grad_parts`."""
+    where an observer has computed the gradient, the sum of the trees `grad_parts`. `weight_sum` is
+    the `.sum()` of the weights that `losses` gives."""
 
     checked: Callable[[types.PyTree, types.PyTree], types.PyTree] = lambda worker, sums: (
         worker,
@@ -73,6 +74,12 @@ class LocalRule(NamedTuple):
 
     loss_sum: Callable[[types.PyTree], jax.Array] | None = None
     """`sums -> f[]`, for the report: over the same weight as the contribution."""
+
+    metrics: tuple[str, ...] = ()
+    """Names of the metrics that the rule adds up, those that the loss returns."""
+
+    metric_sums: Callable[[types.PyTree], Mapping[str, tuple[jax.Array, jax.Array]]] | None = None
+    """`sums -> {name: (weighted sum f[], weight f[])}` of `metrics`, for the report."""
 
     made_by: Any = None
     """How it can be written down; None: it cannot."""
@@ -112,12 +119,33 @@ def check(rule: Any) -> None:
         wrong = f"its {of_function}" if of_function else ""
         if (rule.losses is None) != (rule.take is None):
             wrong = "it has only one of losses and take; an order's observer needs both"
+        if bool(rule.metrics) != (rule.metric_sums is not None):
+            wrong = "it has only one of metrics and metric_sums; a rule with metrics needs both"
     if wrong:
         raise ValueError(
             f"rule: {wrong}. It must be a hetjax.LocalRule with begin(shared, worker) -> (worker, "
             "sums), add(shared, worker, sums, microbatch, rng) -> (worker, sums) and "
             "finish(shared, worker, sums) -> (worker, contribution, weight). For example "
             "hetjax.rounds.gradients.gradient_sums(loss_fn)"
+        )
+
+
+def check_metrics(rule: LocalRule, metrics: Sequence[str]) -> None:
+    """Refuses a rule that would drop metrics of the loss.
+
+    Args:
+        rule: what the workers do.
+        metrics: names of those that the loss returns.
+
+    Raises:
+        ValueError: it adds up others.
+    """
+    missing = [name for name in metrics if name not in rule.metrics]
+    if missing:
+        raise ValueError(
+            f"rule: loss_fn returns the metrics {', '.join(missing)}, and the local rule adds "
+            "up none of them, so nobody would see them. Name them in its metrics, with metric_sums "
+            "(gradient_sums(loss_fn, metrics=(…)) does), or leave them out of what loss_fn returns"
         )
 
 
@@ -236,6 +264,7 @@ def _finish(rule: LocalRule, shared: types.Shared, carried: types.Carried) -> ty
             worker=worker if rule.keeps_worker else (),
             evidence=carried.evidence,
             tally=carried.tally,
+            metric_sums=() if rule.metric_sums is None else rule.metric_sums(carried.sums),
         )
 
     has_row_axis = carried.tally.example_count.ndim == 1

@@ -147,9 +147,9 @@ def build(
     num_workers, where = config.cluster.num_workers, programs_lib.place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
-    losses_lib.check_loss(loss_fn, params, first, keys)
+    metrics = losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = programs_lib.sizes(config)
-    rule = rule or gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
+    rule = gradients.rule_of(rule, loss_fn, metrics, per_example_rng=per_example_rng)
     tried = (rule, loss_fn, params, first, keys)
     observer, refusal = _try_order(config, chosen.ordering, tried, leads=where.own[0] == 0)
     programs_lib.check(more_rules, observer)
@@ -158,11 +158,7 @@ def build(
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     feed = _make_feed(config, source, where, progress=begins.shown)
     meeting = meeting_lib.make(where.mesh, num_workers)
-    gather = gathering.Gathering(
-        meeting,
-        most_signs=0 if observer is None else config.microbatch_size * sizes.max_microbatches,
-        microbatch_size=config.microbatch_size,
-    )
+    gather = _make_gathering(meeting, sizes, observer, [rule, *more_rules.values()])
     clock = programs_lib.make_clock(config, chosen.gate, cluster if emulated else None)
     common = programs_lib.Common(
         config, chosen, reducer, feed, where, meeting, beacons, clock, params, begins
@@ -245,6 +241,20 @@ def _make_feed(
         leads=leads,
         agree=solutions.Solutions(leads=leads, board=None if is_alone else board_lib.Board("feed")),
         progress=progress and leads,
+    )
+
+
+def _make_gathering(
+    meeting: meeting_lib.Meeting,
+    sizes: ordering.Sizes,
+    observer: ordering.Observer | None,
+    all_rules: list[rules.LocalRule],
+) -> gathering.Gathering:
+    return gathering.Gathering(
+        meeting,
+        most_signs=0 if observer is None else sizes.microbatch_size * sizes.max_microbatches,
+        microbatch_size=sizes.microbatch_size,
+        most_metrics=max(len(rule.metrics) for rule in all_rules),
     )
 
 

@@ -101,6 +101,25 @@ def test_odd_fields_break_nothing(tmp_path, monkeypatch, odd):
     assert page.count("<svg") >= 4
 
 
+def test_metrics_of_training_are_drawn_whatever_they_are_called(tmp_path):
+    names = ["accuracy", "<script>", "$x", *(f"m{i}" for i in range(5))]
+    history = runs.make_history(20, 2)
+    for i, line in enumerate(history):
+        line["metrics"] = dict.fromkeys(names, None if i == 3 else 0.1 * i)
+    history[5]["metrics"], history[6]["metrics"] = "x", {"odd": [None]}
+    page = runs.write(tmp_path, history=history)
+    assert "<script" not in page
+    drawn = runs.section(page, "Training metrics")
+    assert "The first 6 of 7." in drawn  # accuracy has a picture of its own
+    assert drawn.count("<svg") == 2
+    assert "training, each round" in runs.section(page, "Accuracy")
+    without = [{k: v for k, v in line.items() if k != "eval"} for line in history]
+    drawn = runs.section(runs.write(tmp_path, history=without), "Training metrics")
+    assert "The first 6 of 8." in drawn
+    assert ">accuracy<" in drawn
+    assert not runs.section(runs.write(tmp_path, history=runs.make_history(4, 2)), "Training met")
+
+
 def test_lines_without_fields_are_drawn(tmp_path):
     history = [{"round": 0}, {}, {"loss": 1.0, "quotas": None}]
     page = runs.write(tmp_path, summary={}, history=history)

@@ -73,3 +73,12 @@ def test_a_missing_number_is_left_out_and_breaks_nothing(tmp_path, key):
         page = runs.write(tmp_path, summary=absent)
         assert names.get(key) not in read(page)
         assert "nan" not in page.split("<details>")[0]
+
+
+def test_the_accuracy_of_training_has_a_tile_or_a_place_below_that_of_the_test_set():
+    measured = {**runs.SUMMARY, "train_accuracy": 0.991}
+    shown = read(tiles.tiles(measured, runs.make_history(20, 4)))
+    assert "in training 99.1 %" in shown["Test accuracy"][1]
+    del measured["test_accuracy"]
+    shown = read(tiles.tiles(measured, runs.make_history(20, 4)))
+    assert shown["Training accuracy"] == ("99.1 %", "over the last epoch")

@@ -48,6 +48,14 @@ def press_ctrl_c(when):
     return callback
 
 
+def measured_softmax_loss(weights, batch, rng):
+    """With weights and metrics: a truth, the losses once more, and one with weights of its own."""
+    losses, w = weighted_softmax_loss(weights, batch, rng)
+    is_right = (batch["x"] @ weights).argmax(-1).astype(batch["y"].dtype) == batch["y"]
+    each = is_right, jnp.ones_like(losses)
+    return hetjax.Losses(losses, w, {"accuracy": is_right, "again": losses, "each": each})
+
+
 def round_totals(num_examples, epochs, microbatch_size, budget):
     """Microbatches of each round: the whole budget, and in an epoch's last round the rest."""
     left = -(-num_examples // microbatch_size)

@@ -32,6 +32,11 @@ CASES = {
         "loss_fn": "weighted_softmax_loss",
     },
     "weighted_private": {"data": {"sharing": "private"}, "loss_fn": "weighted_softmax_loss"},
+    "measured": {"loss_fn": "measured_softmax_loss"},
+    "measured_order": {
+        "ordering": {"method": "d_grab", "herding_every": 0},
+        "loss_fn": "measured_softmax_loss",
+    },
 }
 OWN = {
     "own_parts": {
@@ -106,6 +111,7 @@ SHARED = (
     "d_psgd",
     "weighted_gossip",
     "weighted_private",
+    "measured",
 )
 
 
@@ -139,6 +145,10 @@ def test_two_processes_train_as_one_does(name, form, request, float64):
     np.testing.assert_allclose(params, alone.params, rtol=1e-12 if name in OWN else 1e-10)
     assert summary["examples_missing"] == summary["examples_duplicated"] == 0
     assert summary["train_loss"] == pytest.approx(alone.summary["train_loss"], rel=1e-8)
+    metrics = [list(line.get("metrics", {}).values()) for line in history]
+    expected = [list(line.get("metrics", {}).values()) for line in alone.history]
+    np.testing.assert_allclose(metrics, expected, rtol=1e-8)  # as JSON has them
+    assert all(metrics) == (fields.get("loss_fn") is problems.measured_softmax_loss)
 
 
 @pytest.mark.parametrize("form", ["gang", "shared_gang"])

@@ -1,0 +1,34 @@
+"""From a Flax model to the core's `loss_fn(params, batch, rng) -> losses f32[B]`, and back.
+
+    def loss(model, batch):
+        logits = model(batch["image"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+
+    loss_fn, params = nnx_loss(model, loss)              # Flax NNX
+    loss_fn, params = linen_loss(module, variables, loss)  # Flax Linen
+    trained = nnx_model(model, params)
+
+`loss` gets something that is called like the model, and returns one loss for each example (or
+losses and weights, or a `hetjax.Losses`). Parameters are nested dicts of arrays, as optax and a
+checkpoint want them. With `wrt` only some of them are trained, and the others are constants.
+Random streams (dropout) are seeded afresh in each call from its `rng`, one key for the batch or
+one for each example, so the model passed in is never changed. Other variables that are no
+parameters are constants.
+
+State across examples is refused: each worker would keep statistics of its own, which quotas of
+different size make differ more, and no sum at the end of the round reconciles them. So is a model
+that changes variables of its own when it is called, which is seen whenever its loss is traced
+(`forwarding`). Imports `parts` alone.
+"""
+
+from hetjax.adapters.linen import linen_loss, linen_metrics, linen_variables
+from hetjax.adapters.nnx import nnx_loss, nnx_metrics, nnx_model
+
+__all__ = [
+    "linen_loss",
+    "linen_metrics",
+    "linen_variables",
+    "nnx_loss",
+    "nnx_metrics",
+    "nnx_model",
+]

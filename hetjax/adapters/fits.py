@@ -1,0 +1,147 @@
+"""What the adapters are given: does it fit the model, and what was meant where it does not?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+from hetjax import parts
+
+REFUSAL = (
+    "The model keeps state across examples ({where}), as BatchNorm does. Workers with "
+    "different quotas would gather different statistics, and parameters alone are reduced. Use "
+    "GroupNorm or LayerNorm in its place, or fold fixed statistics into constants."
+)
+CHANGES = (
+    "The model keeps state of its own: a call of it changes {where}, neither parameters nor random "
+    "streams. Parameters alone come back from the workers, so that the new values would be lost. "
+    "{hint}To see a number of each example, return it: hetjax.Losses(losses, metrics={{name: "
+    "f32[B]}}); to have the state fixed, do not change it in training."
+)
+_MOST_NAMED = 4
+
+
+def named(names: Any) -> str:
+    """The first few, for a message."""
+    names = list(names)
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def dotted(path: Any) -> str:
+    """A path of keys as text, without the attributes of a variable."""
+    keys = [key for key in path if not isinstance(key, jax.tree_util.GetAttrKey)]
+    return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
+
+
+def check_function(caller: str, function: Any, what: str) -> None:
+    """Refuses what is no function `(model, batch)`.
+
+    Args:
+      caller: the adapter.
+      function: what it was given.
+      what: the function is to return.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if callable(function) and parts.takes(function, 2):
+        return
+    raise ValueError(
+        f"{caller}: the function is {parts.shown(function)}, which does not take two arguments; "
+        f"it must be a function (model, batch) -> {what}"
+    )
+
+
+def check_model(caller: str, model: Any, function: Any, wanted: type) -> None:
+    """Refuses what is no model of `wanted`, `nnx.Module` or `linen.Module`, and swapped arguments.
+
+    Raises:
+      ValueError: it is none; says what was meant, as far as that can be seen.
+    """
+    is_nnx = wanted is nnx.Module
+    if isinstance(model, wanted):
+        return
+    if not is_nnx and hasattr(model, "apply") and not isinstance(model, (type, nnx.Module)):
+        return  # it is called like a module of Linen, whoever made it
+    kind, other = ("NNX", "Linen") if is_nnx else ("Linen", "NNX")
+    first = "model" if is_nnx else "module, variables"
+    if isinstance(function, wanted):
+        hint = f"The arguments are in another order: {caller}({first}, function)"
+    elif isinstance(model, (linen.Module, nnx.Module)):
+        instead = caller.replace("nnx", "linen") if is_nnx else caller.replace("linen", "nnx")
+        others = "module, variables" if is_nnx else "model"
+        hint = f"It is a module of Flax {other}: hetjax.{instead}({others}, function)"
+    elif isinstance(model, type):
+        made = "(…, rngs=nnx.Rngs(0))" if is_nnx else "(…)"
+        hint = f"Give a module made of it: {caller}({model.__name__}{made}, …)"
+    else:
+        hint = "Another model needs no adapter: write loss_fn(params, batch, rng) -> losses f32[B]"
+    raise ValueError(f"{caller}: got {parts.shown(model)} for a module of Flax {kind}. {hint}")
+
+
+def check_params(caller: str, given: Any, expected: Any) -> None:
+    """Refuses parameters that are not those of the model.
+
+    Args:
+      caller: the adapter.
+      given: parameters.
+      expected: those of the model.
+
+    Raises:
+      ValueError: names or shapes differ; says which.
+    """
+    theirs, own = _shapes(given), _shapes(expected)
+    if theirs == own:
+        return
+    lines = [f"{name} is missing" for name in own if name not in theirs]
+    lines += [f"{name} is of no variable of it" for name in theirs if name not in own]
+    lines += [
+        f"{name} has shape {theirs[name]}, must be {own[name]}"
+        for name in own
+        if name in theirs and theirs[name] != own[name]
+    ]
+    raise ValueError(
+        f"{caller}: params do not fit the model: {named(lines)}. Pass the params of one worker "
+        "(without the worker axis) of this same model, and the same wrt as to the loss"
+    )
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    paths = jax.tree.leaves_with_path(params)
+    return {dotted(path): jnp.shape(leaf) for path, leaf in paths}
+
+
+def by_key(losses: Callable[[Any, jax.Array], Any], batch: Any, rng: jax.Array) -> Any:
+    """Calls `losses` with the batch and its key, or example by example with a key for each.
+
+    Raises:
+      ValueError: example by example, it returned something that is not one an example.
+    """
+    if jnp.ndim(rng) == (0 if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) else 1):
+        return losses(batch, rng)
+
+    def first(leaf: jax.Array) -> jax.Array:
+        if jnp.ndim(leaf) == 0 or jnp.shape(leaf)[0] != 1:
+            raise ValueError(
+                f"the loss returned {leaf.dtype}{list(jnp.shape(leaf))} for a batch of 1 example; "
+                "it must return one number an example, [1] here. Leave out the last .mean()"
+            )
+        return leaf[0]
+
+    def one(example: Any, key: jax.Array) -> Any:
+        of_one = jax.tree.map(lambda leaf: leaf[None], example)
+        return jax.tree.map(first, losses(of_one, key))
+
+    return jax.vmap(one)(batch, rng)
+
+
+def fold(key: jax.Array, index: int) -> jax.Array:
+    """A key of its own for each index."""
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+    return jax.random.fold_in(key, index)

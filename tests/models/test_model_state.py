@@ -1,0 +1,308 @@
+"""Models that change variables of their own are refused, by name; those that only have some not."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import hetjax
+from hetjax import adapters
+from hetjax.adapters import forwarding
+
+X = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+DATA = {"x": X, "y": X.sum(-1)}
+BATCH = jax.tree.map(lambda leaf: leaf[:6], DATA)
+
+
+def loss(model, batch):
+    return (model(batch["x"]).sum(-1) - batch["y"]) ** 2
+
+
+class Counter(nnx.Variable):
+    """A variable of the user's own kind."""
+
+
+class Block(nnx.Module):
+    """With a constant, a dropout, and what `change` does to the variables."""
+
+    def __init__(self, rngs, change=lambda block, x: None):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.mask = nnx.Variable(jnp.ones((1, 4)))
+        self.count = Counter(jnp.zeros((), jnp.int32))
+        self.mean = nnx.Variable(jnp.zeros(4))
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.change = change
+
+    def __call__(self, x):
+        self.change(self, x)
+        return self.drop(self.linear(x)) * self.mask[...]
+
+
+def counts(block, x):
+    block.count[...] += jnp.ones((), jnp.int32)
+
+
+def averages(block, x):
+    block.mean.set_value(0.9 * block.mean[...] + 0.1 * x.mean(0))
+
+
+def made_anew(block, x):
+    block.last = nnx.Variable(x.mean())
+
+
+def averages_in_training(block, x):
+    if not block.drop.deterministic:
+        averages(block, x)
+
+
+def calls_block(wrap):
+    class Outer(nnx.Module):
+        def __init__(self, rngs, change=lambda block, x: None):
+            self.block = Block(rngs, change)
+
+        def __call__(self, x):
+            return wrap(self.block, x)
+
+    return Outer
+
+
+def scanned(block, x):
+    return nnx.scan(
+        lambda x, block: (block(x), None),
+        in_axes=(nnx.Carry, nnx.StateAxes({...: None})),
+        out_axes=(nnx.Carry, 0),
+        length=3,
+    )(x, block)[0]
+
+
+MODELS = {
+    "plain": Block,
+    "remat": calls_block(nnx.remat(lambda block, x: block(x))),
+    "jit": calls_block(nnx.jit(lambda block, x: block(x))),
+    "remat in jit": calls_block(nnx.jit(nnx.remat(lambda block, x: block(x)))),
+    "cond": calls_block(
+        lambda block, x: nnx.cond(
+            x.sum() > 0, lambda b, x: b(x), lambda b, x: b(x) * b.mask[...], block, x
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("change", "named"), [(counts, "count"), (averages, "mean"), (averages_in_training, "mean")]
+)
+def test_a_model_that_changes_variables_is_refused_and_they_are_named(name, change, named):
+    model = MODELS[name](nnx.Rngs(0), change)
+    loss_fn, params = adapters.nnx_loss(model, loss)
+    path = named if name == "plain" else f"block.{named}"
+    message = rf"keeps state of its own: a call of it changes {path}, neither.*hetjax\.Losses"
+    keys = jax.random.split(jax.random.key(0), 6)
+    for rng in (jax.random.key(0), keys):
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(loss_fn, params, BATCH, rng)
+    with pytest.raises(ValueError, match=message):
+        hetjax.fit(loss_fn, params, optax.sgd(0.1), DATA, epochs=1, workers=2, progress=False)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_only_has_variables_trains(name):
+    loss_fn, params = adapters.nnx_loss(MODELS[name](nnx.Rngs(0)), loss)
+    assert jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0)).shape == (6,)
+
+
+def test_a_variable_that_a_call_makes_is_refused():
+    loss_fn, params = adapters.nnx_loss(Block(nnx.Rngs(0), made_anew), loss)
+    with pytest.raises(ValueError, match="changes last"):
+        jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0))
+
+
+def test_layers_of_a_scan_keep_their_constants_and_may_not_count():
+    class Deep(nnx.Module):
+        def __init__(self, rngs, change=lambda block, x: None):
+            @nnx.split_rngs(splits=3)
+            @nnx.vmap(in_axes=0, out_axes=0)
+            def make(rngs):
+                return Block(rngs, change)
+
+            self.blocks = make(rngs)
+
+        def __call__(self, x):
+            @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+            def forward(x, block):
+                return block(x)
+
+            return forward(x, self.blocks)
+
+    loss_fn, params = adapters.nnx_loss(Deep(nnx.Rngs(0)), loss)
+    assert jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0)).shape == (6,)
+    loss_fn, params = adapters.nnx_loss(Deep(nnx.Rngs(0), counts), loss)
+    with pytest.raises(ValueError, match=r"changes blocks\.count"):
+        jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0))
+
+
+def test_what_changes_in_training_alone_is_evaluated():
+    def metrics(model, batch):
+        return {"loss": loss(model, batch)}
+
+    model = Block(nnx.Rngs(0), averages_in_training)
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    assert adapters.nnx_metrics(model, metrics)(params, BATCH)["loss"].shape == (6,)
+    with pytest.raises(ValueError, match="changes mean"):
+        adapters.nnx_metrics(Block(nnx.Rngs(0), averages), metrics)(params, BATCH)
+
+
+@pytest.mark.filterwarnings("ignore:Using .Module.sow:DeprecationWarning")
+def test_what_is_sown_may_be_read_in_the_loss():
+    def sows(block, x):
+        block.sow(nnx.Intermediate, "features", x)
+
+    def with_penalty(model, batch):
+        losses = loss(model, batch)
+        (features,) = nnx.pop(model, nnx.Intermediate)["features"].get_value()
+        return losses + features.sum(-1)
+
+    def captured(model, batch):
+        out, sown = nnx.capture(model, nnx.Intermediate)(batch["x"])
+        (features,) = sown["features"].get_value()
+        return (out.sum(-1) - batch["y"]) ** 2 + features.sum(-1)
+
+    for function in (loss, with_penalty, captured):
+        loss_fn, params = adapters.nnx_loss(Block(nnx.Rngs(0), sows), function)
+        assert loss_fn(params, BATCH, jax.random.key(0)).shape == (6,)
+
+
+def test_a_model_whose_weights_are_normed_in_each_call_trains():
+    class Normed(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx.WeightNorm(nnx.Linear(4, 4, rngs=rngs), rngs=rngs)
+
+        def __call__(self, x):
+            return self.layer(x)
+
+    loss_fn, params = adapters.nnx_loss(Normed(nnx.Rngs(0)), loss)
+    assert jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0)).shape == (6,)
+
+
+def linen_case(change, **init):
+    class Dense(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            scale = self.variable("constants", "scale", lambda: jnp.full((), 2.0))
+            change(self, x)
+            return nn.Dense(4)(x) * scale.value
+
+    class Outer(nn.Module):
+        wrap: str = "plain"
+
+        @nn.compact
+        def __call__(self, x):
+            made = {"plain": Dense, "remat": nn.remat(Dense), "jit": nn.jit(Dense)}[self.wrap]
+            return made(name="dense")(x)
+
+    return Outer
+
+
+def no_change(module, x):
+    pass
+
+
+def linen_counts(module, x):
+    count = module.variable("state", "count", lambda: jnp.zeros(()))
+    count.value += 1.0
+
+
+def counts_where_it_may(module, x):
+    count = module.variable("state", "count", lambda: jnp.zeros(()))
+    if module.is_mutable_collection("state"):
+        count.value += 1.0
+
+
+def linen_sows(module, x):
+    module.sow("losses", "penalty", (x**2).sum(-1))
+
+
+@pytest.mark.parametrize("wrap", ["plain", "remat", "jit"])
+def test_a_linen_module_that_changes_a_collection_is_refused(wrap):
+    for change in (linen_counts, counts_where_it_may):
+        module = linen_case(change)(wrap)
+        variables = module.init(jax.random.key(0), X[:1])
+        loss_fn, params = adapters.linen_loss(module, variables, loss)
+        message = r"keeps state of its own: a call of it changes state\.dense\.count, neither"
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(loss_fn, params, BATCH, jax.random.key(0))
+        metrics = adapters.linen_metrics(module, variables, lambda m, b: {"loss": loss(m, b)})
+        with pytest.raises(ValueError, match=message):
+            metrics(params, BATCH)
+
+
+@pytest.mark.parametrize("wrap", ["plain", "remat", "jit"])
+def test_a_linen_module_with_constants_trains(wrap):
+    module = linen_case(no_change)(wrap)
+    variables = module.init(jax.random.key(0), X[:1])
+    loss_fn, params = adapters.linen_loss(module, variables, loss)
+    expected = loss(lambda x: module.apply(variables, x), BATCH)
+    np.testing.assert_allclose(loss_fn(params, BATCH, jax.random.key(0)), expected, rtol=1e-6)
+
+
+def test_what_a_linen_module_sows_is_left_out_of_variables_and_read():
+    def with_penalty(model, batch):
+        out, sown = model(batch["x"], mutable=["losses"])
+        return (out.sum(-1) - batch["y"]) ** 2 + sown["losses"]["dense"]["penalty"][0]
+
+    module = linen_case(linen_sows)()
+    variables = module.init(jax.random.key(0), X[:1])
+    assert "losses" in variables
+    for function in (loss, with_penalty):
+        loss_fn, params = adapters.linen_loss(module, variables, function)
+        with pytest.raises(ValueError, match=r"losses\.dense\.penalty.*leave its collection out"):
+            loss_fn(params, BATCH, jax.random.key(0))
+    variables = {name: part for name, part in variables.items() if name != "losses"}
+    loss_fn, params = adapters.linen_loss(module, variables, with_penalty)
+    expected = loss(lambda x: module.apply(variables, x), BATCH) + (BATCH["x"] ** 2).sum(-1)
+    np.testing.assert_allclose(loss_fn(params, BATCH, jax.random.key(0)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda a, b: [a, b], [False, False]),
+        (lambda a, b: [b, a], [True, True]),
+        (lambda a, b: [a + 0.0, b], [True, False]),
+        (lambda a, b: list(jax.jit(lambda a, b: (a, a * b))(a, b)), [False, True]),
+        (lambda a, b: list(jax.checkpoint(lambda a, b: (a, jnp.sin(b)))(a, b)), [False, True]),
+        (
+            lambda a, b: list(jax.lax.cond(a > 0, lambda a, b: (a, b), lambda a, b: (a, a), a, b)),
+            [False, True],
+        ),
+        (
+            lambda a, b: list(
+                jax.lax.scan(lambda c, _: ((c[0], c[0] + c[1]), None), (a, b), None, length=3)[0]
+            ),
+            [False, True],
+        ),
+        (
+            lambda a, b: list(
+                jax.lax.while_loop(lambda c: c[0] < 0, lambda c: (c[0] + 1.0, c[1] + 1.0), (a, b))
+            ),
+            [True, True],
+        ),
+        (lambda a, b: list(jax.lax.optimization_barrier((a, b))), [False, False]),
+    ],
+)
+def test_what_a_program_hands_on_is_told_from_what_it_makes(function, expected):
+    values = [jnp.ones(()), jnp.ones(())]
+    assert forwarding.changed(lambda v: function(*v), values) == expected
+
+
+def test_a_slice_of_each_step_is_handed_on():
+    def function(values):
+        a, b = jax.lax.scan(lambda c, xs: (c, (xs[0], xs[0])), 0.0, tuple(values))[1]
+        return [a, b]
+
+    assert forwarding.changed(function, [jnp.ones(3), jnp.ones(3)]) == [False, True]

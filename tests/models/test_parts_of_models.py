@@ -1,0 +1,265 @@
+"""Training a part of a model: `wrt` of the adapters, and freezing by the optimiser."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import hetjax
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+DATA = {"x": X, "y": X.sum(-1)}
+QUICK = {"epochs": 3, "microbatch_size": 4, "budget": 8, "workers": 2, "progress": False}
+
+
+def loss(model, batch):
+    return (model(batch["x"])[:, 0] - batch["y"]) ** 2
+
+
+def metrics(model, batch):
+    return {"loss": loss(model, batch)}
+
+
+class Adapted(nnx.Module):
+    """A layer that is fixed, with a LoRA beside it, and a dropout."""
+
+    def __init__(self, rngs):
+        base = nnx.Linear(4, 8, rngs=rngs)
+        self.hidden = nnx.LoRA(4, 2, 8, base_module=base, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.out = nnx.Linear(8, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.relu(self.drop(self.hidden(x))))
+
+
+FILTERS = {
+    "LoRAParam": nnx.LoRAParam,
+    "path": nnx.PathContains("out"),
+    "all of": nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)),
+}
+
+
+def pure(model, wrt=nnx.Param):
+    return nnx.to_pure_dict(nnx.state(model, wrt))
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_only_what_the_filter_chooses_is_trained(name):
+    model, wrt = Adapted(nnx.Rngs(0)), FILTERS[name]
+    loss_fn, params = hetjax.nnx_loss(model, loss, wrt=wrt)
+    jax.tree.map(np.testing.assert_array_equal, params, pure(model, wrt))
+    result = hetjax.fit(
+        loss_fn,
+        params,
+        optax.sgd(0.02, momentum=0.5),
+        DATA,
+        eval_source=DATA,
+        metrics_fn=hetjax.nnx_metrics(model, metrics, wrt=wrt),
+        **QUICK,
+    )
+    losses = [line["eval"]["test_loss"] for line in result.history if "eval" in line]
+    assert losses[-1] < losses[0]
+    trained = hetjax.nnx_model(model, result.params, wrt=wrt)
+    rest = nnx.All(nnx.Param, nnx.Not(wrt))
+    jax.tree.map(np.testing.assert_array_equal, pure(trained, rest), pure(model, rest))
+    jax.tree.map(np.testing.assert_array_equal, pure(trained, wrt), result.params)
+    trained.eval()
+    assert float(loss(trained, DATA).mean()) == pytest.approx(losses[-1], rel=1e-5)
+
+
+def test_the_gradient_is_that_of_the_whole_model_and_no_other():
+    model = Adapted(nnx.Rngs(0))
+    model.eval()
+    both = [hetjax.nnx_metrics(model, metrics, wrt=wrt) for wrt in (nnx.Param, nnx.LoRAParam)]
+    whole, part = (
+        jax.grad(lambda params, f=f: f(params, DATA)["loss"].sum())(params)
+        for f, params in zip(both, (pure(model), pure(model, nnx.LoRAParam)), strict=True)
+    )
+    assert set(part) == {"hidden"}
+    for name in ("lora_a", "lora_b"):
+        np.testing.assert_allclose(part["hidden"][name], whole["hidden"][name], rtol=1e-6)
+
+
+def test_parameters_of_another_filter_are_refused_by_name():
+    model = Adapted(nnx.Rngs(0))
+    loss_fn, params = hetjax.nnx_loss(model, loss, wrt=nnx.LoRAParam)
+    with pytest.raises(ValueError, match=r"nnx_model: params do not fit .*bias is missing.* wrt"):
+        hetjax.nnx_model(model, params)
+    with pytest.raises(ValueError, match=r"out\.bias is of no variable of it"):
+        jax.eval_shape(loss_fn, pure(model), DATA, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"wrt=.*BatchStat.* chooses no .* LoRAParam, Param, Rng"):
+        hetjax.nnx_loss(model, loss, wrt=nnx.BatchStat)
+
+
+def test_parameters_may_be_a_state_of_the_model():
+    model = Adapted(nnx.Rngs(0))
+    state = jax.tree.map(lambda leaf: leaf + 1, nnx.state(model, nnx.Param))
+    changed = hetjax.nnx_model(model, state)
+    jax.tree.map(np.testing.assert_array_equal, pure(changed), nnx.to_pure_dict(state))
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        scale = self.variable("constants", "scale", lambda: jnp.full((), 2.0))
+        hidden = nn.Dense(8, name="base")(x) + nn.Dense(8, name="lora")(x) * scale.value
+        return nn.Dense(1, name="out")(nn.relu(hidden))
+
+
+def is_lora(path, array):
+    assert array.ndim in (1, 2)
+    return "lora" in path
+
+
+def test_only_what_the_function_chooses_of_a_linen_module_is_trained():
+    module = Linen()
+    variables = module.init(jax.random.key(0), X[:1])
+    loss_fn, params = hetjax.linen_loss(module, variables, loss, wrt=is_lora)
+    assert params.keys() == {"lora"}
+    evaluated = hetjax.linen_metrics(module, variables, metrics, wrt=is_lora)
+    result = hetjax.fit(
+        loss_fn,
+        params,
+        optax.sgd(0.02, momentum=0.5),
+        DATA,
+        eval_source=DATA,
+        metrics_fn=evaluated,
+        **QUICK,
+    )
+    losses = [line["eval"]["test_loss"] for line in result.history if "eval" in line]
+    assert losses[-1] < losses[0]
+    trained = hetjax.linen_variables(variables, result.params, wrt=is_lora)
+    assert trained["constants"] == variables["constants"]
+    for name in ("base", "out"):
+        jax.tree.map(
+            np.testing.assert_array_equal, trained["params"][name], variables["params"][name]
+        )
+    mean = float(loss(lambda x: module.apply(trained, x), DATA).mean())
+    assert mean == pytest.approx(losses[-1], rel=1e-5)
+    with pytest.raises(ValueError, match=r"linen_variables: params do not fit.*base\.bias is miss"):
+        hetjax.linen_variables(variables, result.params)
+    with pytest.raises(ValueError, match=r"chooses none of the parameters base\.bias, base\.kern"):
+        hetjax.linen_loss(module, variables, loss, wrt=lambda path, _: "head" in path)
+
+
+def test_an_optimiser_that_sets_updates_to_zero_freezes_too():
+    model = Adapted(nnx.Rngs(0))
+    loss_fn, params = hetjax.nnx_loss(model, loss)
+    kinds = {"hidden": "train", "out": "freeze"}
+    optimizer = optax.multi_transform(
+        {"train": optax.sgd(0.02, momentum=0.5), "freeze": optax.set_to_zero()},
+        {name: jax.tree.map(lambda _, k=kinds[name]: k, part) for name, part in params.items()},
+    )
+    result = hetjax.fit(loss_fn, params, optimizer, DATA, **QUICK)
+    jax.tree.map(np.testing.assert_array_equal, result.params["out"], params["out"])
+    assert not np.array_equal(result.params["hidden"]["lora_a"], params["hidden"]["lora_a"])
+
+
+def test_a_part_and_freezing_the_rest_are_the_same_training():
+    model = Adapted(nnx.Rngs(0))
+    loss_fn, params = hetjax.nnx_loss(model, loss, wrt=nnx.LoRAParam)
+    part = hetjax.fit(loss_fn, params, optax.sgd(0.05), DATA, quota="equal", **QUICK)
+    loss_fn, params = hetjax.nnx_loss(model, loss)
+    labels = jax.tree.map(lambda _: "freeze", params)
+    labels["hidden"] |= {"lora_a": "train", "lora_b": "train"}
+    optimizer = optax.multi_transform(
+        {"train": optax.sgd(0.05), "freeze": optax.set_to_zero()}, labels
+    )
+    whole = hetjax.fit(loss_fn, params, optimizer, DATA, quota="equal", **QUICK)
+    for name in ("lora_a", "lora_b"):
+        np.testing.assert_allclose(
+            part.params["hidden"][name], whole.params["hidden"][name], rtol=1e-5, atol=1e-7
+        )
+
+
+# --- First mistakes ---
+
+
+def mean_loss(model, batch):
+    return loss(model, batch).mean()
+
+
+def test_a_module_that_is_none_is_refused_with_what_was_meant():
+    model, module = Adapted(nnx.Rngs(0)), Linen()
+    variables = module.init(jax.random.key(0), X[:1])
+    for function, message in (
+        (lambda: hetjax.nnx_loss(loss, model), r"the function loss .*nnx_loss\(model, function\)"),
+        (lambda: hetjax.nnx_loss(Adapted, loss), r"the class Adapted .*Adapted\(…, rngs=nnx\.Rng"),
+        (lambda: hetjax.nnx_loss(module, loss), r"Flax Linen: hetjax\.linen_loss\(module, var"),
+        (lambda: hetjax.nnx_metrics(module, metrics), r"hetjax\.linen_metrics\(module, variables"),
+        (lambda: hetjax.nnx_loss({"w": X}, loss), r"write loss_fn\(params, batch, rng\) -> losses"),
+        (lambda: hetjax.linen_loss(model, {}, loss), r"Flax NNX: hetjax\.nnx_loss\(model, func"),
+        (lambda: hetjax.linen_loss(loss, variables, module), r"linen_loss\(module, variables, f"),
+        (lambda: hetjax.linen_loss(Linen, variables, loss), r"the class Linen.*Linen\(…\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function()
+
+
+def test_a_function_that_is_none_is_refused():
+    model, module = Adapted(nnx.Rngs(0)), Linen()
+    variables = module.init(jax.random.key(0), X[:1])
+    for wrong in (lambda params, batch, rng: 0, None, 0.5):
+        for function in (
+            lambda wrong=wrong: hetjax.nnx_loss(model, wrong),
+            lambda wrong=wrong: hetjax.nnx_metrics(model, wrong),
+            lambda wrong=wrong: hetjax.linen_loss(module, variables, wrong),
+            lambda wrong=wrong: hetjax.linen_metrics(module, variables, wrong),
+        ):
+            with pytest.raises(ValueError, match=r"must be a function \(model, batch\) -> "):
+                function()
+
+
+def test_bare_parameters_of_linen_are_refused():
+    module = Linen()
+    params = module.init(jax.random.key(0), X[:1])["params"]
+    message = r"variables has 'base', 'lora', 'out'; .*\{'params': params\}"
+    with pytest.raises(ValueError, match=message):
+        hetjax.linen_loss(module, params, loss)
+    with pytest.raises(ValueError, match=r"variables is of type list"):
+        hetjax.linen_loss(module, [params], loss)
+
+
+def test_parameters_of_another_model_are_refused():
+    model, module = Adapted(nnx.Rngs(0)), Linen()
+    loss_fn, _ = hetjax.nnx_loss(model, loss)
+    _, others = hetjax.nnx_loss(nnx.Linear(4, 1, rngs=nnx.Rngs(0)), loss)
+    with pytest.raises(ValueError, match=r"nnx_loss: params do not fit.*hidden.* is missing"):
+        hetjax.fit(loss_fn, others, optax.sgd(0.1), DATA, **QUICK)
+    variables = module.init(jax.random.key(0), X[:1])
+    loss_fn, params = hetjax.linen_loss(module, variables, loss)
+    params = {**params, "out": {"kernel": np.zeros((9, 1)), "bias": params["out"]["bias"]}}
+    with pytest.raises(ValueError, match=r"out\.kernel has shape \(9, 1\), must be \(8, 1\)"):
+        jax.eval_shape(loss_fn, params, DATA, jax.random.key(0))
+
+
+@pytest.mark.parametrize("per_example_rng", [False, True])
+def test_a_mean_or_logits_are_refused_with_what_to_return(per_example_rng):
+    model, fields = Adapted(nnx.Rngs(0)), {**QUICK, "per_example_rng": per_example_rng}
+    loss_fn, params = hetjax.nnx_loss(model, mean_loss)
+    message = r"leave out the last \.mean\(\)" if not per_example_rng else r"Leave out the last \.m"
+    with pytest.raises(ValueError, match=message):
+        hetjax.fit(loss_fn, params, optax.sgd(0.1), DATA, **fields)
+    loss_fn, params = hetjax.nnx_loss(model, lambda model, batch: model(batch["x"]))
+    with pytest.raises(ValueError, match=r"float32\[4, 1\].*logits.*softmax_cross_entropy"):
+        hetjax.fit(loss_fn, params, optax.sgd(0.1), DATA, **fields)
+
+
+def test_what_is_called_like_a_linen_module_will_do():
+    class Wrapped:
+        def __init__(self, module):
+            self.apply = module.apply
+
+    module = Linen()
+    variables = module.init(jax.random.key(0), X[:1])
+    (one, params), (other, _) = (
+        hetjax.linen_loss(m, variables, loss) for m in (module, Wrapped(module))
+    )
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(one(params, DATA, key), other(params, DATA, key))
