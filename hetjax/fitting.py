@@ -121,8 +121,7 @@ def fit(
     params = params if init_state is None or params is not None else _params_of(init_state)
     _check(optimizer, callbacks, resume)
     source, eval_sets = sources.as_source(source), _eval_sets(eval_source, eval_sources, metrics_fn)
-    # A callback may change the directory.
-    workdir = None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
+    workdir = _absolute(workdir)
     with contextlib.ExitStack() as stack:
         begins = stack.enter_context(starting.Starting(shown=progress))
         kept = functools.partial(keeper_lib.kept_solutions, workdir, resume=bool(resume))
@@ -212,6 +211,11 @@ def _check(optimizer: Any, callbacks: Any, resume: Any) -> None:
         raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
     if resume not in (True, False, "force"):
         raise ValueError(f"fit: resume is {resume!r}; allowed are True, False and 'force'")
+
+
+def _absolute(workdir: str | pathlib.Path | None) -> pathlib.Path | None:
+    """Where it is, though a callback may change the directory."""
+    return None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
 
 
 def _uninterrupted(result: results.FitResult) -> results.FitResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -105,6 +105,11 @@ def check_params(caller: str, given: Any, expected: Any) -> None:
         for name in own
         if name in theirs and theirs[name] != own[name]
     ]
+    inner = given.get("params") if isinstance(given, Mapping) else None
+    if inner is not None and _shapes(inner) == own:
+        raise ValueError(
+            f"{caller}: params are all variables of the model; of these give variables['params']"
+        )
     raise ValueError(
         f"{caller}: params do not fit the model: {named(lines)}. Pass the params of one worker "
         "(without the worker axis) of this same model, and the same wrt as to the loss"

@@ -51,6 +51,7 @@ def test_ctrl_c_ends_between_rounds_with_the_files_written(tmp_path):
         if line.round == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.getsignal(signal.SIGINT)
     result = problems.fit(
         problems.classification(203, np.float32),
         problems.initial_weights(np.float32),
@@ -63,7 +64,7 @@ def test_ctrl_c_ends_between_rounds_with_the_files_written(tmp_path):
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written == result.summary
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == written["rounds"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_worker_that_fails_ends_the_run_with_its_error():

@@ -76,7 +76,7 @@ class Board:
     def post_long(self, key, value):
         self.values[key] = json.dumps(value)
 
-    def wait_long(self, key, timeout_secs):
+    def wait_long(self, key, timeout_secs, **who):
         return json.loads(self.values[key])
 
 

@@ -255,10 +255,10 @@ def test_the_best_parameters_are_those_of_the_lowest_evaluation():
 def test_a_workdir_belongs_to_one_configuration(tmp_path):
     data = problems.classification(32, np.float32)
     weights = problems.initial_weights(np.float32)
-    problems.fit(data, weights, epochs=1, workdir=tmp_path)
-    problems.fit(data, weights, epochs=1, workdir=tmp_path)
-    with pytest.raises(ValueError, match=r"another configuration \(epochs: 1 there, 2 here\)"):
-        problems.fit(data, weights, epochs=2, workdir=tmp_path)
+    problems.fit(data, weights, epochs=2, workdir=tmp_path)
+    problems.fit(data, weights, epochs=2, workdir=tmp_path)
+    with pytest.raises(ValueError, match=r"another configuration \(epochs: 2 there, 1 here\)"):
+        problems.fit(data, weights, epochs=1, workdir=tmp_path)
 
 
 def test_a_loss_that_is_no_number_an_example_is_refused():

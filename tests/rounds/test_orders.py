@@ -201,7 +201,7 @@ def test_the_herding_bound_equals_the_reference(sharing, float64):
         optimizer=optax.sgd(0.0),
         local="virtual",
         epochs=1,
-        ordering=method._replace(place=keep),
+        ordering={"method": method._replace(place=keep), "herding_every": -1},
         data={"sharing": sharing},
         quota={"policy": "equal"},
     )
