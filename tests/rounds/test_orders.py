@@ -245,7 +245,7 @@ def test_other_orders_run_with_weights_and_streamed_data(method, feed):
         local="virtual",
         epochs=4,
         data={"feed": feed},
-        ordering=recorded(made(method, freeze_after=2), calls),
+        ordering={"method": recorded(made(method, freeze_after=2), calls), "herding_every": -1},
     )
     orders = orders_of(calls, 61)
     np.testing.assert_array_equal(np.sort(orders), np.tile(np.arange(61), (4, 1)))
