@@ -1,0 +1,54 @@
+"""Examples that do not fit into memory."""
+
+import hetjax
+
+hetjax.use_cpu_workers(4)
+
+import numpy as np
+import optax
+from flax import nnx
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(512, 8)).astype(np.float32)
+data = {"x": x, "y": (x[:, 0] + x[:, 1] > 0).astype(np.int32)}
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(8, 32, rngs=rngs)
+        self.out = nnx.Linear(32, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.relu(self.hidden(x)))
+
+
+def loss(model, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
+
+
+model = Net(nnx.Rngs(0))
+loss_fn, params = hetjax.nnx_loss(model, loss)
+
+np.save("x.npy", np.repeat(data["x"], 4, axis=0))
+kept = np.load("x.npy", mmap_mode="r")
+
+
+class OnDisk:
+    def __len__(self):
+        return len(kept)
+
+    def __getitem__(self, index):
+        return {"x": kept[index], "y": data["y"][index // 4]}
+
+
+result = hetjax.fit(
+    loss_fn,
+    params,
+    optax.adam(1e-2),
+    OnDisk(),
+    epochs=1,
+    microbatch_size=8,
+    budget=16,
+    data={"feed": "streamed"},
+)
+assert result.summary["examples_processed"] == 2048

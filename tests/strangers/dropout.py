@@ -1,0 +1,42 @@
+"""A model with dropout, trained with and evaluated without."""
+
+import hetjax
+
+hetjax.use_cpu_workers(4)
+
+import numpy as np
+import optax
+from flax import nnx
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(512, 8)).astype(np.float32)
+data = {"x": x, "y": (x[:, 0] + x[:, 1] > 0).astype(np.int32)}
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden, self.out = nnx.Linear(8, 32, rngs=rngs), nnx.Linear(32, 2, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.dropout(nnx.relu(self.hidden(x))))
+
+
+def loss(model, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
+
+
+model = Net(nnx.Rngs(0))
+loss_fn, params = hetjax.nnx_loss(model, loss)
+result = hetjax.fit(
+    loss_fn,
+    params,
+    optax.adam(1e-2),
+    data,
+    epochs=4,
+    microbatch_size=8,
+    budget=16,
+    eval_source=data,
+    metrics_fn=hetjax.nnx_metrics(model, lambda m, b: {"loss": loss(m, b)}),
+)
+assert result.summary["test_loss"] < result.summary["train_loss"]

@@ -1,0 +1,38 @@
+"""A cosine schedule, warm-up and clipping."""
+
+import hetjax
+
+hetjax.use_cpu_workers(4)
+
+import numpy as np
+import optax
+from flax import nnx
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(512, 8)).astype(np.float32)
+data = {"x": x, "y": (x[:, 0] + x[:, 1] > 0).astype(np.int32)}
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(8, 32, rngs=rngs)
+        self.out = nnx.Linear(32, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(nnx.relu(self.hidden(x)))
+
+
+def loss(model, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
+
+
+model = Net(nnx.Rngs(0))
+loss_fn, params = hetjax.nnx_loss(model, loss)
+
+rounds = 4 * 4
+schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-2, 4, rounds)
+optimizer = optax.chain(
+    optax.clip_by_global_norm(1.0), optax.scale_by_adam(), hetjax.scale_by_progress(schedule)
+)
+result = hetjax.fit(loss_fn, params, optimizer, data, epochs=4, microbatch_size=8, budget=16)
+assert result.history[-1]["loss"] < result.history[0]["loss"]

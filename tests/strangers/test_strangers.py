@@ -1,0 +1,44 @@
+"""What people do with hetjax first: a short program for each task, run as it stands."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+HERE = pathlib.Path(__file__).parent
+PROGRAMS = [
+    path
+    for path in sorted(HERE.glob("*.py"))
+    if "__" not in path.name and path.name != "test_strangers.py"
+]
+
+
+def test_there_is_a_program_for_each_of_thirty_tasks():
+    assert len(PROGRAMS) >= 30
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program_is_short_and_needs_no_private_name(path):
+    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    assert len(lines) <= 40
+    assert "import _" not in path.read_text()
+    assert "hetjax._" not in path.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program_runs_as_it_stands(path, tmp_path):
+    for name in ("configs", "experiments"):  # as from a checkout
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "program.py").write_text(path.read_text())
+    ran = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
