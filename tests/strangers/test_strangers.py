@@ -7,13 +7,11 @@ import sys
 
 import pytest
 
+from tests.strangers import conftest
+
 ROOT = pathlib.Path(__file__).parents[2]
 HERE = pathlib.Path(__file__).parent
-PROGRAMS = [
-    path
-    for path in sorted(HERE.glob("*.py"))
-    if "__" not in path.name and path.name != "test_strangers.py"
-]
+PROGRAMS = [path for path in sorted(HERE.glob("*.py")) if path.name not in conftest.NO_PROGRAMS]
 
 
 def test_there_is_a_program_for_each_of_thirty_tasks():
