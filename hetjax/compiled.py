@@ -89,11 +89,15 @@ def _prune(directory: pathlib.Path) -> None:
 
 
 def _share_between_devices() -> None:
-    """Lets a CPU device load what was compiled for another one.
+    """Lets a CPU device load what was compiled for another one, where JAX computes on CPUs.
 
     JAX (0.10 to 0.12) does so for GPUs. For CPU the key of a program names the device, though the
-    program that is loaded is bound to the device that it is loaded for.
+    program that is loaded is bound to the device that it is loaded for. Nothing is known of others.
     """
+    import jax
+
+    if jax.default_backend() != "cpu":
+        return
     try:
         from jax._src import cache_key
 

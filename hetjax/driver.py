@@ -164,7 +164,7 @@ class Driver:
         if (epochs_done := stream.epoch(self._state.stream)) > epoch:
             self._end_epoch(epochs_done)
         elif _is_due(self._state.rounds_done, run.config.eval_every_rounds):
-            self._evaluate_now()
+            self._evaluate_between_epochs()
         if gathering.Request.SAVE in self._asked or _is_due(
             self._state.rounds_done, run.config.checkpoint.every_rounds
         ):
@@ -214,16 +214,17 @@ class Driver:
         if run.parts.leads:
             self._measured["herding"] = self._telemetry.herding(epochs_done, params, self._state)
         if not epochs_done % config.eval_every or epochs_done >= config.epochs:
-            self._evaluate_now()
+            self._evaluate_at(params)
 
-    def _evaluate_now(self) -> None:
-        """Evaluates; the run's clock stands still meanwhile."""
-        run = self._run
-        if self._evaluated_at == self._state.rounds_done:
-            return
-        self._evaluated_at = self._state.rounds_done
-        run.settle()
-        params, _ = run.params(self._state)
+    def _evaluate_between_epochs(self) -> None:
+        """Evaluates, but what is evaluated already."""
+        if self._evaluated_at != self._state.rounds_done:
+            self._run.settle()
+            self._evaluate_at(self._run.params(self._state)[0])
+
+    def _evaluate_at(self, params: types.PyTree) -> None:
+        """Evaluates the parameters as they are; the run's clock stands still meanwhile."""
+        run, self._evaluated_at = self._run, self._state.rounds_done
         values = self._evaluate(params)
         if not run.parts.reducer.keeps_replicas_equal:
             values |= self._worst()
@@ -236,7 +237,7 @@ class Driver:
     def _evaluate_at_end(self) -> None:
         """Evaluates the last parameters, where the run ends before its last epoch does."""
         if self._pending is not None and not self._run.is_end_of_trace(self._state):
-            self._evaluate_now()
+            self._evaluate_between_epochs()
 
     def _worst(self) -> dict[str, float]:
         """The metrics of the replica with the highest loss; every process gives its replicas."""

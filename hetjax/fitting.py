@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import pathlib
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -220,12 +221,12 @@ def _absolute(workdir: str | pathlib.Path | None) -> pathlib.Path | None:
 
 def _uninterrupted(result: results.FitResult) -> results.FitResult:
     """The result, unless a signal ended its run: then what Python raises for that signal."""
-    if error := _INTERRUPTS.get(result.summary["stopped_by"]):
-        raise error
+    stopped_by = result.summary["stopped_by"]
+    if stopped_by == "SIGINT":
+        raise KeyboardInterrupt
+    if stopped_by == "SIGTERM":
+        raise SystemExit(128 + signal.SIGTERM)
     return result
-
-
-_INTERRUPTS = {"SIGINT": KeyboardInterrupt(), "SIGTERM": SystemExit(143)}
 
 
 def _eval_sets(

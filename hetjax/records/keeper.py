@@ -133,7 +133,7 @@ def _check_fingerprint(
 
 def _say(workdir: pathlib.Path, saved: checkpoint.Saved, grown: list[str]) -> None:
     """That a run goes on, and from where."""
-    more = f", with more: {', '.join(grown)}" if grown else ""
+    more = f", with more: {', '.join(grown)}; schedules go on at that round" if grown else ""
     print(
         f"hetjax: going on with the run in {str(workdir)!r} from round {saved.about['rounds']}"
         f"{more} (resume=False begins anew)",

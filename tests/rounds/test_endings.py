@@ -67,6 +67,27 @@ def test_ctrl_c_ends_between_rounds_with_the_files_written(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_signal_is_raised_where_that_is_asked_for(number, error, tmp_path):
+    def press(line):
+        if line.round == 1:
+            signal.raise_signal(number)
+
+    with pytest.raises(error) as raised:
+        problems.fit(
+            problems.classification(203, np.float32),
+            problems.initial_weights(np.float32),
+            epochs=50,
+            callbacks=[press],
+            workdir=tmp_path,
+            raise_on_interrupt=True,
+        )
+    assert getattr(raised.value, "code", 143) == 143
+    assert hetjax.load(tmp_path).summary["stopped_by"] == signal.Signals(number).name
+
+
 def test_a_worker_that_fails_ends_the_run_with_its_error():
     def broken(weights, batch, rng):
         losses = problems.softmax_loss(weights, batch, rng)

@@ -1,12 +1,12 @@
 """The training accuracy beside the loss."""
 
-import hetjax
-
-hetjax.use_cpu_workers(4)
-
 import numpy as np
 import optax
 from flax import nnx
+
+import hetjax
+
+hetjax.use_cpu_workers(4)
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(512, 8)).astype(np.float32)

@@ -1,12 +1,12 @@
 """Random augmentation in the data set."""
 
-import hetjax
-
-hetjax.use_cpu_workers(4)
-
 import numpy as np
 import optax
 from flax import nnx
+
+import hetjax
+
+hetjax.use_cpu_workers(4)
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(512, 8)).astype(np.float32)
@@ -35,7 +35,7 @@ class Noisy:
         return 512
 
     def __getitem__(self, index):
-        noise = 0.1 * np.random.normal(size=8).astype(np.float32)
+        noise = 0.1 * rng.normal(size=8).astype(np.float32)
         return {"x": data["x"][index] + noise, "y": data["y"][index]}
 
 

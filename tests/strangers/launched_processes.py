@@ -4,6 +4,10 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
+
+import hetjax
+
 PROGRAM = """
 import hetjax
 hetjax.join_processes()
@@ -18,10 +22,6 @@ result = hetjax.fit(loss_fn, np.zeros(8, np.float32), optax.sgd(0.1), data, epoc
 pathlib.Path("program.py").write_text(PROGRAM)
 command = [sys.executable, "-m", "hetjax.launch", "--workers=2", "--", sys.executable, "program.py"]
 subprocess.run(command, check=True)
-
-import numpy as np
-
-import hetjax
 
 run = hetjax.load("launched")
 np.testing.assert_allclose(run.params, np.ones(8), atol=0.05)

@@ -1,13 +1,13 @@
 """A Flax Linen model."""
 
-import hetjax
-
-hetjax.use_cpu_workers(4)
-
 import jax
 import numpy as np
 import optax
 from flax import linen as nn
+
+import hetjax
+
+hetjax.use_cpu_workers(4)
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(512, 8)).astype(np.float32)

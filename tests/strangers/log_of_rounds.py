@@ -1,14 +1,14 @@
 """The numbers of each round go into a file of one's own."""
 
-import hetjax
-
-hetjax.use_cpu_workers(4)
-
 import csv
 
 import numpy as np
 import optax
 from flax import nnx
+
+import hetjax
+
+hetjax.use_cpu_workers(4)
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(512, 8)).astype(np.float32)

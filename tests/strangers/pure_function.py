@@ -1,11 +1,11 @@
 """A loss without Flax."""
 
+import numpy as np
+import optax
+
 import hetjax
 
 hetjax.use_cpu_workers(4)
-
-import numpy as np
-import optax
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(512, 8)).astype(np.float32)

@@ -1,12 +1,12 @@
 """Sentences of different lengths, a loss for each token."""
 
-import hetjax
-
-hetjax.use_cpu_workers(4)
-
 import numpy as np
 import optax
 from flax import nnx
+
+import hetjax
+
+hetjax.use_cpu_workers(4)
 
 words = {
     word: i

@@ -1,0 +1,51 @@
+"""What goes on before the first round is said, and its seconds are kept."""
+
+import time
+
+import numpy as np
+import pytest
+
+from hetjax import starting
+from tests.rounds import problems
+
+
+def test_a_stage_that_lasts_is_shown_with_its_detail_and_seconds(monkeypatch, capsys):
+    monkeypatch.setattr(starting, "_AFTER_SECS", 0.0)
+    monkeypatch.setattr(starting, "_PERIOD_SECS", {True: 0.01, False: 0.01})
+    with starting.Starting(shown=True) as begins, begins.stage("compiling"):
+        begins.detail("worker 2 of 4")
+        deadline = time.monotonic() + 60
+        said = ""
+        while "worker 2 of 4" not in said and time.monotonic() < deadline:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+    assert "hetjax: compiling worker 2 of 4, 0 s" in said
+    assert begins.secs["compiling"] > 0
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_what_is_short_or_not_to_be_shown_is_not(shown, capsys):
+    with starting.Starting(shown=shown) as begins:
+        begins.detail("nothing")
+        with begins.stage("reading"):
+            pass
+        with begins.stage("reading"):
+            pass
+    assert capsys.readouterr().err == ""
+    assert list(begins.secs) == ["reading"]
+
+
+def test_a_run_says_which_worker_compiles_and_keeps_the_seconds(monkeypatch, tmp_path):
+    details = []
+    monkeypatch.setattr(starting.Starting, "detail", lambda self, text: details.append(text))
+    result = problems.fit(
+        problems.classification(64, np.float32),
+        problems.initial_weights(np.float32),
+        epochs=1,
+        workdir=tmp_path,
+    )
+    workers = [text for text in details if text.startswith("worker")]
+    assert workers[:4] == [f"worker {index} of 4" for index in range(1, 5)]
+    start = result.summary["start"]
+    assert 0 < start["compiling"] < start["first_round"]
+    assert "First round after" in (tmp_path / "report.html").read_text()
