@@ -57,6 +57,24 @@ def test_arms_are_every_combination_that_works_together():
         assert len({n[5] for n in own}) == (2 if local == "fused" else 5)
 
 
+def test_what_a_directory_has_is_not_run_again(arms, directory, monkeypatch, capsys):
+    root, asked = checkouts.ROOT, []
+    monkeypatch.setattr(checkouts, "run_checkout", lambda _, some, *rest, **named: asked.append(1))
+    assert all(r.bit_equal for r in checkouts.run_both(arms, root, root, directory))
+    assert not asked
+    assert "2 of 2, equal: 2" in capsys.readouterr().err
+
+
+def test_a_directory_keeps_the_outcomes_of_one_pair(tmp_path):
+    checkouts._hold(tmp_path / "kept", ["a", "b"])
+    checkouts._hold(tmp_path / "kept", ["a", "b"])
+    with pytest.raises(SystemExit, match="give another for"):
+        checkouts._hold(tmp_path / "kept", ["a", "c"])
+    (tmp_path / "mine.txt").write_text("")
+    with pytest.raises(SystemExit, match="something else"):
+        checkouts._hold(tmp_path, ["a", "b"])
+
+
 def test_the_runs_are_cut_and_end_a_pass(outcome):
     assert len(outcome.rounds) >= 5
     assert outcome.rounds[-1]["epoch"] >= 2

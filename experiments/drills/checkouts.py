@@ -1,7 +1,7 @@
 """Does another version of hetjax train to the bit as an earlier one?
 
     python -m experiments.drills.checkouts --before=DIR [--after=DIR] [--only=PATTERN,…]
-        [--every=7] [--float64]
+        [--every=7] [--float64] [--directory=DIR]
 
 DIR are two checkouts. Each arm is one ordering with one reducer and one form of the local phase,
 in one process of four workers or in two launched processes of two workers each: a run of
@@ -13,6 +13,9 @@ Quotas, microbatches done, orders, what is left of each pass, and the ledger hav
 after every round: one flipped sign is a failure. Parameters, optimiser state and losses have to
 be equal to the bit. An arm whose numbers are not is run again in float64, and named. Exit code 1
 where an arm has failed.
+
+All arms take an hour or two. `--directory` keeps what they leave: the same command goes on after
+the arms that are there.
 """
 
 import concurrent.futures
@@ -21,6 +24,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,7 +39,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 _WORKER = pathlib.Path(__file__).with_name("checkout_worker.py")
 _LOCALS = ("stepped", "fused", "virtual")
 _NUM_PROCESSES = 2
-_MOST_SECS = 3600.0
+_ARMS_AT_ONCE = 12  # of a process: a few seconds of start, and a cut loses no more
+_MOST_SECS = 1200.0  # for that many arms
 
 Arm = dict[str, Any]
 
@@ -209,16 +214,45 @@ def run_both(
     """Runs the arms in both checkouts at the same time, and compares them."""
     given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     cache = pathlib.Path(given) if given else directory / "cache"
+    results = []
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        runs = [
-            threads.submit(run_checkout, at, chosen, directory / side, cache=cache, float64=float64)
-            for side, at in (("before", before), ("after", after))
-        ]
-        printed = [run.result() for run in runs]
-    results = compare(chosen, directory / "before", directory / "after")
-    if any("ended before" in result.told for result in results):
-        print("\n".join(text[-4000:] for text in printed), file=sys.stderr)
+        for some in _batches(chosen):
+            runs = [
+                threads.submit(_run_rest, at, some, directory / side, cache, float64)
+                for side, at in (("before", before), ("after", after))
+            ]
+            printed = [run.result() for run in runs]
+            results += compare(some, directory / "before", directory / "after")
+            if any("ended before" in result.told for result in results[-len(some) :]):
+                print("\n".join(text[-4000:] for text in printed), file=sys.stderr)
+            equal = sum(result.bit_equal for result in results)
+            print(f"{len(results)} of {len(chosen)}, equal: {equal}", file=sys.stderr, flush=True)
     return results
+
+
+def _batches(chosen: Sequence[Arm]) -> list[list[Arm]]:
+    """Arms that one process, or the same number of them, runs one after the other."""
+    found: list[list[Arm]] = []
+    for arm in chosen:
+        is_full = not found or len(found[-1]) == _ARMS_AT_ONCE
+        if is_full or found[-1][0]["processes"] != arm["processes"]:
+            found.append([])
+        found[-1].append(arm)
+    return found
+
+
+def _run_rest(
+    checkout: pathlib.Path,
+    some: Sequence[Arm],
+    directory: pathlib.Path,
+    cache: pathlib.Path,
+    float64: bool,
+) -> str:
+    """Runs the arms that have no outcome yet."""
+    left = [arm for arm in some if not (directory / arm["name"] / "result.npz").exists()]
+    for arm in left:
+        shutil.rmtree(directory / arm["name"], ignore_errors=True)  # half of a run
+    return run_checkout(checkout, left, directory, cache=cache, float64=float64) if left else ""
 
 
 def exceptions(
@@ -283,8 +317,8 @@ def main(argv: list[str]) -> None:
     if not chosen:
         names = "\n".join(arm["name"] for arm in arms())
         sys.exit(f"--only: no arm is like {', '.join(given.only)}; there are\n{names}")
-    if given.directory and any(pathlib.Path(given.directory).glob("*")):
-        sys.exit(f"--directory: {given.directory} holds something already; give an empty one")
+    if given.directory:
+        _hold(pathlib.Path(given.directory), [str(before), str(after)])
     with tempfile.TemporaryDirectory(prefix="hetjax-checkouts-") as temporary:
         directory = pathlib.Path(given.directory or temporary)
         name = "float64" if given.float64 else "float32"
@@ -295,6 +329,17 @@ def main(argv: list[str]) -> None:
     text, is_good = table(results, gaps)
     print(text)
     sys.exit(0 if is_good else 1)
+
+
+def _hold(directory: pathlib.Path, compared: list[str]) -> None:
+    """Says whose outcomes the directory keeps; ends where they are another pair's."""
+    note = directory / "compared.json"
+    if any(directory.glob("*")):
+        found = json.loads(note.read_text()) if note.exists() else "something else"
+        if found != compared:
+            sys.exit(f"--directory: {directory} holds {found}; give another for {compared}")
+    directory.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(compared))
 
 
 def _is_asked(name: str, patterns: Sequence[str]) -> bool:
@@ -312,5 +357,9 @@ if __name__ == "__main__":
     )
     flags.DEFINE_integer("every", 1, "Of the arms, each one in so many: 7 for a quick look.", 1)
     flags.DEFINE_bool("float64", False, "Compare in float64, to the bit too.")
-    flags.DEFINE_string("directory", None, "Keeps what the runs leave; none is kept by default.")
+    flags.DEFINE_string(
+        "directory",
+        None,
+        "Keeps what the runs leave, and goes on with it; none is kept by default.",
+    )
     app.run(main)
