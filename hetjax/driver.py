@@ -5,6 +5,7 @@ workers compute a round, it reports the one before.
 """
 
 import contextlib
+import dataclasses
 import enum
 import signal
 import sys
@@ -187,9 +188,24 @@ class Driver:
         beacons = self._run.beacons
         if self._callbacks:
             beacons.at("reporting", line.round)
-        for callback in self._callbacks:
-            self._take_answer(callback, callback(line))
+            self._call_back(line)
         beacons.at("waiting", line.round)
+
+    def _call_back(self, line: round_report.RoundReport) -> None:
+        """Calls the callbacks; while they run, the line has the parameters after its round."""
+        state: RunState | None = self._state
+
+        def params() -> types.PyTree:
+            if state is None:
+                return line.params()  # raises
+            if self._run.parts.reducer.keeps_replicas_equal:
+                return jax.device_get(state_lib.own_row(state.train.params))
+            return state_lib.own_mean(state.train.params)
+
+        asked = dataclasses.replace(line, params=params)
+        for callback in self._callbacks:
+            self._take_answer(callback, callback(asked))
+        state = None  # its buffers are the next round's
 
     def _take_answer(self, callback: Callback, answer: Any) -> None:
         """Ends the run where a callback says so; says once what else it says."""

@@ -4,11 +4,17 @@ Gates and absent workers change how many rounds an epoch has; a schedule of exam
 notice.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from hetjax import types
+
+
+class ScaleByProgressState(NamedTuple):
+    learning_rate: jax.Array  # f32[]: of the last update; that at progress 0 before the first
 
 
 def scale_by_progress(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
@@ -25,25 +31,27 @@ def scale_by_progress(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTr
     """
     schedule = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
 
-    def init(params: types.PyTree) -> optax.EmptyState:
+    def init(params: types.PyTree) -> ScaleByProgressState:
         del params
-        return optax.EmptyState()
+        return ScaleByProgressState(jnp.asarray(schedule(jnp.zeros(())), jnp.float32))
 
     def update(
         updates: types.PyTree,
-        state: optax.EmptyState,
+        state: ScaleByProgressState,
         params: types.PyTree | None = None,
         *,
         progress: jax.Array | None = None,
         **extra: object,
-    ) -> tuple[types.PyTree, optax.EmptyState]:
-        del params, extra
+    ) -> tuple[types.PyTree, ScaleByProgressState]:
+        del params, state, extra
         if progress is None:
             raise ValueError(
                 "scale_by_progress: no progress was given. It works in hetjax.fit and "
                 "make_train_step; elsewhere pass progress= to the optimizer's update"
             )
         rate = schedule(progress)
-        return jax.tree.map(lambda u: (-rate * u).astype(jnp.result_type(u)), updates), state
+        with jax.numpy_dtype_promotion("standard"):  # a float32 rate, whatever the parameters are
+            scaled = jax.tree.map(lambda u: (-rate * u).astype(jnp.result_type(u)), updates)
+        return scaled, ScaleByProgressState(jnp.asarray(rate, jnp.float32))
 
     return optax.GradientTransformationExtraArgs(init, update)

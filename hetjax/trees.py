@@ -1,8 +1,6 @@
 """The few operations on pytrees that optax and jax lack."""
 
-import collections
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -70,30 +68,3 @@ def perturbed(tree: types.PyTree, seed: int) -> types.PyTree:
         return moved.astype(jnp.result_type(leaf))
 
     return jax.tree.unflatten(treedef, map(move, leaves, keys))
-
-
-def jit_in_place(function: Callable, argnum: int, **options: Any) -> Callable:
-    """`function`, jitted; what it makes may lie where its argument `argnum` lay.
-
-    The argument is donated where each of its arrays has one of the same size among the results,
-    which the first call decides; else it stays, since JAX warns of arrays that find no use.
-
-    Args:
-        function: what is jitted.
-        argnum: of the argument that is not needed any more.
-        **options: of `jax.jit`.
-    """
-    chosen: list[Callable] = []
-
-    def call(*args: Any) -> Any:
-        if not chosen:
-            made = jax.eval_shape(function, *args)
-            fits = _sizes(args[argnum]) <= _sizes(made)
-            chosen.append(jax.jit(function, donate_argnums=(argnum,) if fits else (), **options))
-        return chosen[0](*args)
-
-    return call
-
-
-def _sizes(tree: types.PyTree) -> collections.Counter:
-    return collections.Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree))

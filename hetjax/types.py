@@ -88,6 +88,14 @@ class TrainState(NamedTuple):
     )  # f32[W]: examples processed over the nominal examples a round
 
 
+class Step(NamedTuple):
+    """How far an update went. With a reducer that gossips, means over the workers that updated."""
+
+    grad_norm: jax.Array  # f[]: of the reduced gradient, before the optimiser clips it
+    update_norm: jax.Array  # f[]: of what is added to the parameters
+    learning_rate: jax.Array  # f[]: as the optimiser's state tells it; NaN where it does not
+
+
 class SyncMetrics(NamedTuple):
     """What a synchronisation tells the host, the same on every worker."""
 

@@ -23,7 +23,7 @@ from hetjax import mesh as mesh_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.ordering import ordering as ordering_lib
-from hetjax.rounds import gradients, local, rules, sync
+from hetjax.rounds import gradients, inputs, jitted, local, rules, sync
 from hetjax.rounds import losses as losses_lib
 
 StepFn = Callable[..., tuple]
@@ -149,14 +149,15 @@ def make_train_step(
         M bounds the quotas and memory; a change of `counts` never compiles.
 
     Raises:
-        ValueError: the reducer or the ordering is none, or they contradict each other or the rule;
-            or (when
-            traced) the loss is not one number an example.
+        ValueError: the loss cannot be called with three arguments; the reducer or the ordering is
+            none, or they contradict each other or the rule; or (when traced) the loss is not one
+            number an example.
 
     References:
         Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
         environment", 2021, arXiv 2111.08272, for unequal work between two synchronisations.
     """
+    inputs.check_loss_fn(loss_fn, caller="make_train_step")
     reducer_part = kinds.resolve("reducer", reducer)
     order = kinds.resolve("ordering", ordering)
     if lines := list(kinds.of_two(order, reducer_part)):
@@ -285,7 +286,7 @@ class Fused:
         self._feed, self._mesh, self._clock = feed, mesh, clock
         self._workers = mesh_lib.own_workers(mesh)
         self._max_microbatches = max_microbatches
-        self._run = trees.jit_in_place(make_fused_local(steps, mesh), 2)
+        self._run = jitted.InPlace(make_fused_local(steps, mesh), 2)
         self._threads = local.worker_threads(len(self._workers))
 
     def _load(self, plan: stream.Assignment) -> types.Microbatch:

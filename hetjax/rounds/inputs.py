@@ -33,7 +33,7 @@ def check(loss_fn: Any, params: Any, optimizer: Any) -> None:
     Raises:
         ValueError: it is not what its name says; with what to give instead.
     """
-    _check_loss_fn(loss_fn)
+    check_loss_fn(loss_fn)
     _check_params(params)
     if optimizer is not None:
         _check_optimizer(optimizer, params)
@@ -94,9 +94,14 @@ def hint_of_variables(params: Any, error: Exception) -> str:
     return ""
 
 
-def _check_loss_fn(loss_fn: Any) -> None:
+def check_loss_fn(loss_fn: Any, *, caller: str = "fit") -> None:
+    """Refuses what cannot be called as a loss function is.
+
+    Raises:
+        ValueError: it cannot; with what to give instead.
+    """
     if _is_flax_module(loss_fn) or not callable(loss_fn):
-        raise ValueError(f"fit: loss_fn is {parts.shown(loss_fn)}; {_LOSS}. {_OF_FLAX}")
+        raise ValueError(f"{caller}: loss_fn is {parts.shown(loss_fn)}; {_LOSS}. {_OF_FLAX}")
     try:
         signature = inspect.signature(loss_fn)
     except (TypeError, ValueError):  # not written in Python
@@ -107,7 +112,7 @@ def _check_loss_fn(loss_fn: Any) -> None:
         name = getattr(loss_fn, "__name__", "loss_fn")
         without = "lambda params, examples, rng: loss(params, examples)"
         raise ValueError(
-            f"fit: loss_fn is {name}{signature}, which cannot be called with three arguments "
+            f"{caller}: loss_fn is {name}{signature}, which cannot be called with three arguments "
             f"({error}); {_LOSS}. {_OF_FLAX}. Of parameters and a batch, without random numbers: "
             f"{without}"
         ) from None

@@ -6,6 +6,7 @@ the quota says: a quota never compiles anything, and each worker's compute is ti
 """
 
 import concurrent.futures
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.gates import gate as gate_lib
 from hetjax.processes import beacons as beacons_lib
-from hetjax.rounds import parcels, rules
+from hetjax.rounds import jitted, parcels, rules
 
 
 class LocalResult(NamedTuple):
@@ -215,9 +216,12 @@ class Stepped:
                     gate,
                 )
                 tasks.append(task)
-                if round_index is None:  # the others load what the first has compiled
-                    self._begins.detail(f"worker {index + 1} of {len(self._workers)}")
+                if round_index is None and not index:  # the others load what it compiles
+                    self._begins.detail(f"worker 1 of {len(self._workers)}")
                     concurrent.futures.wait([task])
+            for index in range(1, len(tasks) if round_index is None else 0):
+                self._begins.detail(f"worker {index + 1} of {len(self._workers)}")
+                concurrent.futures.wait([tasks[index]])
             self._all_started.acquire()  # the host's own work must not delay a worker's start
             meanwhile()
             done = [task.result() for task in tasks]
@@ -338,13 +342,16 @@ def jit_add(steps: rules.LocalSteps) -> Any:
 
 
 def jit_finish(steps: rules.LocalSteps) -> Any:
-    """`steps.finish`, jitted, likewise."""
+    """`finish`, jitted, likewise."""
+    return jitted.InPlace(functools.partial(finish, steps), 1)
 
-    def finish(shared: types.Shared, carried: types.Carried) -> types.Contribution:
-        contributed = steps.finish(_without_row_axis(shared), parcels.unpack(carried))
-        return parcels.pack_like(carried, contributed)
 
-    return trees.jit_in_place(finish, 1)
+def finish(
+    steps: rules.LocalSteps, shared: types.Shared, carried: types.Carried
+) -> types.Contribution:
+    """`steps.finish` of a worker's rows; a parcel where what it carries is one."""
+    contributed = steps.finish(_without_row_axis(shared), parcels.unpack(carried))
+    return parcels.pack_like(carried, contributed)
 
 
 def _without_row_axis(shared: types.Shared) -> types.Shared:

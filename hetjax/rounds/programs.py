@@ -3,6 +3,7 @@
 Each kind has programs of its own, made of the parts that all kinds share.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from hetjax import config as config_lib
-from hetjax import gates, kinds, ordering, starting, topology, trees, types
+from hetjax import gates, kinds, ordering, starting, topology, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
@@ -19,7 +20,7 @@ from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import shared_sums
-from hetjax.rounds import fused, local, rules, sync
+from hetjax.rounds import fused, jitted, local, rules, sync
 from hetjax.rounds.local import WorkerClock
 from hetjax.rounds.virtual import Virtual
 from hetjax.topology import reducers
@@ -35,6 +36,38 @@ class Programs(NamedTuple):
     begin: Callable  # (state, given=()) -> carried
     sync: sync.SyncFn
     sums: shared_sums.Sums
+    steps: rules.LocalSteps
+
+    def compile_sync_ahead(
+        self, train: types.TrainState, carried: types.Carried, *others: Any
+    ) -> None:
+        """Begins to compile the synchronisation, while the local phase compiles.
+
+        Where each worker has a device of this process; in other places it is compiled when called.
+
+        Args:
+            train, carried: before the round, leaves `[W, ...]`.
+            *others: what the synchronisation takes after what the workers contribute.
+        """
+        leaf = jax.tree.leaves(train)[0]
+        if not isinstance(self.sync, jitted.InPlace) or len(leaf.devices()) < leaf.shape[0]:
+            return
+        if not leaf.is_fully_addressable:
+            return
+        shared, own = jax.tree.map(_one_row, (types.Shared(train.params), carried))
+        shared = shared._replace(given=others[-1])
+        contributed = jax.eval_shape(functools.partial(local.finish, self.steps), shared, own)
+        all_rows = functools.partial(_all_rows, leaf.shape[0], leaf.sharding)
+        self.sync.compile_ahead(train, jax.tree.map(all_rows, contributed), *others)
+
+
+def _one_row(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype, weak_type=leaf.weak_type)
+
+
+def _all_rows(num_rows: int, sharding: Any, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    shape = num_rows, *leaf.shape[1:]
+    return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
 
 
 class Workers(NamedTuple):
@@ -105,6 +138,7 @@ class Common(NamedTuple):
             begin=jax.jit(begin, out_shardings=of_rows),
             sync=_make_sync(self, steps, observer, optimizer, sums),
             sums=sums,
+            steps=steps,
         )
 
 
@@ -169,11 +203,11 @@ def _make_sync(
     options: dict[str, Any] = {}
     if where.mesh is not None and len(where.own) < where.mesh.size:
         rows, whole = mesh_lib.worker_sharding(where.mesh), mesh_lib.everywhere(where.mesh)
-        placed: Any = rows, rows, whole, whole, rows
+        placed: Any = rows, rows, whole, whole, rows, rows
         options["out_shardings"] = sync.Synchronised(*placed)
     if sums.meet_before:
         return jax.jit(synchronise, **options)
-    return trees.jit_in_place(synchronise, 1, **options)
+    return jitted.InPlace(synchronise, 1, **options)
 
 
 def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> local.LocalPhase:

@@ -5,6 +5,7 @@ what a round did while the next one computes.
 """
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -87,6 +88,14 @@ class Report:
             self._totals = parcels.unpack(totals)
         return self._totals
 
+    def _step(self) -> dict[str, Any]:
+        """How far the update went, of what is known and finite; {} where there was no update."""
+        step = self._executed.sums.step
+        mine = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_shards[0].data)[0], step)
+        found = parcels.unpack(mine)
+        numbers = {name: float(x) for name, x in found._asdict().items()} if found else {}
+        return {name: x for name, x in numbers.items() if not math.isnan(x)}
+
     def read(self) -> round_report.RoundReport:
         """All of it on the host; waits for it.
 
@@ -157,6 +166,7 @@ class Report:
             optimal_round_secs=None if self.references is None else self.references.optimal_secs,
             host_secs=clocks.host_secs.tolist() if clocks.host_secs.any() else None,
             metrics=losses_lib.means(metrics.metric_sums) or None,
+            **self._step(),
             bytes_sent=round(self._parts.reducer.copies_sent(plan.active) * self._parts.copy_bytes),
         )
 

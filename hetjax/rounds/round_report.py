@@ -3,9 +3,19 @@
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from hetjax import types
+
+
+def _no_params() -> types.PyTree:
+    raise ValueError(
+        "report.params: a callback asks for them while it runs; this report is of a round that is "
+        "past. In a loop of your own ask run.params(state); of a run that is over, result.params"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +49,20 @@ class RoundReport:
     consensus: dict[str, float] | None = None  # distance of the replicas from their mean
     herding: dict[str, float] | None = None  # bounds of the order to come and of a random one
     metrics: dict[str, float] | None = None  # of the loss function: means over the round
+    learning_rate: float | None = None  # of the round's update, where the optimiser's state has one
+    grad_norm: float | None = None  # of the round's gradient, before the optimiser clips it
+    update_norm: float | None = None  # of what was added to the parameters
+    params: Callable[[], types.PyTree] = dataclasses.field(
+        default=_no_params, repr=False, compare=False
+    )
+    """While a callback runs: the parameters after this round, as NumPy arrays. They are copied
+    from the device when asked for. With a reducer that gossips, the mean of the replicas that this
+    process has."""
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON holds it, without fields that are None; not-finite numbers are None."""
-        return {name: plain(value) for name, value in vars(self).items() if value is not None}
+        given = {name: value for name, value in vars(self).items() if name != "params"}
+        return {name: plain(value) for name, value in given.items() if value is not None}
 
     def to_json(self) -> str:
         """One line."""

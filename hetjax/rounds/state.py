@@ -100,6 +100,16 @@ def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, j
 _MEASURE = jax.jit(_mean_and_distance)
 
 
+def own_mean(params: types.PyTree) -> types.PyTree:
+    """The mean of this process's replicas, on the host; no other process takes part."""
+
+    def of_leaf(leaf: jax.Array) -> np.ndarray:
+        rows = np.concatenate([np.asarray(shard.data) for shard in leaf.addressable_shards])
+        return rows.mean(0, dtype=np.promote_types(rows.dtype, np.float32)).astype(rows.dtype)
+
+    return jax.tree.map(of_leaf, params)
+
+
 def consensus(state: types.TrainState, device: jax.Device) -> tuple[types.PyTree, dict[str, float]]:
     """The mean of the replicas, on `device`, and how far they are from it; all processes call it.
 

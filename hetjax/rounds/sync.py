@@ -33,6 +33,7 @@ class Synchronised(NamedTuple):
     metrics: types.SyncMetrics
     flips: Any  # i8[W, ...]: multiply the example signs of each worker; () without an observer
     mean: types.PyTree = ()  # the mean contribution of a round without update
+    step: types.Step | tuple[()] = ()  # of a round with an update
 
 
 def make_sync(
@@ -99,11 +100,11 @@ def make_sync(
         with jax.named_scope("coordinate_order"):
             memory, flips = form.coordinate(state.memory, contributed.evidence)
         kept = memory, contributed.worker
-        state, mean = update_lib.update(
+        state, mean, step = update_lib.update(
             how_to_update, form, state, reduced, kept, metrics, active=active
         )
         carried = form.each(_begin_row(steps), (0, None))(state, given)
-        return Synchronised(state, carried, metrics, flips, mean)
+        return Synchronised(state, carried, metrics, flips, mean, step)
 
     if mesh is None:
         return functools.partial(body, forms.array(reducer, observer))
@@ -118,14 +119,15 @@ def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
     ) -> Synchronised:
         opened = trees.first_row(parcels.unpack(contributed))
         done = body(trees.first_row(state), opened, *others)
-        state, carried, metrics, flips, mean = done
-        state, carried, flips, mean = trees.add_row_axis((state, carried, flips, mean))
+        of_rows = done.state, done.carried, done.flips, done.mean, done.step
+        state, carried, flips, mean, step = trees.add_row_axis(of_rows)
         carried = parcels.pack_like(contributed, carried)
-        metrics = parcels.pack_like(contributed, metrics, row_axes=0)
-        return Synchronised(state, carried, metrics, flips, mean)
+        step = parcels.pack_like(contributed, step)
+        metrics = parcels.pack_like(contributed, done.metrics, row_axes=0)
+        return Synchronised(state, carried, metrics, flips, mean, step)
 
     rows, whole = P(mesh_lib.WORKER_AXIS), P()
-    placed: Any = rows, rows, whole, rows, rows
+    placed: Any = rows, rows, whole, rows, rows, rows
     on_mesh = jax.shard_map(
         body_of_rows,
         mesh=mesh,

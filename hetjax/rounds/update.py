@@ -6,10 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.rounds.forms import Form
 from hetjax.rounds.reduce import Reduced
 from hetjax.topology import reducers
+
+_AXIS = mesh_lib.WORKER_AXIS
 
 
 class How(NamedTuple):
@@ -43,8 +46,10 @@ def update(
     metrics: types.SyncMetrics,
     *,
     active: Any = (),
-) -> tuple[types.TrainState, types.PyTree]:
-    """The state after the round, and the mean contribution where there is no update, else ().
+) -> tuple[types.TrainState, types.PyTree, types.Step | tuple[()]]:
+    """The state after the round, the mean contribution, and how far the update went.
+
+    The second is () where there is an update, the third where there is none.
 
     A round of weight 0 leaves everything as it was, and so may one that is not finite.
 
@@ -65,23 +70,27 @@ def update(
 
     def one(
         state: types.TrainState, base: types.PyTree, reduced: Reduced, kept: tuple
-    ) -> types.TrainState:
+    ) -> tuple[types.TrainState, types.Step]:
         return _update_worker(how, state, base, reduced, kept, metrics)
 
     with jax.named_scope("update"):
         if how.optimizer is None:
-            mean = mix(form.each(_mean)(reduced))
+            mean, step = mix(form.each(_mean)(reduced)), ()
             new = state._replace(memory=kept[0], worker=kept[1])
         else:
             mean = ()
             first = mixing is not None and mixing.before_update
             base = mix(state.params) if first else state.params
-            new = form.each(one)(state, base, reduced, kept)
+            new, step = form.each(one)(state, base, reduced, kept)
+            if mixing is not None:
+                step = form.each(_mean_step)(step, reduced)
             if not first:
                 new = new._replace(params=mix(new.params))
         nonfinite = jnp.any(metrics.nonfinite_microbatch >= 0)
         blocked = (metrics.weight_sum <= 0) | (nonfinite if how.stop_on_nonfinite else False)
-        return trees.select(~blocked, new, state), mean
+        if step:
+            step = step._replace(update_norm=jnp.where(blocked, 0.0, step.update_norm))
+        return trees.select(~blocked, new, state), mean, step
 
 
 def _scale(reduced: Reduced) -> jax.Array:
@@ -101,7 +110,7 @@ def _update_worker(
     reduced: Reduced,
     kept: tuple[types.PyTree, types.PyTree],
     metrics: types.SyncMetrics,
-) -> types.TrainState:
+) -> tuple[types.TrainState, types.Step]:
     """One worker's optimiser update, leaves without worker axis.
 
     The update, computed at the worker's parameters, is added to `base`. With a reducer that gossips
@@ -118,6 +127,7 @@ def _update_worker(
         progress=state.progress_rounds,
     )
     params = optax.apply_updates(base, updates)
+    step = types.Step(_norm(grads), _norm(updates), _learning_rate(opt_state))
     if how.mixing is not None:
         params, opt_state = trees.select(
             reduced.weight > 0, (params, opt_state), (base, state.opt_state)
@@ -125,4 +135,34 @@ def _update_worker(
     examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
     progress = state.progress_rounds + examples / how.nominal_examples
     memory, worker = kept
-    return types.TrainState(params, opt_state, memory, worker, progress)
+    return types.TrainState(params, opt_state, memory, worker, progress), step
+
+
+def _norm(tree: types.PyTree) -> jax.Array:
+    """Of all numbers of the leaves, in float32 or wider."""
+    dtype = jnp.finfo(trees.wider(jnp.float32, *map(jnp.result_type, jax.tree.leaves(tree)))).dtype
+    squares = [jnp.sum(_square(leaf), dtype=dtype) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares, jnp.zeros((), dtype)))
+
+
+def _square(leaf: jax.Array) -> jax.Array:
+    wide = leaf.astype(trees.wider(leaf.dtype, jnp.float32))
+    return jnp.square(jnp.abs(wide) if jnp.iscomplexobj(wide) else wide)
+
+
+def _learning_rate(opt_state: types.PyTree) -> jax.Array:
+    """The one that the state holds, as of `scale_by_progress` or `optax.inject_hyperparams`."""
+    named = [value for _, value in optax.tree.get_all_with_path(opt_state, "learning_rate")]
+    rates = [value for value in named if isinstance(value, jax.Array) and not value.ndim]
+    if len(rates) != 1:  # none, or one for each group of parameters
+        return jnp.full((), jnp.nan, jnp.float32)
+    (rate,) = rates
+    return rate.astype(trees.wider(rate.dtype, jnp.float32))
+
+
+def _mean_step(step: types.Step, reduced: Reduced) -> types.Step:
+    """The mean over the workers that updated; 0 where nobody did."""
+    did = reduced.weight > 0
+    num = jax.lax.psum(did.astype(jnp.float32), _AXIS)
+    total = jax.lax.psum(trees.select(did, step, jax.tree.map(jnp.zeros_like, step)), _AXIS)
+    return jax.tree.map(lambda x: x / jnp.maximum(num, 1).astype(x.dtype), total)

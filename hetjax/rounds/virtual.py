@@ -10,7 +10,7 @@ import numpy as np
 from hetjax import trees, types
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
-from hetjax.rounds import local, rules
+from hetjax.rounds import jitted, local, rules
 
 
 class Virtual:
@@ -69,7 +69,7 @@ class Virtual:
             return jax.vmap(steps.finish, in_axes=(shared_axes, 0))(common(shared), carried)
 
         self._add = jax.jit(add, donate_argnums=(1,), static_argnames="is_first")
-        self._finish = trees.jit_in_place(finish, 1)
+        self._finish = jitted.InPlace(finish, 1)
 
     def run(
         self,

@@ -23,6 +23,9 @@ def warm_up(
             copy = sum(leaf.nbytes for leaf in jax.tree.leaves(parts.state.params))
             mesh_lib.touch_memory(copy // run.num_workers * len(parts.workers))
         plan = planning.warm_up_plan(parts, state, kind=kind, given=given)
+        if not is_second and kind == programs.MAIN:
+            others = parts.shares, plan.active, (), given
+            parts.main.compile_sync_ahead(state.train, state.carried, *others)
         sums = run.execute(plan).sums
         jax.device_get(sums.metrics)
         train = sums.state

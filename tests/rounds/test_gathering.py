@@ -47,21 +47,21 @@ def test_who_plans_another_round_is_named_before_anybody_waits(
 ):
     told = run_two(tmp_path / "out", other, shared_memory=shared_memory, epochs=2, **fields)
     for code, message in told:
-        assert code == 1, told
+        assert code != 0, told
         assert "DisagreementError: process 1 planned another round than process 0" in message
         assert any(f"other {part}" in message for part in parts.split("|")), message
 
 
 def test_other_initial_parameters_are_refused(tmp_path):
     (first_code, _), (code, message) = run_two(tmp_path / "out", "parameters", epochs=1)
-    assert code == 1
+    assert code != 0
     assert first_code != 0
     assert "ValueError: process 1 has initial parameters" in message
 
 
 def test_another_local_rule_is_refused(tmp_path):
     (first_code, _), (code, message) = run_two(tmp_path / "out", "rule", epochs=1)
-    assert code == 1
+    assert code != 0
     assert first_code != 0
     assert "process 1 has config.rule = {'arguments': {}, 'name': 'given: tests.own" in message
     assert "and process 0 has {'arguments': {}, 'name': 'gradient_sums'}" in message

@@ -96,3 +96,10 @@ def test_all_variables_are_no_parameters():
     assert set(fit(loss, params).params) == {"bias", "kernel"}
     whole = fit(lambda variables, batch, rng: loss(variables["params"], batch, rng), VARIABLES)
     assert set(whole.params) == {"params"}  # a loss of one's own may want them all
+
+
+def test_a_round_as_one_function_wants_the_same_loss():
+    mesh = hetjax.make_worker_mesh(1)
+    with pytest.raises(ValueError, match="make_train_step: loss_fn is loss_of_model") as raised:
+        hetjax.make_train_step(loss_of_model, optax.sgd(0.1), mesh, nominal_examples=8)
+    assert "hetjax.nnx_loss(model, loss)" in str(raised.value)

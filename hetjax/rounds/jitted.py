@@ -1,0 +1,64 @@
+"""Programs that reuse the memory of an argument, and may be compiled before they are called."""
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from hetjax import types
+
+
+class InPlace:
+    """A function, jitted; what it makes may lie where one of its arguments lay.
+
+    The argument is donated where each of its arrays has one of the same size among the results,
+    which the first call decides; else it stays, since JAX warns of arrays that find no use.
+
+    Args:
+        function: what is jitted.
+        argnum: of the argument that is not needed any more.
+        **options: of `jax.jit`.
+    """
+
+    def __init__(self, function: Callable, argnum: int, **options: Any) -> None:
+        self._function, self._argnum, self._options = function, argnum, options
+        self._jitted: Any = None
+        self._ahead: threading.Thread | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self._ahead is not None:
+            self._ahead.join()
+            self._ahead = None
+        if self._jitted is None:
+            self._jitted = self._decide(args)
+        return self._jitted(*args)
+
+    def compile_ahead(self, *args: Any) -> None:
+        """Begins to compile in a thread, for arrays or `jax.ShapeDtypeStruct`s as the call has.
+
+        The call waits for it. What goes wrong in the thread goes wrong in the call, too, which
+        says so.
+        """
+        if self._jitted is None and self._ahead is None:
+            name = "hetjax-compiling"
+            self._ahead = threading.Thread(target=self._compile, args=args, name=name, daemon=True)
+            self._ahead.start()
+
+    def _compile(self, *args: Any) -> None:
+        try:
+            self._jitted = self._decide(args)
+            self._jitted.lower(*args).compile()  # JAX keeps it for the call
+        except Exception:
+            self._jitted = None
+
+    def _decide(self, args: tuple) -> Any:
+        made = jax.eval_shape(self._function, *args)
+        fits = _sizes(args[self._argnum]) <= _sizes(made)
+        donated = (self._argnum,) if fits else ()
+        return jax.jit(self._function, donate_argnums=donated, **self._options)
+
+
+def _sizes(tree: types.PyTree) -> collections.Counter:
+    return collections.Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree))

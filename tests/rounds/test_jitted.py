@@ -1,0 +1,101 @@
+"""Programs that reuse an argument's memory, and are compiled before they are called."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax.rounds import jitted
+from tests.rounds import problems
+
+
+class Compiled:
+    """Counts what is compiled, by name of the program."""
+
+    def __init__(self):
+        self.names = []
+        jax.monitoring.register_event_duration_secs_listener(self._note)
+
+    def _note(self, event, secs, *, fun_name="", **about):
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.names.append(fun_name)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return Compiled()
+
+
+def shapes(tree):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def test_what_is_compiled_ahead_is_not_compiled_again(compiled):
+    def plus_one(a, b):
+        return a + 1.0, b
+
+    program = jitted.InPlace(plus_one, 0)
+    given = jax.device_put((np.zeros(5), np.ones(3)), jax.devices()[1])
+    compiled.names.clear()
+    program.compile_ahead(*shapes(given))
+    a, b = program(*given)
+    assert compiled.names == ["jit(plus_one)"]
+    assert given[0].is_deleted()
+    assert not given[1].is_deleted()
+    np.testing.assert_array_equal(a, np.ones(5))
+    np.testing.assert_array_equal(b, np.ones(3))
+
+
+def test_an_argument_without_a_place_among_the_results_stays():
+    program = jitted.InPlace(lambda a: jnp.sum(a), 0)
+    given = jnp.ones(5)
+    assert program(given) == 5
+    assert not given.is_deleted()
+
+
+def test_what_goes_wrong_ahead_goes_wrong_in_the_call():
+    def refuses(a):
+        raise ValueError(f"not of {a.shape}")
+
+    program = jitted.InPlace(refuses, 0)
+    program.compile_ahead(jax.ShapeDtypeStruct((2,), np.float32))
+    with pytest.raises(ValueError, match=r"not of \(2,\)"):
+        program(jnp.zeros(2))
+
+
+def test_the_call_waits_for_what_is_compiled_ahead():
+    may_go_on = threading.Event()
+
+    def slow_to_trace(a):
+        assert may_go_on.wait(60)
+        return a + 1.0
+
+    program = jitted.InPlace(slow_to_trace, 0)
+    program.compile_ahead(jax.ShapeDtypeStruct((2,), np.float32))
+    threading.Timer(0.2, may_go_on.set).start()
+    np.testing.assert_array_equal(program(jnp.zeros(2)), np.ones(2))
+
+
+@pytest.mark.parametrize("local", ["stepped", "fused"])
+@pytest.mark.parametrize("reducer", ["all_reduce", "d_psgd"])
+def test_a_run_compiles_its_synchronisation_once(compiled, local, reducer):
+    compiled.names.clear()
+    result = hetjax.fit(
+        problems.softmax_loss,
+        problems.initial_weights(np.float32),
+        optax.sgd(0.1),
+        problems.classification(64, np.float32),
+        epochs=1,
+        microbatch_size=4,
+        budget=8,
+        local=local,
+        reducer=reducer,
+        workers=4,
+        progress=False,
+    )
+    assert result.summary["rounds"] == 2
+    assert compiled.names.count("jit(synchronise)") == 1
