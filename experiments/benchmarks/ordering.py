@@ -3,7 +3,8 @@
     python -m experiments.benchmarks.ordering [--only=steps,kernel]
 
 Timings first, on a machine that does nothing else; on a GPU the groups `kernel`, `steps` and
-`per_example` run there. The comparison on real data is `experiments.compare_orders`.
+`per_example` run there. experiments/results/orders/measurements.md keeps the table; the comparison
+on real data is `experiments.compare_orders`.
 """
 
 import sys

@@ -3,9 +3,10 @@
     python -m experiments.benchmarks.processes [--only=GROUP,…] [--data_dir=DIR]
         [--torch_python=PATH] [--repeats=2] [--before=DIR]
 
-Prints the tables that BUILD.md keeps. Groups: alone, mlp, lenet, batches, kill. All train on
-CIFAR-10, which has to be in DIR. Every arm is a run of `hetjax.launch` of its own, so that all are
-held to their shares in the same way, and arms take turns. torch may belong to another interpreter.
+experiments/results/processes/README.md keeps the tables. Groups: alone, mlp, lenet, batches, kill.
+All train on CIFAR-10, which has to be in DIR. Every arm is a run of `hetjax.launch` of its own, so
+that all are held to their shares in the same way, and arms take turns. torch may belong to another
+interpreter.
 With --before, a checkout of an earlier version, mlp and lenet compare this one with it alone.
 Nothing else may need the machine meanwhile: cores that are shared out in full have nothing left.
 """

@@ -3,6 +3,7 @@
     python -m experiments.benchmarks.quotas [--only=overhead,emulated]
 
 First the real runs, on a machine that does nothing else, then the virtual clock.
+experiments/results/quotas/README.md keeps the table.
 """
 
 import sys

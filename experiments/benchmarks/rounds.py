@@ -1,4 +1,4 @@
-"""How good are rounds that close early, and gossip? Prints the tables that BUILD.md keeps.
+"""How good are rounds that close early, and gossip? Prints their table.
 
     python -m experiments.benchmarks.rounds [--only=GROUP,…] [--data_dir=DIR] [--jobs=2]
 
@@ -6,7 +6,7 @@ Groups: matcha, eigensolver, budgets, agreement, reductions, objective, random_o
 interleavings, throughput, together, overhead, array_forms, wall, stream, reading, simulator,
 training.
 `training` needs Fashion-MNIST in DIR; its runs leave results in experiments/results/rounds/runs and
-are not done again.
+are not done again. experiments/results/rounds/README.md keeps the table.
 """
 
 import os

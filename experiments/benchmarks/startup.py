@@ -5,6 +5,7 @@
 Groups: readme, transformer, d_grab. Each figure is of processes of their own, with an
 empty compilation cache where it says cold, started in turn. Seconds are those from the call of
 `fit`, or of the first step, to the end of the first round or step; imports are not in them.
+experiments/results/starting/README.md keeps the table.
 """
 
 import json
