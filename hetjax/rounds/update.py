@@ -1,5 +1,6 @@
 """The last step of a synchronisation: each worker's update from what was reduced."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -70,27 +71,30 @@ def update(
 
     def one(
         state: types.TrainState, base: types.PyTree, reduced: Reduced, kept: tuple
-    ) -> tuple[types.TrainState, types.Step]:
+    ) -> types.TrainState:
         return _update_worker(how, state, base, reduced, kept, metrics)
 
     with jax.named_scope("update"):
         if how.optimizer is None:
-            mean, step = mix(form.each(_mean)(reduced)), ()
+            mean = mix(form.each(_mean)(reduced))
             new = state._replace(memory=kept[0], worker=kept[1])
         else:
             mean = ()
             first = mixing is not None and mixing.before_update
             base = mix(state.params) if first else state.params
-            new, step = form.each(one)(state, base, reduced, kept)
-            if mixing is not None:
-                step = form.each(_mean_step)(step, reduced)
-            if not first:
+            new = form.each(one)(state, base, reduced, kept)
+            updated = new.params
+            if mixing is not None and not first:
                 new = new._replace(params=mix(new.params))
         nonfinite = jnp.any(metrics.nonfinite_microbatch >= 0)
         blocked = (metrics.weight_sum <= 0) | (nonfinite if how.stop_on_nonfinite else False)
-        if step:
-            step = step._replace(update_norm=jnp.where(blocked, 0.0, step.update_norm))
-        return trees.select(~blocked, new, state), mean, step
+        final = trees.select(~blocked, new, state)
+        if how.optimizer is None:
+            return final, mean, ()
+        if mixing is None:  # read where they lie: nothing more is written
+            updated = final.params
+        own = functools.partial(_step, gossips=mixing is not None)
+        return final, mean, form.each(own)(base, updated, reduced, new.opt_state)
 
 
 def _scale(reduced: Reduced) -> jax.Array:
@@ -110,7 +114,7 @@ def _update_worker(
     reduced: Reduced,
     kept: tuple[types.PyTree, types.PyTree],
     metrics: types.SyncMetrics,
-) -> tuple[types.TrainState, types.Step]:
+) -> types.TrainState:
     """One worker's optimiser update, leaves without worker axis.
 
     The update, computed at the worker's parameters, is added to `base`. With a reducer that gossips
@@ -127,7 +131,6 @@ def _update_worker(
         progress=state.progress_rounds,
     )
     params = optax.apply_updates(base, updates)
-    step = types.Step(_norm(grads), _norm(updates), _learning_rate(opt_state))
     if how.mixing is not None:
         params, opt_state = trees.select(
             reduced.weight > 0, (params, opt_state), (base, state.opt_state)
@@ -135,7 +138,28 @@ def _update_worker(
     examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
     progress = state.progress_rounds + examples / how.nominal_examples
     memory, worker = kept
-    return types.TrainState(params, opt_state, memory, worker, progress), step
+    return types.TrainState(params, opt_state, memory, worker, progress)
+
+
+def _step(
+    base: types.PyTree,
+    updated: types.PyTree,
+    reduced: Reduced,
+    opt_state: types.PyTree,
+    *,
+    gossips: bool,
+) -> types.Step:
+    """How far one worker's update went; with gossip the mean over the workers that updated."""
+    updated = jax.lax.optimization_barrier(updated)  # or the update is computed a second time
+    grad_norm = _scale(reduced) * _norm(reduced.sums)
+    moved = jax.tree.map(lambda a, b: _wide(a) - _wide(b), updated, base)
+    step = types.Step(grad_norm, _norm(moved), _learning_rate(opt_state))
+    if not gossips:
+        return step
+    did = reduced.weight > 0
+    num = jax.lax.psum(did.astype(jnp.float32), _AXIS)
+    total = jax.lax.psum(trees.select(did, step, jax.tree.map(jnp.zeros_like, step)), _AXIS)
+    return jax.tree.map(lambda x: x / jnp.maximum(num, 1).astype(x.dtype), total)
 
 
 def _norm(tree: types.PyTree) -> jax.Array:
@@ -146,8 +170,12 @@ def _norm(tree: types.PyTree) -> jax.Array:
 
 
 def _square(leaf: jax.Array) -> jax.Array:
-    wide = leaf.astype(trees.wider(leaf.dtype, jnp.float32))
+    wide = _wide(leaf)
     return jnp.square(jnp.abs(wide) if jnp.iscomplexobj(wide) else wide)
+
+
+def _wide(leaf: jax.Array) -> jax.Array:
+    return leaf.astype(trees.wider(leaf.dtype, jnp.float32))
 
 
 def _learning_rate(opt_state: types.PyTree) -> jax.Array:
@@ -158,11 +186,3 @@ def _learning_rate(opt_state: types.PyTree) -> jax.Array:
         return jnp.full((), jnp.nan, jnp.float32)
     (rate,) = rates
     return rate.astype(trees.wider(rate.dtype, jnp.float32))
-
-
-def _mean_step(step: types.Step, reduced: Reduced) -> types.Step:
-    """The mean over the workers that updated; 0 where nobody did."""
-    did = reduced.weight > 0
-    num = jax.lax.psum(did.astype(jnp.float32), _AXIS)
-    total = jax.lax.psum(trees.select(did, step, jax.tree.map(jnp.zeros_like, step)), _AXIS)
-    return jax.tree.map(lambda x: x / jnp.maximum(num, 1).astype(x.dtype), total)
