@@ -262,7 +262,10 @@ def _evaluations(
     """Of the process that evaluates; the others have none."""
     if not run.parts.leads:
         return evaluations.Evaluations({}), evaluations.Judge()
-    metrics_fn = metrics_fn or evaluate_lib.metrics_of_loss(run.parts.loss_fn)
+    of_loss = evaluate_lib.metrics_of_loss(
+        run.parts.loss_fn, per_example_rng=run.parts.per_example_rng
+    )
+    metrics_fn = metrics_fn or of_loss
     of_sets = evaluations.Evaluations(
         {
             name: evaluate_lib.Evaluator(

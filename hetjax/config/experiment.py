@@ -3,7 +3,7 @@
 `base` gives the defaults as an `ml_collections.ConfigDict`, which files in `configs/` change
 and `--config.field=value` overrides. `validate` turns one into an `ExperimentConfig`, frozen
 and checked, before anything is computed; everything after that reads the frozen one. A JSON
-file holds the same fields and no code. Nothing here imports jax. `config_groups` has the fields; an
+file holds the same fields and no code. Nothing here imports jax. `groups` has the fields; an
 option of a part that is not chosen is ignored.
 """
 

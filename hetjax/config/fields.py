@@ -3,7 +3,7 @@
 Each function here makes a dataclass field with a default and a rule of `hetjax.values`.
 `parse_group` applies the rules to a nested mapping and collects a line for every wrong field.
 
-What concerns several fields at once is left to `config_rules`, the fields to `config_groups`.
+What concerns several fields at once is left to `checks`, the fields to `groups`.
 """
 
 from __future__ import annotations

@@ -19,17 +19,17 @@ _BATCH_SIZE = 256
 _KEPT = 4  # functions whose programs are kept, with what these close over
 
 
-def _once_a_function(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _once_a_function(make: Callable[..., Any]) -> Callable[..., Any]:
     """`make`, which gives the same for the same function; the last few are kept."""
     kept = functools.lru_cache(_KEPT)(make)
 
     @functools.wraps(make)
-    def made(function: Any) -> Any:
+    def made(function: Any, **options: Any) -> Any:
         try:
             hash(function)
         except TypeError:
-            return make(function)
-        return kept(function)
+            return make(function, **options)
+        return kept(function, **options)
 
     return made
 
@@ -73,11 +73,17 @@ def evaluate(
 
 
 @_once_a_function
-def metrics_of_loss(loss_fn: losses_lib.LossFn) -> MetricsFn:
-    """The training loss, and the metrics that it returns, with a fixed random key."""
+def metrics_of_loss(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False) -> MetricsFn:
+    """The training loss, and the metrics that it returns, with a fixed random key, or one a place.
+
+    With `per_example_rng` the example at a place of the batch has that place's key.
+    """
 
     def metrics(params: types.PyTree, examples: types.PyTree) -> dict[str, Any]:
-        found = losses_lib.split(loss_fn(params, examples, jax.random.key(0)))
+        rng = jax.random.key(0)
+        if per_example_rng:
+            rng = jax.random.split(rng, jax.tree.leaves(examples)[0].shape[0])
+        found = losses_lib.split(loss_fn(params, examples, rng))
         return {"loss": (found.losses, found.weights), **losses_lib.metrics_of(found)}
 
     return metrics

@@ -134,3 +134,17 @@ def test_a_weight_of_0_leaves_no_mean():
         return {"a": (jnp.ones(len(batch["y"])), jnp.zeros(len(batch["y"])))}
 
     assert np.isnan(hetjax.evaluate(params, data, nothing)["a"])
+
+
+def test_a_loss_with_a_key_an_example_is_evaluated(float64):
+    def noisy(weights, batch, keys):
+        losses = problems.softmax_loss(weights, batch, None)
+        return losses + jax.vmap(jax.random.normal)(keys).astype(losses.dtype)
+
+    data, weights = problems.classification(300), problems.initial_weights()
+    result = problems.fit(
+        data, weights, loss_fn=noisy, per_example_rng=True, epochs=1, eval_source=data
+    )
+    plain = np.asarray(problems.softmax_loss(result.params, data, None)).mean()
+    noise = result.summary["test_loss"] - plain
+    assert 0 < abs(noise) < 5 / np.sqrt(300)
