@@ -40,7 +40,7 @@ _HOMES = {
     "use_cpu_workers": "hetjax.mesh",
 }
 
-_ROOMS = ("gates", "ordering", "parts", "quota", "topology")
+_ROOMS = ("bilevel", "gates", "ordering", "parts", "quota", "topology")
 
 __all__ = sorted([*_HOMES, *_ROOMS])
 

@@ -29,6 +29,7 @@ LAYERS = {
     "quota": 2,
     "topology": 2,
     "adapters": 2,
+    "bilevel": 2,
     "models": 2,
     "checkpoints": 2,
     "processes": 2,

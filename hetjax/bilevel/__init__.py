@@ -1,0 +1,64 @@
+"""Bilevel optimisation: gradients of `F(x, y(x))`, y(x) a minimum of `f(x, .)`, in three families.
+
+`unroll` differentiates the lower steps, `implicit` the condition that they are at a minimum, and
+`value_gap` penalises how far the lower loss is from its least value. An estimator is a `machine`
+that asks for sums over batches (`problem`). Here `hypergradient` answers, on one device, under
+`jit`. `lower` has the lower dynamics, `solvers` and `multipliers` what `implicit` and `value_gap`
+take, `walks` what `unroll` carries. The update with the gradient is the user's own optimiser's.
+Imports `trees` and `types`. Losses, x, y and batches come in; a gradient like x, a state and what
+was found go out.
+"""
+
+from hetjax.bilevel.hypergradient import hypergradient
+from hetjax.bilevel.implicit import implicit
+from hetjax.bilevel.lower import Lower, aggregate, descent
+from hetjax.bilevel.machine import Estimator, Info, Result, State
+from hetjax.bilevel.multipliers import (
+    Multiplier,
+    barrier,
+    const,
+    dynamic,
+    exterior,
+    growing,
+    ramp,
+)
+from hetjax.bilevel.problem import Answer, At, Batches, Bilevel, Cost, Kind, Stack, What
+from hetjax.bilevel.solvers import Solver, cg, neumann, one_step, rank_one, scaled
+from hetjax.bilevel.unroll import Learned, unroll
+from hetjax.bilevel.value_gap import value_gap
+
+__all__ = [
+    "Answer",
+    "At",
+    "Batches",
+    "Bilevel",
+    "Cost",
+    "Estimator",
+    "Info",
+    "Kind",
+    "Learned",
+    "Lower",
+    "Multiplier",
+    "Result",
+    "Solver",
+    "Stack",
+    "State",
+    "What",
+    "aggregate",
+    "barrier",
+    "cg",
+    "const",
+    "descent",
+    "dynamic",
+    "exterior",
+    "growing",
+    "hypergradient",
+    "implicit",
+    "neumann",
+    "one_step",
+    "ramp",
+    "rank_one",
+    "scaled",
+    "unroll",
+    "value_gap",
+]

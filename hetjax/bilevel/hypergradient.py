@@ -1,0 +1,75 @@
+"""The driver for use alone: one hypergradient, on one device, traceable."""
+
+import jax
+import jax.numpy as jnp
+
+from hetjax.bilevel import machine
+from hetjax.bilevel import problem as problem_lib
+from hetjax.types import PyTree
+
+
+def hypergradient(
+    problem: problem_lib.Bilevel,
+    estimator: machine.Estimator,
+    x: PyTree,
+    y: PyTree,
+    batches: problem_lib.Batches | None = None,
+    state: machine.State | None = None,
+) -> machine.Result:
+    """The gradient of `F(x, y(x))` in x, as an estimator finds it.
+
+    A pure function: it may be jitted, scanned and mapped. x, y and the batches are arguments, so
+    that nothing is captured.
+
+    Args:
+        problem: the two losses.
+        estimator: from `unroll`, `implicit` or `value_gap`.
+        x: the upper variable, a pytree of floating-point arrays.
+        y: where the lower level begins, where no state says it.
+        batches: of each level; None for losses that need none.
+        state: what the last hypergradient kept; None for the first.
+
+    Returns:
+        `(grad_x, state, info)`: like x; what is kept, `state.y` is the lower variable that was
+        reached; and what was found on the way.
+
+    Raises:
+        ValueError: x or y is no pytree of floating-point arrays.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from hetjax import bilevel
+        >>> problem = bilevel.Bilevel(
+        ...     upper=lambda x, y, batch: 0.5 * (y - 1.0) ** 2,
+        ...     lower=lambda x, y, batch: 0.5 * (y - x) ** 2,
+        ... )
+        >>> estimator = bilevel.implicit(bilevel.descent(optax.sgd(1.0)), 1)
+        >>> grad_x, state, info = bilevel.hypergradient(
+        ...     problem, estimator, jnp.float32(3.0), jnp.float32(0.0)
+        ... )
+        >>> float(grad_x), float(state.y)
+        (2.0, 3.0)
+    """
+    _check(x=x, y=y)
+    given = problem_lib.Batches() if batches is None else batches
+
+    def answered(what: problem_lib.What, at: problem_lib.At) -> problem_lib.Answer:
+        return problem_lib.answer(problem, what, at, problem_lib.batch_of(given, what, at))
+
+    program = estimator.program(x)
+    carry = machine.run(program, estimator.begin(x, y, state), answered)
+    return estimator.finish(carry, program)
+
+
+def _check(**given: PyTree) -> None:
+    for name, tree in given.items():
+        leaves = jax.tree.leaves_with_path(tree)
+        if not leaves:
+            raise ValueError(f"hypergradient: {name} has no arrays; give a pytree of them")
+        for path, leaf in leaves:
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                raise ValueError(
+                    f"hypergradient: {name}{jax.tree_util.keystr(path)} is of type "
+                    f"{jnp.result_type(leaf)}; {name} is a pytree of floating-point arrays, which "
+                    "have derivatives. Give other values in the batch"
+                )

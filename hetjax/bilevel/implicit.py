@@ -1,0 +1,256 @@
+"""The implicit gradient: differentiates the condition that the lower level is at its minimum.
+
+`grad_y f(x, y) = 0` gives `d_x F - C v` with `H v = d_y F`, where H is the second derivative of f
+in y and `C v = grad_x <grad_y f(x, y), v>`. No step of the lower level is held.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hetjax.bilevel import lower as lower_lib
+from hetjax.bilevel import machine, solvers, vectors
+from hetjax.bilevel.problem import LOWER, UPPER, Answer, At, Kind, What
+from hetjax.types import PyTree
+
+_CROSSES = ("jvp", "fd")
+_FD_STEP = 0.01  # of finite differences, over the vector's norm, as in DARTS
+
+
+class Implied(NamedTuple):
+    """What an implicit estimator carries."""
+
+    x: PyTree
+    y: PyTree
+    opt: PyTree
+    k: jax.Array  # i32[]: steps made
+    gradients: tuple[PyTree, ...]  # of the last step
+    before: tuple[PyTree, PyTree]  # y and opt before it
+    loss: jax.Array
+    grad_x: PyTree
+    solving: solvers.Solving
+    start: PyTree  # v of the last hypergradient
+    turn: jax.Array  # i32[]: hypergradients before this one
+
+
+def implicit(
+    lower: lower_lib.Lower,
+    num_steps: int,
+    *,
+    solve: solvers.Solver | None = None,
+    cross: str = "jvp",
+    warm: bool = True,
+) -> machine.Estimator:
+    """Solves the lower level by `num_steps` steps, and a linear system there.
+
+    Args:
+        lower: the steps, from `descent`; begun where the last hypergradient ended.
+        num_steps: T.
+        solve: `cg(Q, damp)` (default, Q = 10), `neumann(Q, eta)`, `scaled(eta)`, `one_step()` or
+            `rank_one()`.
+        cross: 'jvp', exact cross products; 'fd', by central differences of two gradients, whose
+            error falls with the square of their distance, 0.01 / |v|.
+        warm: the system is begun with its last solution, too, for one product more.
+
+    Returns:
+        an estimator. It cannot tune what the lower minimum does not depend on, such as its
+        learning rate: see `unroll`.
+
+    Raises:
+        ValueError: the lower steps use the upper gradient, or an option is none.
+
+    References:
+        Pedregosa, "Hyperparameter optimization with approximate gradient", 2016, arXiv 1602.02355
+        (conjugate gradients); Lorraine, Vicol, Duvenaud, "Optimizing millions of hyperparameters by
+        implicit differentiation", 2019, arXiv 1911.02590 (Neumann).
+    """
+    if cross not in _CROSSES:
+        raise ValueError(f"implicit: cross is {cross!r}; it must be one of 'jvp', 'fd'")
+    if lower.levels != (LOWER,) or num_steps < 0:
+        raise ValueError(
+            f"implicit: {num_steps} steps by gradients of {' and '.join(lower.levels)}; give at "
+            "least 0 steps of descent(tx): the minimum of the lower loss alone is differentiated. "
+            "For aggregate(tx) take unroll"
+        )
+    solve = solvers.cg(10) if solve is None else solve
+    if solve.kind == "optimizer" and not num_steps:
+        raise ValueError("implicit: one_step() goes through the last lower step; make at least 1")
+    made = _Implicit(lower, num_steps, solve, cross == "fd", warm and solve.num_products > 0)
+    return machine.Estimator(made.begin, made.program, made.end)
+
+
+class _Implicit:
+    def __init__(
+        self,
+        lower: lower_lib.Lower,
+        num_steps: int,
+        solve: solvers.Solver,
+        by_differences: bool,
+        warm: bool,
+    ) -> None:
+        self.lower, self.num_steps, self.solve = lower, num_steps, solve
+        self.by_differences, self.warm = by_differences, warm
+
+    def begin(self, x: PyTree, y: PyTree, state: machine.State | None) -> Implied:
+        zero = jnp.zeros((), jnp.int32)
+        x, y = jax.tree.map(jnp.asarray, (x, y if state is None else state.y))
+        opt = jax.tree.map(jnp.asarray, self.lower.init(x, y))
+        none = vectors.zeros_like(y)
+        return Implied(
+            x=x,
+            y=y,
+            opt=opt,
+            k=zero,
+            gradients=(none,),
+            before=(y, opt),
+            loss=jnp.zeros((), vectors.dtype_of(y)),
+            grad_x=vectors.zeros_like(x),
+            solving=self.solve.begin(none, None),
+            start=none if state is None or not self.warm else state.memory,
+            turn=zero if state is None else jnp.asarray(state.turn, jnp.int32),
+        )
+
+    def program(self, x: PyTree) -> tuple[machine.Step, ...]:
+        del x
+        step = (
+            machine.Ask(What(Kind.GRADIENT, LOWER, is_new=True), _at_step, _take_gradient),
+            machine.Then(self.made),
+        )
+        upper = machine.Ask(What(Kind.GRADIENT, UPPER, ("x", "y")), _here, self.take_upper)
+        first = (machine.Repeat(self.num_steps, step), upper)
+        match self.solve.kind:
+            case "rank_one":
+                what = What(Kind.GRADIENT, LOWER, ("x", "y"), is_new=True)
+                return (*first, machine.Ask(what, _at_step, _take_rank_one))
+            case "optimizer":
+                return (*first, machine.Then(self.pulled), *self.cross(is_new=True))
+            case _:
+                has_products = self.warm or self.solve.num_products
+                return (*first, *self.system(), *self.cross(is_new=not has_products))
+
+    def system(self) -> tuple[machine.Step, ...]:
+        """The products, all on one batch of the lower level, the next one."""
+
+        def product(take: Callable, *, is_new: bool) -> machine.Ask:
+            def taken(carry: Implied, answer: Answer) -> Implied:
+                product = vectors.like(answer.y, carry.y)
+                return carry._replace(solving=take(carry.solving, product))
+
+            return machine.Ask(What(Kind.PRODUCTS, LOWER, is_new=is_new), _along_vector, taken)
+
+        num = self.solve.num_products
+        if self.warm:
+            begun = product(self.solve.warm, is_new=True)
+            return (begun, machine.Repeat(num, (product(self.solve.take, is_new=False),)))
+        if num < 1:
+            return ()
+        begun = product(self.solve.take, is_new=True)
+        return (begun, machine.Repeat(num - 1, (product(self.solve.take, is_new=False),)))
+
+    def cross(self, *, is_new: bool) -> tuple[machine.Step, ...]:
+        """Subtracts the cross product with v."""
+        if not self.by_differences:
+            what = What(Kind.PRODUCTS, LOWER, ("x",), is_new=is_new)
+            return (machine.Ask(what, _along_solution, _take_cross),)
+        asks = [
+            machine.Ask(
+                What(Kind.GRADIENT, LOWER, ("x",), is_new=is_new and sign > 0),
+                functools.partial(_beside, sign),
+                functools.partial(_take_difference, sign),
+            )
+            for sign in (1.0, -1.0)
+        ]
+        return tuple(asks)
+
+    def made(self, carry: Implied) -> Implied:
+        y, opt = self.lower.step(carry.x, carry.y, carry.opt, carry.gradients, carry.k)
+        return carry._replace(
+            y=vectors.like(y, carry.y),
+            opt=vectors.like(opt, carry.opt),
+            k=carry.k + 1,
+            before=(carry.y, carry.opt),
+        )
+
+    def take_upper(self, carry: Implied, answer: Answer) -> Implied:
+        right = vectors.like(answer.y, carry.y)
+        return carry._replace(
+            loss=answer.loss.astype(carry.loss.dtype),
+            grad_x=vectors.like(answer.x, carry.x),
+            solving=self.solve.begin(right, carry.start if self.warm else None),
+        )
+
+    def pulled(self, carry: Implied) -> Implied:
+        y, opt = carry.before
+
+        def step(gradients: tuple) -> PyTree:
+            moved, _ = self.lower.step(carry.x, y, opt, gradients, carry.k - 1)
+            return vectors.like(moved, y)
+
+        _, pull = jax.vjp(step, carry.gradients)
+        ((pulled,),) = pull(carry.solving.right)
+        solution = jax.tree.map(jnp.negative, pulled)
+        return carry._replace(solving=carry.solving._replace(solution=solution))
+
+    def end(self, carry: Implied) -> machine.Result:
+        solving = carry.solving
+        has_system = self.solve.num_products > 0 or self.warm
+        size = jnp.sqrt(vectors.inner(solving.right, solving.right))
+        left = jnp.sqrt(vectors.inner(solving.residual, solving.residual))
+        info = machine.Info(
+            carry.loss,
+            residual=left / jnp.where(size > 0, size, 1) if has_system else (),
+            curvature=solving.curvature if has_system else (),
+        )
+        memory = solving.solution if self.warm else ()
+        return machine.Result(carry.grad_x, machine.State(carry.y, memory, carry.turn + 1), info)
+
+
+def _here(carry: Implied) -> At:
+    return At(carry.x, carry.y)
+
+
+def _at_step(carry: Implied) -> At:
+    """The step's own batch; after the steps, the next one."""
+    return At(carry.x, carry.y, carry.k)
+
+
+def _along_vector(carry: Implied) -> At:
+    return _at_step(carry)._replace(vector=carry.solving.vector)
+
+
+def _along_solution(carry: Implied) -> At:
+    return _at_step(carry)._replace(vector=carry.solving.solution)
+
+
+def _distance(carry: Implied) -> jax.Array:
+    """Of the points of a central difference from y, over v."""
+    size = jnp.sqrt(vectors.inner(carry.solving.solution, carry.solving.solution))
+    return _FD_STEP / jnp.where(size > 0, size, 1)
+
+
+def _beside(sign: float, carry: Implied) -> At:
+    y = vectors.add(carry.y, carry.solving.solution, sign * _distance(carry))
+    return At(carry.x, y, carry.k)
+
+
+def _take_gradient(carry: Implied, answer: Answer) -> Implied:
+    return carry._replace(gradients=(vectors.like(answer.y, carry.y),))
+
+
+def _take_cross(carry: Implied, answer: Answer) -> Implied:
+    return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, -1.0))
+
+
+def _take_difference(sign: float, carry: Implied, answer: Answer) -> Implied:
+    scale = -sign / (2 * _distance(carry))
+    return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, scale))
+
+
+def _take_rank_one(carry: Implied, answer: Answer) -> Implied:
+    square = vectors.inner(answer.y, answer.y)
+    along = vectors.inner(carry.solving.right, answer.y)
+    share = jnp.where(square > 0, along / jnp.where(square > 0, square, 1), 0)
+    return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, -share))

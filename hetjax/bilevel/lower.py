@@ -1,0 +1,93 @@
+"""Lower dynamics: how one step moves the lower variable."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from hetjax.bilevel import problem
+from hetjax.types import PyTree
+
+
+class Lower(NamedTuple):
+    """One step of the lower level, as pure functions.
+
+    `step` is differentiated by `unroll`, in x, y, the state and the gradients.
+    """
+
+    levels: tuple[str, ...]
+    """Of the gradients in y that a step takes."""
+    init: Callable[[PyTree, PyTree], PyTree]
+    """`(x, y) -> state`, such as an optimiser's."""
+    step: Callable[[PyTree, PyTree, PyTree, tuple[PyTree, ...], Any], tuple[PyTree, PyTree]]
+    """`(x, y, state, gradients, k) -> (y, state)`; k counts the steps from 0."""
+
+
+Optimizer: TypeAlias = (
+    optax.GradientTransformation | Callable[[PyTree], optax.GradientTransformation]
+)
+
+
+def descent(tx: Optimizer) -> Lower:
+    """Steps of an optimiser down the lower loss.
+
+    Args:
+        tx: an optax optimiser; or a function of x that makes one, where x holds its learning
+            rate, decay or the like.
+
+    Example:
+        >>> lower = descent(lambda x: optax.sgd(jnp.exp(x["log_rate"])))
+    """
+    return Lower((problem.LOWER,), _init(tx), _step(tx, lambda gradients, k: gradients[0]))
+
+
+def aggregate(
+    tx: Optimizer,
+    *,
+    alpha: Callable[[Any], Any] = lambda k: (k + 1.0) ** -0.5,
+    mu: float = 0.5,
+    upper_scale: float = 1.0,
+) -> Lower:
+    """Bilevel descent aggregation: steps down both losses, for lower problems with many solutions.
+
+    The direction is `mu alpha(k) upper_scale grad_y F + (1 - mu) grad_y f`. As `alpha` falls to 0
+    too slowly to be summed, the limit is, of the lower solutions, the one that F likes best.
+
+    Args:
+        tx: as for `descent`; plain gradient descent in the paper.
+        alpha: of the step's number, from 0; falls to 0, with an infinite sum.
+        mu: between 0 and 1.
+        upper_scale: the upper step over the lower one.
+
+    References:
+        Liu, Mu, Yuan, Zeng, Zhang, "A generic first-order algorithmic framework for bi-level
+        programming beyond lower-level singleton", 2020, arXiv 2006.04045.
+    """
+
+    def direction(gradients: tuple[PyTree, ...], k: Any) -> PyTree:
+        share = mu * upper_scale * alpha(jnp.asarray(k, jnp.float32))
+        return jax.tree.map(
+            lambda upper, lower: share.astype(upper.dtype) * upper + (1 - mu) * lower, *gradients
+        )
+
+    return Lower((problem.UPPER, problem.LOWER), _init(tx), _step(tx, direction))
+
+
+def _made(tx: Optimizer, x: PyTree) -> optax.GradientTransformation:
+    return tx if isinstance(tx, optax.GradientTransformation) else tx(x)
+
+
+def _init(tx: Optimizer) -> Callable[[PyTree, PyTree], PyTree]:
+    return lambda x, y: _made(tx, x).init(y)
+
+
+def _step(tx: Optimizer, direction: Callable[[tuple[PyTree, ...], Any], PyTree]) -> Callable:
+    def step(
+        x: PyTree, y: PyTree, state: PyTree, gradients: tuple[PyTree, ...], k: Any
+    ) -> tuple[PyTree, PyTree]:
+        updates, state = _made(tx, x).update(direction(gradients, k), state, y)
+        return optax.apply_updates(y, updates), state
+
+    return step

@@ -1,0 +1,219 @@
+"""An estimator is a machine that asks for sums: one program, run by a host or under `jit`.
+
+A program is a tuple of steps: `Ask` for a sum, `Then` compute something without asking, `Repeat`
+some steps. `Estimator.request` and `receive` walk through it one request at a time, for whoever
+answers; `run` walks through it with `lax.scan`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+from hetjax.bilevel import problem as problem_lib
+from hetjax.types import PyTree
+
+
+class Ask(NamedTuple):
+    """Asks for a sum, and takes it."""
+
+    what: problem_lib.What
+    at: Callable[[PyTree], problem_lib.At]  # carry -> where
+    receive: Callable[[PyTree, problem_lib.Answer], PyTree]  # carry, answer -> carry
+
+
+class Then(NamedTuple):
+    """Computes without asking."""
+
+    function: Callable[[PyTree], PyTree]  # carry -> carry
+
+
+class Repeat(NamedTuple):
+    """Does some steps several times."""
+
+    times: int
+    steps: tuple["Step", ...]
+    fewer: Callable[[PyTree], jax.Array] | None = None
+    """`carry -> i32[]`: how many times, at most `times`; asked before the first."""
+
+
+Step: TypeAlias = Ask | Then | Repeat
+
+
+class Info(NamedTuple):
+    """What an estimator found beside the hypergradient. Cost is static."""
+
+    upper_loss: Any  # F at the lower variable that was reached
+    lower_loss: Any = ()  # f there; () where it was not asked for
+    gap: Any = ()  # f(x, y) - f(x, z), of a value gap
+    residual: Any = ()  # of the linear system, over the norm of its right side
+    multiplier: Any = ()  # of a value gap
+    step_chosen: Any = ()  # t, the iterate that was taken, 1 to T
+    curvature: Any = ()  # the least v' H v / v' v that conjugate gradients met
+    crossed: Any = ()  # steps that a barrier took back
+    cost: problem_lib.Cost = problem_lib.Cost()
+    """Of the whole; at most that where a `Repeat` did fewer."""
+
+
+class State(NamedTuple):
+    """What an estimator keeps from one hypergradient to the next."""
+
+    y: PyTree  # the lower variable that was reached
+    memory: PyTree = ()  # a warm adjoint, the second lower variable, states of optimisers
+    turn: Any = 0  # i32[]: hypergradients so far
+
+
+class Result(NamedTuple):
+    """What an estimator ends with."""
+
+    grad_x: PyTree
+    state: State
+    info: Info
+
+
+class Position(NamedTuple):
+    """Where an estimator is between two requests. Only `carry` holds arrays."""
+
+    carry: PyTree
+    program: tuple[Step, ...]
+    path: tuple[int, ...]  # the step in the program, and in each `Repeat` inside; () at the end
+    left: tuple[int, ...]  # how often each `Repeat` on the way is still to be done
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more is asked."""
+        return not self.path
+
+
+class Estimator(NamedTuple):
+    """A method that estimates hypergradients: a record of pure functions.
+
+    Attributes:
+        begin: `(x, y, state) -> carry`; `state` is None, or what the last result kept.
+        program: `x -> steps`: what it asks, in order. In forward mode x decides how much.
+        end: `carry -> Result`, without its cost.
+    """
+
+    begin: Callable[[PyTree, PyTree, State | None], PyTree]
+    program: Callable[[PyTree], tuple[Step, ...]]
+    end: Callable[[PyTree], Result]
+
+    def init(self, x: PyTree, y: PyTree, state: State | None = None) -> Position:
+        """Before the first request."""
+        return _settled(self.program(x), self.begin(x, y, state), (0,), ())
+
+    def request(self, position: Position) -> tuple[problem_lib.What, problem_lib.At]:
+        """The sum that is wanted next; there is none where `position.is_done`."""
+        ask = _asked(position)
+        return ask.what, ask.at(position.carry)
+
+    def receive(self, position: Position, answer: problem_lib.Answer) -> Position:
+        """After the sum that was asked for."""
+        carry = _asked(position).receive(position.carry, answer)
+        return _settled(position.program, carry, *_next(position.path, position.left))
+
+    def result(self, position: Position) -> Result:
+        """After the last request."""
+        return self.finish(position.carry, position.program)
+
+    def finish(self, carry: PyTree, program: tuple[Step, ...]) -> Result:
+        """The result, with its cost."""
+        found = self.end(carry)
+        return found._replace(info=found.info._replace(cost=cost(program)))
+
+
+def run(
+    program: tuple[Step, ...],
+    carry: PyTree,
+    answer: Callable[[problem_lib.What, problem_lib.At], problem_lib.Answer],
+) -> PyTree:
+    """The whole program; traceable, a `Repeat` is a `lax.scan`."""
+    for step in program:
+        match step:
+            case Ask(what, at, receive):
+                carry = receive(carry, answer(what, at(carry)))
+            case Then(function):
+                carry = function(carry)
+            case Repeat(times, steps, fewer) if times:
+                carry = _repeated(times, steps, fewer, carry, answer)
+    return carry
+
+
+def _repeated(
+    times: int,
+    steps: tuple[Step, ...],
+    fewer: Callable[[PyTree], jax.Array] | None,
+    carry: PyTree,
+    answer: Callable[[problem_lib.What, problem_lib.At], problem_lib.Answer],
+) -> PyTree:
+    if fewer is None:
+        return jax.lax.scan(lambda c, _: (run(steps, c, answer), None), carry, length=times)[0]
+    return jax.lax.fori_loop(0, fewer(carry), lambda _, c: run(steps, c, answer), carry)
+
+
+def cost(program: tuple[Step, ...]) -> problem_lib.Cost:
+    """The calls of a program; at most, where a `Repeat` may do fewer."""
+    total = problem_lib.Cost()
+    for step in program:
+        if isinstance(step, Ask):
+            total = total.plus(problem_lib.cost_of(step.what))
+        elif isinstance(step, Repeat):
+            total = total.plus(cost(step.steps), step.times)
+    return total
+
+
+# --- One request at a time: where the program stands, as Python numbers ---
+
+
+def _step_at(program: tuple[Step, ...], path: tuple[int, ...]) -> Step:
+    *outer, last = path
+    for index in outer:
+        repeat = program[index]
+        assert isinstance(repeat, Repeat)
+        program = repeat.steps
+    return program[last]
+
+
+def _asked(position: Position) -> Ask:
+    if position.is_done:
+        raise ValueError("bilevel: nothing more is asked; take estimator.result(position)")
+    ask = _step_at(position.program, position.path)
+    assert isinstance(ask, Ask)
+    return ask
+
+
+def _next(path: tuple[int, ...], left: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (*path[:-1], path[-1] + 1), left
+
+
+def _settled(
+    program: tuple[Step, ...], carry: PyTree, path: tuple[int, ...], left: tuple[int, ...]
+) -> Position:
+    """Goes on from a place to the next `Ask`, or to the end."""
+    while True:
+        steps = program
+        if len(path) > 1:
+            repeat = _step_at(program, path[:-1])
+            assert isinstance(repeat, Repeat)
+            steps = repeat.steps
+        if path[-1] == len(steps):
+            if len(path) == 1:
+                return Position(carry, program, (), ())
+            *others, again = left
+            if again > 1:
+                path, left = (*path[:-1], 0), (*others, again - 1)
+            else:
+                path, left = _next(path[:-1], tuple(others))
+            continue
+        step = steps[path[-1]]
+        if isinstance(step, Ask):
+            return Position(carry, program, path, left)
+        if isinstance(step, Then):
+            carry = step.function(carry)
+            path, left = _next(path, left)
+            continue
+        times = step.times if step.fewer is None else int(step.fewer(carry))
+        if times:
+            path, left = (*path, 0), (*left, times)
+        else:
+            path, left = _next(path, left)

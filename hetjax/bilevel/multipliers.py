@@ -1,0 +1,95 @@
+"""How much a value gap weighs: the multiplier of `f(x, y) - min f(x, .)` beside the upper loss."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Number = float | Callable[[Any], Any]
+"""A number, or a function of the hypergradients so far, i32[]."""
+
+
+class Multiplier(NamedTuple):
+    """A record of pure functions.
+
+    Attributes:
+        of: `(count, gap) -> f[]`; `gap` is f(x, y) - f(x, z), z the minimum that was reached.
+        needs_gap: it follows from the gap, which takes one loss more.
+        is_barrier: infinite where the gap is `shift(count)` or more; y has to stay below.
+        shift: `count -> f[]`, of a barrier: how far above the minimum it stands.
+        ridge: `count -> f[]`: half of it times |z|^2 is added to the lower loss of z.
+        upper_ridge: the same, to the upper loss of y.
+        pull: where given, the multiplier follows from the gradients at one point (`dynamic`).
+    """
+
+    of: Callable[[Any, Any], jax.Array]
+    needs_gap: bool = False
+    is_barrier: bool = False
+    shift: Callable[[Any], Any] = lambda count: 0.0
+    ridge: Callable[[Any], Any] = lambda count: 0.0
+    upper_ridge: Callable[[Any], Any] = lambda count: 0.0
+    pull: float | None = None
+
+
+def const(value: float) -> Multiplier:
+    """The same always: the hypergradient of the implicit family, damped by its inverse."""
+    return growing(value)
+
+
+def growing(value: Number) -> Multiplier:
+    """Any function of the hypergradients so far, such as `lambda k: 10 * (k + 1) ** 0.3`."""
+    at = _function(value)
+    return Multiplier(lambda count, gap: jnp.asarray(at(count)))
+
+
+def ramp(start: float, stop: float, num_steps: int) -> Multiplier:
+    """From start to stop in so many hypergradients, in a straight line, and stop from then on."""
+    return growing(lambda k: start + (stop - start) * jnp.minimum(k / num_steps, 1.0))
+
+
+def exterior(sigma: Number, *, shift: Number = 0.0, ridge: Number = 0.0) -> Multiplier:
+    """Of the penalty `(f - f* - shift)^2 / (2 sigma)` outside: `max(gap - shift, 0) / sigma`."""
+    at, beyond = _function(sigma), _function(shift)
+    return Multiplier(
+        lambda count, gap: jnp.maximum(gap - beyond(count), 0) / at(count),
+        True,
+        shift=beyond,
+        ridge=_function(ridge),
+    )
+
+
+def barrier(
+    sigma: Number, shift: Number, *, ridge: Number = 0.0, upper_ridge: Number = 0.0
+) -> Multiplier:
+    """Of the barrier `-sigma ln(f* + shift - f)`: `sigma / (shift - gap)`.
+
+    A step that would cross it is halved until it does not, and `info.crossed` counts them.
+
+    Args:
+        sigma: of the logarithm; falls to 0.
+        shift: mu_2: how far f may be above its minimum; falls to 0, and is positive.
+        ridge: mu_1 of the lower loss.
+        upper_ridge: theta of the upper loss.
+    """
+    at, beyond = _function(sigma), _function(shift)
+    return Multiplier(
+        lambda count, gap: at(count) / (beyond(count) - gap),
+        True,
+        True,
+        beyond,
+        _function(ridge),
+        _function(upper_ridge),
+    )
+
+
+def dynamic(eta: float) -> Multiplier:
+    """So large that a step lowers the gap: `max(0, eta - <grad F, grad q> / |grad q|^2)` (BOME).
+
+    q is the gap, z counting as constant. y makes one step beside that of x; z begins at y.
+    """
+    return Multiplier(lambda count, gap: jnp.zeros(()), pull=eta)
+
+
+def _function(value: Number) -> Callable[[Any], Any]:
+    return value if callable(value) else lambda count: value

@@ -1,0 +1,310 @@
+"""The value-function gradient: the gap between f(x, y) and its least value, as a penalty.
+
+With z near the minimum of f(x, .) and y near that of `F + lambda f`, the hypergradient is
+`d_x F(x, y) + lambda (d_x f(x, y) - d_x f(x, z))`: first derivatives alone, of two ordinary
+training runs.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hetjax.bilevel import lower as lower_lib
+from hetjax.bilevel import machine, multipliers, vectors
+from hetjax.bilevel.problem import LOWER, UPPER, Answer, At, Kind, What
+from hetjax.types import PyTree
+
+
+class Gap(NamedTuple):
+    """What a value-gap estimator carries."""
+
+    x: PyTree
+    y: PyTree
+    z: PyTree
+    opt_y: PyTree
+    opt_z: PyTree
+    k: jax.Array  # i32[]: steps made, which number the lower batches
+    upper_gradient: PyTree  # in y, of the step that is being made
+    least: jax.Array  # f(x, z), with its ridge
+    multiplier: jax.Array
+    loss: jax.Array  # F(x, y)
+    lower_loss: jax.Array  # f(x, y)
+    grad_x: PyTree  # d_x F
+    grad_gap: PyTree  # d_x f(x, y) - d_x f(x, z)
+    grad_y: tuple[PyTree, PyTree]  # d_y F and d_y f at y, of a dynamic multiplier
+    safe: PyTree  # the last y that was seen on this side of a barrier
+    crossed: jax.Array  # i32[]
+    turn: jax.Array  # i32[]: hypergradients before this one
+
+
+def value_gap(
+    lower: lower_lib.Lower,
+    num_steps: int,
+    *,
+    multiplier: multipliers.Multiplier | float = 10.0,
+    upper_steps: int | None = None,
+    prox: float | None = None,
+    central: bool = False,
+) -> machine.Estimator:
+    """Two lower variables, both moved by the same kind of steps, and first derivatives alone.
+
+    Args:
+        lower: the steps, from `descent`. y's steps go down `(F + lambda f) / max(lambda, 1)`, so
+            that one learning rate serves both.
+        num_steps: T, of z; begun where the last hypergradient ended.
+        multiplier: a number, or one of `const`, `ramp`, `growing`, `exterior`, `barrier`,
+            `dynamic`.
+        upper_steps: of y; by default as many.
+        prox: gamma of the Moreau envelope `min_z f(x, z) + |z - y|^2 / (2 gamma)`, which takes the
+            place of the least value where f is not convex (MEHA).
+        central: z and y go to the minima of `f - F / lambda` and `f + F / lambda`, and the
+            difference is central: its error falls with the square of 1 / lambda.
+
+    Returns:
+        an estimator; `info` has the gap, the multiplier, and the steps that a barrier took back.
+
+    Raises:
+        ValueError: the lower steps use the upper gradient, or options contradict each other.
+
+    References:
+        Liu, Liu, Yuan, Zeng, Zhang, "A value-function-based interior-point method for non-convex
+        bi-level optimization", 2021, arXiv 2106.07991 (barrier); Kwon, Kwon, Wright, Nowak, "A
+        fully first-order method for stochastic bilevel optimization", 2023, arXiv 2301.10945;
+        Shen, Chen, "On penalty-based bilevel gradient descent method", 2023, arXiv 2302.05185;
+        Ye, Liu, Wright, Stone, Liu, "BOME!", 2022, arXiv 2209.08709 (dynamic).
+    """
+    if not isinstance(multiplier, multipliers.Multiplier):
+        multiplier = multipliers.const(multiplier)
+    upper_steps = num_steps if upper_steps is None else upper_steps
+    if lower.levels != (LOWER,):
+        raise ValueError(
+            "value_gap: the steps use gradients of both levels; give descent(tx): the penalty adds "
+            "the upper gradient itself"
+        )
+    if num_steps < 1 or upper_steps < 0 or (prox is not None and prox <= 0):
+        raise ValueError(
+            f"value_gap: {num_steps} steps of z, {upper_steps} of y, prox={prox}; give at least "
+            "one step of z, none or more of y, and a positive prox"
+        )
+    is_special = multiplier.is_barrier or multiplier.pull is not None
+    if (central and (is_special or prox is not None)) or (prox is not None and is_special):
+        raise ValueError(
+            "value_gap: central, prox, a barrier and a dynamic multiplier each move y and z in a "
+            "way of their own; take one of them"
+        )
+    made = _ValueGap(lower, num_steps, upper_steps, multiplier, prox, central)
+    return machine.Estimator(made.begin, made.program, made.end)
+
+
+class _ValueGap:
+    def __init__(
+        self,
+        lower: lower_lib.Lower,
+        num_steps: int,
+        upper_steps: int,
+        multiplier: multipliers.Multiplier,
+        prox: float | None,
+        central: bool,
+    ) -> None:
+        self.lower, self.num_steps, self.upper_steps = lower, num_steps, upper_steps
+        self.multiplier, self.prox, self.central = multiplier, prox, central
+
+    @property
+    def is_dynamic(self) -> bool:
+        return self.multiplier.pull is not None
+
+    def begin(self, x: PyTree, y: PyTree, state: machine.State | None) -> Gap:
+        x, y = jax.tree.map(jnp.asarray, (x, y))
+        z = y
+        if state is not None:
+            y, z = state.memory
+        if self.is_dynamic:
+            z = y
+        opt = jax.tree.map(jnp.asarray, self.lower.init(x, y))
+        zero, number = jnp.zeros((), jnp.int32), jnp.zeros((), vectors.dtype_of(y))
+        none = vectors.zeros_like(y)
+        return Gap(
+            x=x,
+            y=y,
+            z=z,
+            opt_y=opt,
+            opt_z=opt,
+            k=zero,
+            upper_gradient=none,
+            least=number,
+            multiplier=number,
+            loss=number,
+            lower_loss=number,
+            grad_x=vectors.zeros_like(x),
+            grad_gap=vectors.zeros_like(x),
+            grad_y=(none, none),
+            safe=y,
+            crossed=zero,
+            turn=zero if state is None else jnp.asarray(state.turn, jnp.int32),
+        )
+
+    def program(self, x: PyTree) -> tuple[machine.Step, ...]:
+        del x
+        to_z = machine.Repeat(self.num_steps, self.step_of("z"))
+        to_y = machine.Repeat(0 if self.is_dynamic else self.upper_steps, self.step_of("y"))
+        seen: tuple[machine.Step, ...] = ()
+        if self.multiplier.needs_gap:
+            seen = (machine.Ask(What(Kind.LOSS, LOWER), _at("z"), self.take_least),)
+        wrt = ("x", "y") if self.is_dynamic else ("x",)
+        return (
+            machine.Then(self.begun),
+            to_z,
+            *seen,
+            machine.Then(self.between),
+            to_y,
+            machine.Then(self.ended),
+            machine.Ask(What(Kind.GRADIENT, UPPER, wrt), self.upper_at, self.take_upper),
+            machine.Ask(What(Kind.GRADIENT, LOWER, wrt, is_new=True), _at("y"), self.take_at_y),
+            machine.Ask(What(Kind.GRADIENT, LOWER, ("x",)), _at("z"), self.take_at_z),
+            machine.Then(self.moved),
+        )
+
+    def step_of(self, which: str) -> tuple[machine.Step, ...]:
+        """One step of y or z: the upper gradient where it is needed, the lower one."""
+        lower = machine.Ask(
+            What(Kind.GRADIENT, LOWER, is_new=True),
+            _at(which),
+            self.step_y if which == "y" else self.step_z,
+        )
+        if which == "z" and not self.central:
+            return (lower,)
+        return (machine.Ask(What(Kind.GRADIENT, UPPER), _at(which), _take_upper_gradient), lower)
+
+    def begun(self, gap: Gap) -> Gap:
+        """The multiplier before the gap is known."""
+        return gap._replace(multiplier=self.weight(gap, jnp.zeros_like(gap.least)))
+
+    def weight(self, gap: Gap, value: jax.Array) -> jax.Array:
+        return self.multiplier.of(gap.turn, value).astype(gap.least.dtype)
+
+    def step_z(self, gap: Gap, answer: Answer) -> Gap:
+        gradient = answer.y
+        if self.central:
+            gradient = vectors.add(gradient, gap.upper_gradient, -1 / gap.multiplier)
+        gradient = vectors.add(gradient, gap.z, self.multiplier.ridge(gap.turn))
+        if self.prox is not None:
+            away = vectors.add(gap.z, gap.y, -1.0)
+            gradient = vectors.add(gradient, away, 1 / self.prox)
+        z, opt = self.stepped(gap, gap.z, gap.opt_z, gradient)
+        return gap._replace(z=z, opt_z=opt, k=gap.k + 1)
+
+    def stepped(self, gap: Gap, y: PyTree, opt: PyTree, gradient: PyTree) -> tuple:
+        gradients = (vectors.like(gradient, y),)
+        new, new_opt = self.lower.step(gap.x, y, opt, gradients, gap.k)
+        return vectors.like(new, y), vectors.like(new_opt, opt)
+
+    def take_least(self, gap: Gap, answer: Answer) -> Gap:
+        """f at z, with its ridge."""
+        square = vectors.inner(gap.z, gap.z)
+        least = answer.loss + self.multiplier.ridge(gap.turn) / 2 * square
+        return gap._replace(least=least.astype(gap.least.dtype))
+
+    def between(self, gap: Gap) -> Gap:
+        """Before the steps of y. Behind a barrier they begin at z, which is on its right side."""
+        return gap._replace(y=gap.z, safe=gap.z) if self.multiplier.is_barrier else gap
+
+    def step_y(self, gap: Gap, answer: Answer) -> Gap:
+        value = answer.loss.astype(gap.least.dtype) - gap.least
+        weight = self.weight(gap, value) if self.multiplier.needs_gap else gap.multiplier
+        if self.multiplier.is_barrier:
+            is_behind = value >= self.multiplier.shift(gap.turn)
+            weight = jnp.where(is_behind, 1, weight)
+        gradient = answer.y
+        if self.prox is not None:
+            away = vectors.add(gap.y, gap.z, -1.0)
+            gradient = vectors.add(gradient, away, -1 / self.prox)
+        upper = vectors.add(gap.upper_gradient, gap.y, self.multiplier.upper_ridge(gap.turn))
+        scale = 1 / jnp.maximum(weight, 1)
+        both = vectors.add(
+            jax.tree.map(lambda g: g * scale.astype(g.dtype), upper), gradient, scale * weight
+        )
+        y, opt = self.stepped(gap, gap.y, gap.opt_y, both)
+        new = gap._replace(y=y, opt_y=opt, k=gap.k + 1, multiplier=weight, safe=gap.y)
+        if not self.multiplier.is_barrier:
+            return new
+        half = jax.tree.map(lambda a, b: (a + b) / 2, gap.y, gap.safe)
+        back = gap._replace(y=half, k=gap.k + 1, crossed=gap.crossed + 1)
+        return jax.tree.map(lambda a, b: jnp.where(is_behind, a, b), back, new)
+
+    def ended(self, gap: Gap) -> Gap:
+        """After the steps: behind a barrier, the last y that was seen on its right side."""
+        return gap._replace(y=gap.safe) if self.multiplier.is_barrier else gap
+
+    def upper_at(self, gap: Gap) -> At:
+        """With central differences, the mean of both: off by the square of 1 / lambda."""
+        return At(gap.x, self.middle(gap))
+
+    def middle(self, gap: Gap) -> PyTree:
+        if not self.central:
+            return gap.y
+        return jax.tree.map(lambda a, b: (a + b) / 2, gap.y, gap.z)
+
+    def take_upper(self, gap: Gap, answer: Answer) -> Gap:
+        of_upper = vectors.like(answer.y, gap.y) if self.is_dynamic else gap.grad_y[0]
+        return gap._replace(
+            loss=answer.loss.astype(gap.loss.dtype),
+            grad_x=vectors.like(answer.x, gap.x),
+            grad_y=(of_upper, gap.grad_y[1]),
+        )
+
+    def take_at_y(self, gap: Gap, answer: Answer) -> Gap:
+        of_lower = vectors.like(answer.y, gap.y) if self.is_dynamic else gap.grad_y[1]
+        return gap._replace(
+            lower_loss=answer.loss.astype(gap.loss.dtype),
+            grad_gap=vectors.like(answer.x, gap.x),
+            grad_y=(gap.grad_y[0], of_lower),
+        )
+
+    def take_at_z(self, gap: Gap, answer: Answer) -> Gap:
+        least = answer.loss.astype(gap.least.dtype)
+        gap = gap._replace(grad_gap=vectors.add(gap.grad_gap, answer.x, -1.0))
+        if not self.multiplier.needs_gap:
+            return gap._replace(least=least)
+        value = gap.lower_loss - gap.least
+        return gap._replace(multiplier=self.weight(gap, value))
+
+    def moved(self, gap: Gap) -> Gap:
+        """A dynamic multiplier follows from all gradients, and y makes its step."""
+        if not self.is_dynamic:
+            return gap
+        of_upper, of_lower = gap.grad_y
+        along = vectors.inner(gap.grad_x, gap.grad_gap) + vectors.inner(of_upper, of_lower)
+        square = vectors.inner(gap.grad_gap, gap.grad_gap) + vectors.inner(of_lower, of_lower)
+        assert self.multiplier.pull is not None
+        share = along / jnp.where(square > 0, square, 1)
+        weight = jnp.where(square > 0, jnp.maximum(self.multiplier.pull - share, 0), 0)
+        weight = weight.astype(gap.multiplier.dtype)
+        both = vectors.add(of_upper, of_lower, weight)
+        y, opt = self.stepped(gap, gap.y, gap.opt_y, both)
+        return gap._replace(y=y, opt_y=opt, multiplier=weight)
+
+    def end(self, gap: Gap) -> machine.Result:
+        weight = gap.multiplier / 2 if self.central else gap.multiplier
+        grad_x = vectors.add(gap.grad_x, gap.grad_gap, weight)
+        info = machine.Info(
+            gap.loss,
+            gap.lower_loss,
+            gap=gap.lower_loss - gap.least,
+            multiplier=gap.multiplier,
+            crossed=gap.crossed if self.multiplier.is_barrier else (),
+        )
+        memory = gap.y, gap.z
+        return machine.Result(grad_x, machine.State(self.middle(gap), memory, gap.turn + 1), info)
+
+
+def _at(which: str) -> Callable[[Gap], At]:
+    def at(gap: Gap) -> At:
+        return At(gap.x, getattr(gap, which), gap.k)
+
+    return at
+
+
+def _take_upper_gradient(gap: Gap, answer: Answer) -> Gap:
+    return gap._replace(upper_gradient=vectors.like(answer.y, gap.y))
