@@ -4,11 +4,13 @@
 `value_gap` penalises how far the lower loss is from its least value. An estimator is a `machine`
 that asks for sums over batches (`problem`). Here `hypergradient` answers, on one device, under
 `jit`. `lower` has the lower dynamics, `solvers` and `multipliers` what `implicit` and `value_gap`
-take, `walks` what `unroll` carries. The update with the gradient is the user's own optimiser's.
+take, `walks` what `unroll` carries, `recipes` the methods of the literature as expressions, and
+`diagnosis` says what is wrong. The update with the gradient is the user's own optimiser's.
 Imports `trees` and `types`. Losses, x, y and batches come in; a gradient like x, a state and what
 was found go out.
 """
 
+from hetjax.bilevel.diagnosis import check, explain
 from hetjax.bilevel.hypergradient import hypergradient
 from hetjax.bilevel.implicit import implicit
 from hetjax.bilevel.lower import Lower, aggregate, descent
@@ -23,11 +25,13 @@ from hetjax.bilevel.multipliers import (
     ramp,
 )
 from hetjax.bilevel.problem import Answer, At, Batches, Bilevel, Cost, Kind, Stack, What
+from hetjax.bilevel.recipes import RECIPES, Recipe, per_coordinate
 from hetjax.bilevel.solvers import Solver, cg, neumann, one_step, rank_one, scaled
 from hetjax.bilevel.unroll import Learned, unroll
 from hetjax.bilevel.value_gap import value_gap
 
 __all__ = [
+    "RECIPES",
     "Answer",
     "At",
     "Batches",
@@ -39,6 +43,7 @@ __all__ = [
     "Learned",
     "Lower",
     "Multiplier",
+    "Recipe",
     "Result",
     "Solver",
     "Stack",
@@ -47,15 +52,18 @@ __all__ = [
     "aggregate",
     "barrier",
     "cg",
+    "check",
     "const",
     "descent",
     "dynamic",
+    "explain",
     "exterior",
     "growing",
     "hypergradient",
     "implicit",
     "neumann",
     "one_step",
+    "per_coordinate",
     "ramp",
     "rank_one",
     "scaled",

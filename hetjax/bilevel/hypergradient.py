@@ -1,11 +1,12 @@
 """The driver for use alone: one hypergradient, on one device, traceable."""
 
 import jax
-import jax.numpy as jnp
 
-from hetjax.bilevel import machine
+from hetjax.bilevel import diagnosis, machine
 from hetjax.bilevel import problem as problem_lib
 from hetjax.types import PyTree
+
+_UPPER = problem_lib.What(problem_lib.Kind.LOSS, problem_lib.UPPER)
 
 
 def hypergradient(
@@ -34,7 +35,9 @@ def hypergradient(
         reached; and what was found on the way.
 
     Raises:
-        ValueError: x or y is no pytree of floating-point arrays.
+        ValueError: x or y is no pytree of floating-point arrays; the upper loss does not depend on
+            y; the lower step cannot be differentiated; and, where nothing is traced, what `check`
+            says of the result.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -50,26 +53,17 @@ def hypergradient(
         >>> float(grad_x), float(state.y)
         (2.0, 3.0)
     """
-    _check(x=x, y=y)
+    diagnosis.check_floating(x=x, y=y)
     given = problem_lib.Batches() if batches is None else batches
 
     def answered(what: problem_lib.What, at: problem_lib.At) -> problem_lib.Answer:
         return problem_lib.answer(problem, what, at, problem_lib.batch_of(given, what, at))
 
     program = estimator.program(x)
-    carry = machine.run(program, estimator.begin(x, y, state), answered)
-    return estimator.finish(carry, program)
-
-
-def _check(**given: PyTree) -> None:
-    for name, tree in given.items():
-        leaves = jax.tree.leaves_with_path(tree)
-        if not leaves:
-            raise ValueError(f"hypergradient: {name} has no arrays; give a pytree of them")
-        for path, leaf in leaves:
-            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-                raise ValueError(
-                    f"hypergradient: {name}{jax.tree_util.keystr(path)} is of type "
-                    f"{jnp.result_type(leaf)}; {name} is a pytree of floating-point arrays, which "
-                    "have derivatives. Give other values in the batch"
-                )
+    carry = estimator.begin(x, y, state)
+    at = problem_lib.At(carry.x, carry.y)
+    diagnosis.check_upper(problem.upper, at.x, at.y, problem_lib.batch_of(given, _UPPER, at))
+    result = estimator.finish(machine.run(program, carry, answered), program)
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result)):
+        diagnosis.check(result)
+    return result

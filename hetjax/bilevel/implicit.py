@@ -78,7 +78,7 @@ def implicit(
     solve = solvers.cg(10) if solve is None else solve
     if solve.kind == "optimizer" and not num_steps:
         raise ValueError("implicit: one_step() goes through the last lower step; make at least 1")
-    made = _Implicit(lower, num_steps, solve, cross == "fd", warm and solve.num_products > 0)
+    made = _Implicit(lower, num_steps, solve, cross == "fd", warm and solve.iterates)
     return machine.Estimator(made.begin, made.program, made.end)
 
 

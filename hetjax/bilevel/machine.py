@@ -49,7 +49,7 @@ class Info(NamedTuple):
     residual: Any = ()  # of the linear system, over the norm of its right side
     multiplier: Any = ()  # of a value gap
     step_chosen: Any = ()  # t, the iterate that was taken, 1 to T
-    curvature: Any = ()  # the least v' H v / v' v that conjugate gradients met
+    curvature: Any = ()  # the least p' (H + damp) p / p' p that conjugate gradients met
     crossed: Any = ()  # steps that a barrier took back
     cost: problem_lib.Cost = problem_lib.Cost()
     """Of the whole; at most that where a `Repeat` did fewer."""

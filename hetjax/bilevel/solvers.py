@@ -20,7 +20,7 @@ class Solving(NamedTuple):
     residual: PyTree  # b - (H + damp) v, as far as it is known
     vector: PyTree  # whose product is wanted next
     right: PyTree  # b
-    curvature: jax.Array  # the least p' H p / p' p so far
+    curvature: jax.Array  # the least p' (H + damp) p / p' p so far
 
 
 class Solver(NamedTuple):
@@ -31,6 +31,7 @@ class Solver(NamedTuple):
         begin: `(right, start) -> Solving`; `start` is None for a cold start.
         warm: `(solving, product) -> Solving`, of the product with the start.
         take: `(solving, product) -> Solving`.
+        iterates: it may begin with its last solution.
         kind: how the hypergradient is made of it: 'solution', by a cross product with v;
             'optimizer', v is b pulled through the last lower step; 'rank_one'.
     """
@@ -39,6 +40,7 @@ class Solver(NamedTuple):
     begin: Callable[[PyTree, PyTree | None], Solving]
     warm: Callable[[Solving, PyTree], Solving]
     take: Callable[[Solving, PyTree], Solving]
+    iterates: bool = True
     kind: str = "solution"
 
 
@@ -71,7 +73,7 @@ def cg(num_steps: int, damp: float = 0.0) -> Solver:
             residual,
             add(residual, p, beta),
             solving.right,
-            jnp.minimum(solving.curvature, curvature - damp),
+            jnp.minimum(solving.curvature, curvature),
         )
 
     return Solver(num_steps, _from_nothing, warm, take)
@@ -116,7 +118,7 @@ def scaled(eta: float) -> Solver:
         solving = _from_nothing(right, None)
         return solving._replace(solution=jax.tree.map(lambda b: eta * b, right))
 
-    return Solver(0, begin, _never, _never)
+    return Solver(0, begin, _never, _never, False)
 
 
 def one_step() -> Solver:
@@ -125,7 +127,7 @@ def one_step() -> Solver:
     For gradient descent it is `scaled` by the learning rate; for Adam a diagonal that adapts
     (SAMA).
     """
-    return Solver(0, _from_nothing, _never, _never, "optimizer")
+    return Solver(0, _from_nothing, _never, _never, False, "optimizer")
 
 
 def rank_one() -> Solver:
@@ -133,7 +135,7 @@ def rank_one() -> Solver:
 
     Gradients alone. Where the lower gradient is 0 nothing is subtracted.
     """
-    return Solver(0, _from_nothing, _never, _never, "rank_one")
+    return Solver(0, _from_nothing, _never, _never, False, "rank_one")
 
 
 def _from_nothing(right: PyTree, start: PyTree | None) -> Solving:

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hetjax.bilevel import diagnosis, machine, vectors, walks
 from hetjax.bilevel import lower as lower_lib
-from hetjax.bilevel import machine, vectors, walks
 from hetjax.bilevel.problem import LOWER, UPPER, At, Kind, What
 from hetjax.types import PyTree
 
 _OPTIONS = {
-    "mode": ("reverse", "forward"),
+    "mode": ("reverse", "forward", "displacement"),
     "start": ("warm", "cold", "learned"),
     "pick": ("last", "worst"),
 }
@@ -51,7 +51,8 @@ def unroll(
         back: K, the steps that are differentiated, from the last one; by default all. 0: the lower
             variable counts as constant.
         mode: 'reverse', memory grows with K; 'forward', memory with the number of x's numbers
-            and time with their number, for a few of them.
+            and time with their number, for a few of them; 'displacement', no derivative: the
+            start's gradient is the start less where the steps went (Reptile).
         checkpoint: reverse mode holds every sqrt(T)-th step, and makes the others once more.
         start: 'warm', where the last hypergradient ended; 'cold', at the y that is given;
             'learned': x is a `Learned`, and its start gets a gradient.
@@ -72,7 +73,8 @@ def unroll(
     """
     back = num_steps if back is None else back
     _check(num_steps, back, checkpoint=checkpoint, mode=mode, start=start, pick=pick)
-    kind = _Forward if mode == "forward" else _Checkpointed if checkpoint else _Reverse
+    kinds = {"forward": _Forward, "displacement": _Displaced, "reverse": _Reverse}
+    kind = _Checkpointed if checkpoint else kinds[mode]
     made = kind(lower, num_steps, back, start, pick)
     return machine.Estimator(made.begin, made.program, made.end)
 
@@ -93,6 +95,12 @@ def _check(num_steps: int, back: int, *, checkpoint: bool, **chosen: str) -> Non
             "unroll: forward mode differentiates all steps as they are made, holds nothing, and "
             "has no gradient of the start; take mode='reverse' for back, checkpoint or "
             "start='learned'"
+        )
+    is_plain = back == num_steps and not checkpoint and chosen["pick"] == "last"
+    if chosen["mode"] == "displacement" and not (is_plain and chosen["start"] == "learned"):
+        raise ValueError(
+            "unroll: mode='displacement' is for start='learned' alone, and differentiates nothing; "
+            "leave out back, checkpoint and pick"
         )
     if checkpoint and (back < num_steps or chosen["pick"] == "worst"):
         raise ValueError(
@@ -140,6 +148,9 @@ class _Unrolled:
             adjoint=(vectors.zeros_like(y), list(map(jnp.zeros_like, vectors.floats(opt)))),
             turn=zero if state is None else jnp.asarray(state.turn, jnp.int32),
         )
+
+    def program(self, x: PyTree) -> tuple[machine.Step, ...]:
+        raise NotImplementedError
 
     def first_past(self, moment: walks.Moment) -> PyTree:
         del moment
@@ -193,6 +204,18 @@ class _Unrolled:
         )
 
 
+class _Displaced(_Unrolled):
+    """Differentiates nothing; `reached` is the start until the steps are made."""
+
+    def program(self, x: PyTree) -> tuple[machine.Step, ...]:
+        steps = machine.Repeat(self.num_steps, self.forward(x, self.made))
+        return steps, machine.Then(self.displaced)
+
+    def displaced(self, walk: walks.Walk) -> walks.Walk:
+        away = vectors.add(walk.reached, walk.y, -1.0)
+        return walk._replace(reached=walk.y, adjoint=(away, walk.adjoint[1]))
+
+
 class _Backwards(_Unrolled):
     """Reverse mode: one step back is a pull through the optimiser, and a product of each level."""
 
@@ -220,7 +243,7 @@ class _Backwards(_Unrolled):
             y, opt = self.lower.step(x, y, rebuilt(floats), gradients, walk.k - 1)
             return vectors.like(y, moment.y), vectors.floats(vectors.like(opt, moment.opt))
 
-        _, pull = jax.vjp(step, walk.x, moment.y, floats, moment.gradients)
+        pull = diagnosis.pull_through(step, walk.x, moment.y, floats, moment.gradients)
         x, y, opt, gradients = pull(walk.adjoint)
         grad_x = vectors.add(walk.grad_x, x)
         return walk._replace(adjoint=(y, opt), grad_x=grad_x, gradients=gradients)

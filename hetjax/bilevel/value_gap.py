@@ -182,13 +182,13 @@ class _ValueGap:
         return gap._replace(multiplier=self.weight(gap, jnp.zeros_like(gap.least)))
 
     def weight(self, gap: Gap, value: jax.Array) -> jax.Array:
-        return self.multiplier.of(gap.turn, value).astype(gap.least.dtype)
+        return self.multiplier.of(_turn(gap), value).astype(gap.least.dtype)
 
     def step_z(self, gap: Gap, answer: Answer) -> Gap:
         gradient = answer.y
         if self.central:
             gradient = vectors.add(gradient, gap.upper_gradient, -1 / gap.multiplier)
-        gradient = vectors.add(gradient, gap.z, self.multiplier.ridge(gap.turn))
+        gradient = vectors.add(gradient, gap.z, self.multiplier.ridge(_turn(gap)))
         if self.prox is not None:
             away = vectors.add(gap.z, gap.y, -1.0)
             gradient = vectors.add(gradient, away, 1 / self.prox)
@@ -203,7 +203,7 @@ class _ValueGap:
     def take_least(self, gap: Gap, answer: Answer) -> Gap:
         """f at z, with its ridge."""
         square = vectors.inner(gap.z, gap.z)
-        least = answer.loss + self.multiplier.ridge(gap.turn) / 2 * square
+        least = answer.loss + self.multiplier.ridge(_turn(gap)) / 2 * square
         return gap._replace(least=least.astype(gap.least.dtype))
 
     def between(self, gap: Gap) -> Gap:
@@ -214,13 +214,13 @@ class _ValueGap:
         value = answer.loss.astype(gap.least.dtype) - gap.least
         weight = self.weight(gap, value) if self.multiplier.needs_gap else gap.multiplier
         if self.multiplier.is_barrier:
-            is_behind = value >= self.multiplier.shift(gap.turn)
+            is_behind = value >= self.multiplier.shift(_turn(gap))
             weight = jnp.where(is_behind, 1, weight)
         gradient = answer.y
         if self.prox is not None:
             away = vectors.add(gap.y, gap.z, -1.0)
             gradient = vectors.add(gradient, away, -1 / self.prox)
-        upper = vectors.add(gap.upper_gradient, gap.y, self.multiplier.upper_ridge(gap.turn))
+        upper = vectors.add(gap.upper_gradient, gap.y, self.multiplier.upper_ridge(_turn(gap)))
         scale = 1 / jnp.maximum(weight, 1)
         both = vectors.add(
             jax.tree.map(lambda g: g * scale.astype(g.dtype), upper), gradient, scale * weight
@@ -297,6 +297,11 @@ class _ValueGap:
         )
         memory = gap.y, gap.z
         return machine.Result(grad_x, machine.State(self.middle(gap), memory, gap.turn + 1), info)
+
+
+def _turn(gap: Gap) -> jax.Array:
+    """As the functions of a multiplier take it: a floating-point number."""
+    return gap.turn.astype(gap.least.dtype)
 
 
 def _at(which: str) -> Callable[[Gap], At]:

@@ -1,0 +1,179 @@
+"""What is wrong with a problem or a hypergradient, in words that say what to do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from hetjax.bilevel import machine
+from hetjax.bilevel import problem as problem_lib
+from hetjax.types import PyTree
+
+_GROWS = 1.0  # a residual over its right side: no solution was found
+
+
+def check_floating(**given: PyTree) -> None:
+    """Refuses what is no pytree of floating-point arrays.
+
+    Raises:
+        ValueError: it is none; names the leaf.
+    """
+    for name, tree in given.items():
+        leaves = jax.tree.leaves_with_path(tree)
+        if not leaves:
+            raise ValueError(f"hypergradient: {name} has no arrays; give a pytree of them")
+        for path, leaf in leaves:
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                raise ValueError(
+                    f"hypergradient: {name}{jax.tree_util.keystr(path)} is of type "
+                    f"{jnp.result_type(leaf)}; {name} is a pytree of floating-point arrays, which "
+                    "have derivatives. Give other values in the batch"
+                )
+
+
+def check_upper(upper: Callable, x: PyTree, y: PyTree, batch: Any) -> None:
+    """Refuses an upper loss that no y changes, by its program.
+
+    Raises:
+        ValueError: its gradient in y is 0 everywhere.
+    """
+    if _is_zero(lambda x, y, batch: jax.grad(upper, 1)(x, y, batch), x, y, batch):
+        raise ValueError(
+            "hypergradient: the upper loss does not depend on y, so the lower level changes "
+            "nothing: the gradient is that of the upper loss in x alone. Did upper and lower "
+            "change places, or is y used through stop_gradient?"
+        )
+
+
+def pull_through(step: Callable, *arguments: PyTree) -> Callable:
+    """`jax.vjp` of a lower step, whose last argument is its gradients.
+
+    Raises:
+        ValueError: it has no derivative, or one that is 0 everywhere.
+    """
+    what = (
+        "unroll: the lower step cannot be differentiated: {}. Take an optimiser that is a smooth "
+        "function of the gradient, such as optax.sgd or optax.adam, or implicit or value_gap, "
+        "which do not differentiate it"
+    )
+    try:
+        moved, pull = jax.vjp(step, *arguments)
+    except Exception as error:
+        raise ValueError(what.format(error)) from error
+
+    def in_gradients(gradients: PyTree) -> PyTree:
+        return step(*arguments[:-1], gradients)
+
+    def pulled(gradients: PyTree, cotangents: PyTree) -> PyTree:
+        return jax.vjp(in_gradients, gradients)[1](cotangents)
+
+    if _is_zero(pulled, arguments[-1], moved):
+        raise ValueError(what.format("its derivative in the gradient is 0 everywhere"))
+    return pull
+
+
+def check(result: machine.Result) -> None:
+    """Refuses a hypergradient that is not one; on the host, after a jitted function has returned.
+
+    `hypergradient` does it by itself where it is not traced.
+
+    Raises:
+        ValueError: conjugate gradients met a curvature that is not positive, a linear system was
+            not solved, or the gradient is not finite.
+    """
+    info = result.info
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.grad_x)):
+        raise ValueError(
+            "hypergradient: it is not finite. hetjax.bilevel.explain(problem, estimator, x, y, "
+            "batches, state) names the first request whose answer was not"
+        )
+    residual = -np.inf if isinstance(info.residual, tuple) else float(np.max(info.residual))
+    curvature = np.inf if isinstance(info.curvature, tuple) else float(np.min(info.curvature))
+    if curvature <= 0:
+        raise ValueError(
+            f"implicit: conjugate gradients met a direction of curvature {curvature:.3g}, along "
+            "which the lower loss has no minimum: it is not convex at y, or y is not near its "
+            f"minimum. Give a damp that is larger by {-curvature:.3g} or more, make more lower "
+            "steps, or take value_gap, which needs no convexity"
+        )
+    if residual > _GROWS:
+        raise ValueError(
+            f"implicit: the linear system is left with a residual of {residual:.3g} times its "
+            "right side: the steps of its solution grow. Give neumann a smaller eta (below 2 over "
+            "the greatest curvature) or a damp, or take cg"
+        )
+
+
+def explain(
+    problem: problem_lib.Bilevel,
+    estimator: machine.Estimator,
+    x: PyTree,
+    y: PyTree,
+    batches: problem_lib.Batches | None = None,
+    state: machine.State | None = None,
+) -> str:
+    """Walks through a hypergradient request by request; names the first that is not finite.
+
+    Returns:
+        a sentence; "" where every answer is finite.
+    """
+    given = problem_lib.Batches() if batches is None else batches
+    position, number = estimator.init(x, y, state), 0
+    while not position.is_done:
+        what, at = estimator.request(position)
+        answer = problem_lib.answer(problem, what, at, problem_lib.batch_of(given, what, at))
+        for name, tree in zip(answer._fields, answer, strict=True):
+            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)):
+                return (
+                    f"request {number}, {what.kind.value} of the {what.level} level on batch "
+                    f"{int(at.batch)}: {_NAMES[name]} is not finite. "
+                    f"{_points(at)}"
+                )
+        position, number = estimator.receive(position, answer), number + 1
+    return ""
+
+
+_NAMES = {
+    "loss": "the loss",
+    "x": "what is like x",
+    "y": "what is like y",
+    "tangents": "a derivative along a tangent",
+}
+
+
+def _points(at: problem_lib.At) -> str:
+    """Which of the places where it was asked were finite."""
+    wrong = [
+        name
+        for name, tree in (("x", at.x), ("y", at.y), ("the vector", at.vector))
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
+    ]
+    if not wrong:
+        return "It was asked at finite values: look at the loss and at this batch"
+    return f"{' and '.join(wrong)} were not finite before: lower the learning rate of the steps"
+
+
+def _is_known(variable: Any, known: set) -> bool:
+    return not isinstance(variable, core.Literal) and variable in known
+
+
+def _is_zero(function: Callable, *arguments: PyTree) -> bool:
+    """Whether a function's program says that all it returns is 0, whatever it is given."""
+    shapes = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), arguments
+    )
+    closed = jax.make_jaxpr(function)(*shapes)
+    jaxpr = closed.jaxpr
+    known = set(jaxpr.invars)
+    for equation in jaxpr.eqns:
+        if any(_is_known(v, known) for v in equation.invars):
+            known.update(equation.outvars)
+    if any(_is_known(v, known) for v in jaxpr.outvars):
+        return False
+    with jax.ensure_compile_time_eval():
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        found = function(*zeros)
+        return all(not np.any(leaf) for leaf in jax.tree.leaves(found))

@@ -1,0 +1,263 @@
+"""The methods of the literature as expressions of the three families.
+
+    estimator = RECIPES["rhg"].make(optax.sgd(0.1), 100)
+    cost = RECIPES["rhg"].cost(optax.sgd(0.1), 100, x)
+
+`tx` is the optimiser of the lower level and T the number of its steps; other numbers have the
+names and defaults of the paper or of a common setting. The survey that sorts them: Liu, Gao, Zhang,
+Meng, Lin, "Investigating bi-level optimization for learning and vision from a unified
+perspective", 2021, arXiv 2101.11517.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from hetjax.bilevel import lower as lower_lib
+from hetjax.bilevel import machine, multipliers, solvers
+from hetjax.bilevel import problem as problem_lib
+from hetjax.bilevel.implicit import implicit
+from hetjax.bilevel.lower import aggregate, descent
+from hetjax.bilevel.unroll import Learned, unroll
+from hetjax.bilevel.value_gap import value_gap
+from hetjax.types import PyTree
+
+
+class Recipe(NamedTuple):
+    """A method of the literature."""
+
+    make: Callable[..., machine.Estimator]  # (tx, T, **numbers) -> estimator
+    name: str
+    paper: str
+    assumes: str  # of the lower level, for what its paper proves
+    learns_start: bool = False  # x is a `Learned`
+
+    def cost(self, tx: lower_lib.Optimizer, num_steps: int, x: PyTree) -> problem_lib.Cost:
+        """Of one hypergradient with the usual numbers; x decides in forward mode."""
+        return machine.cost(self.make(tx, num_steps).program(x))
+
+
+def per_coordinate(x: PyTree) -> optax.GradientTransformation:
+    """Descent with a learning rate for each number of y, which are `x["rates"]`."""
+    return optax.stateless(
+        lambda updates, _: jax.tree.map(lambda rate, u: -rate * u, x["rates"], updates)
+    )
+
+
+_CONVEX = "strongly convex in y"
+_ANY = "a continuous loss on a compact set; no convexity"
+_PL = "Polyak-Lojasiewicz in y; no convexity"
+
+RECIPES: dict[str, Recipe] = {
+    # --- Explicit gradients ---
+    "fhg": Recipe(
+        lambda tx, T: unroll(descent(tx), T, mode="forward"),
+        "FHG, forward hypergradient",
+        "Franceschi, Donini, Frasconi, Pontil, 2017, arXiv 1703.01785",
+        _CONVEX,
+    ),
+    "rhg": Recipe(
+        lambda tx, T: unroll(descent(tx), T),
+        "RHG, reverse hypergradient",
+        "Franceschi, Donini, Frasconi, Pontil, 2017, arXiv 1703.01785",
+        _CONVEX,
+    ),
+    "truncated_rhg": Recipe(
+        lambda tx, T, K=None: unroll(descent(tx), T, back=max(T // 2, 1) if K is None else K),
+        "T-RHG, truncated reverse hypergradient",
+        "Shaban, Cheng, Hatch, Boots, 2018, arXiv 1810.10667",
+        _CONVEX,
+    ),
+    "one_stage": Recipe(
+        lambda tx, T: unroll(descent(tx), 1),
+        "one stage; DARTS of the second order (T is 1)",
+        "Liu, Simonyan, Yang, 2018, arXiv 1806.09055",
+        "one step reaches the minimum; a heuristic",
+    ),
+    "darts": Recipe(
+        lambda tx, T: implicit(descent(tx), 1, solve=solvers.one_step(), cross="fd"),
+        "DARTS by finite differences (T is 1; the cross product is taken after the step)",
+        "Liu, Simonyan, Yang, 2018, arXiv 1806.09055",
+        "one step reaches the minimum; a heuristic",
+    ),
+    "darts_first_order": Recipe(
+        lambda tx, T: unroll(descent(tx), 1, back=0),
+        "DARTS of the first order: alternating descent; 0 where F has no x of its own (T is 1)",
+        "Liu, Simonyan, Yang, 2018, arXiv 1806.09055",
+        "y does not depend on x; a heuristic",
+    ),
+    "maml": Recipe(
+        lambda tx, T: unroll(descent(tx), T, start="learned"),
+        "MAML",
+        "Finn, Abbeel, Levine, 2017, arXiv 1703.03400",
+        "none: the steps themselves are differentiated",
+        learns_start=True,
+    ),
+    "fomaml": Recipe(
+        lambda tx, T: unroll(descent(tx), T, start="learned", back=0),
+        "FOMAML, MAML of the first order",
+        "Finn, Abbeel, Levine, 2017, arXiv 1703.03400",
+        "small steps",
+        learns_start=True,
+    ),
+    "reptile": Recipe(
+        lambda tx, T: unroll(descent(tx), T, start="learned", mode="displacement"),
+        "Reptile: no upper loss, the start follows the steps",
+        "Nichol, Achiam, Schulman, 2018, arXiv 1803.02999",
+        "small steps",
+        learns_start=True,
+    ),
+    "meta_sgd": Recipe(
+        lambda tx, T: unroll(descent(per_coordinate), T, start="learned"),
+        "Meta-SGD: a learning rate for each number, `x = Learned({'rates': …}, start)`",
+        "Li, Zhou, Chen, Li, 2017, arXiv 1707.09835",
+        "none: the steps themselves are differentiated",
+        learns_start=True,
+    ),
+    "bda": Recipe(
+        lambda tx, T, mu=0.5: unroll(aggregate(tx, mu=mu), T),
+        "BDA, bilevel descent aggregation",
+        "Liu, Mu, Yuan, Zeng, Zhang, 2020, arXiv 2006.04045",
+        "convex in y, many minima; F strongly convex in y",
+    ),
+    "iaptt": Recipe(
+        lambda tx, T: unroll(descent(tx), T, start="learned", pick="worst"),
+        "IAPTT-GM, learned start and worst iterate",
+        "Liu, Liu, Zeng, Zhang, 2021, arXiv 2110.00455",
+        _ANY,
+        learns_start=True,
+    ),
+    # --- Implicit gradients ---
+    "cg": Recipe(
+        lambda tx, T, Q=10, damp=0.0: implicit(descent(tx), T, solve=solvers.cg(Q, damp)),
+        "HOAG, conjugate gradients",
+        "Pedregosa, 2016, arXiv 1602.02355",
+        _CONVEX,
+    ),
+    "neumann": Recipe(
+        lambda tx, T, Q=10, eta=0.1: implicit(
+            descent(tx), T, solve=solvers.neumann(Q, eta), warm=False
+        ),
+        "Neumann series",
+        "Lorraine, Vicol, Duvenaud, 2019, arXiv 1911.02590",
+        _CONVEX,
+    ),
+    "t1_t2": Recipe(
+        lambda tx, T, eta=0.1: implicit(descent(tx), 1, solve=solvers.scaled(eta)),
+        "T1-T2: the identity for the inverse (T is 1)",
+        "Luketina, Berglund, Greff, Raiko, 2015, arXiv 1511.06727",
+        "curvature near a multiple of the identity",
+    ),
+    "sama": Recipe(
+        lambda tx, T: implicit(descent(tx), T, solve=solvers.one_step(), cross="fd"),
+        "SAMA: the optimiser's own scaling for the inverse, finite differences",
+        "Choe, Mehta, Ahn, Neiswanger, Xie, Strubell, Xing, 2023, arXiv 2310.05674",
+        "curvature near the inverse of the optimiser's scaling",
+    ),
+    "soba": Recipe(
+        lambda tx, T, eta=0.1: implicit(descent(tx), 1, solve=solvers.neumann(1, eta)),
+        "SOBA: one step of y, one of the warm linear system (T is 1)",
+        "Dagréou, Ablin, Vaiter, Moreau, 2022, arXiv 2201.13409",
+        _CONVEX,
+    ),
+    "iga": Recipe(
+        lambda tx, T: implicit(descent(tx), T, solve=solvers.rank_one()),
+        "IGA: the outer product of the lower gradient for the Hessian",
+        "known by that name from the toolbox BOAT; no paper is quoted here",
+        "the lower gradient is not 0",
+    ),
+    # --- Value functions ---
+    "bvfim": Recipe(
+        lambda tx, T, sigma=0.1, shift=0.1, ridge=1e-3: value_gap(
+            descent(tx),
+            T,
+            multiplier=multipliers.barrier(
+                lambda k: sigma / (k + 1.0) ** 0.25,
+                lambda k: shift / (k + 1.0) ** 0.25,
+                ridge=lambda k: ridge / (k + 1.0) ** 0.25,
+            ),
+        ),
+        "BVFIM, interior points of the value function",
+        "Liu, Liu, Yuan, Zeng, Zhang, 2021, arXiv 2106.07991",
+        _ANY,
+    ),
+    "bvfsm": Recipe(
+        lambda tx, T, sigma=0.1: value_gap(
+            descent(tx),
+            T,
+            multiplier=multipliers.exterior(lambda k: sigma / (k + 1.0) ** 0.25),
+        ),
+        "BVFSM, sequential minimisation, by a quadratic penalty",
+        "Liu, Liu, Zeng, Zhang, 2021, arXiv 2110.04974",
+        _ANY,
+    ),
+    "bome": Recipe(
+        lambda tx, T, eta=0.5: value_gap(descent(tx), T, multiplier=multipliers.dynamic(eta)),
+        "BOME",
+        "Ye, Liu, Wright, Stone, Liu, 2022, arXiv 2209.08709",
+        _PL,
+    ),
+    "f2sa": Recipe(
+        lambda tx, T, start=1.0, power=1 / 7: value_gap(
+            descent(tx),
+            T,
+            multiplier=multipliers.growing(lambda k: start * (k + 1.0) ** power),
+        ),
+        "F2SA, a growing multiplier",
+        "Kwon, Kwon, Wright, Nowak, 2023, arXiv 2301.10945",
+        _CONVEX,
+    ),
+    "f2sa_central": Recipe(
+        lambda tx, T, multiplier=10.0: value_gap(
+            descent(tx), T, multiplier=multiplier, central=True
+        ),
+        "F2SA-p with p = 2: a central difference",
+        "2025, arXiv 2509.02937",
+        _CONVEX + ", smooth of a higher order",
+    ),
+    "v_pbgd": Recipe(
+        lambda tx, T, stop=10.0, steps=1000: value_gap(
+            descent(tx), 1, multiplier=multipliers.ramp(0.0, stop, steps), upper_steps=1
+        ),
+        "V-PBGD, a ramp to a constant multiplier (T is 1)",
+        "Shen, Chen, 2023, arXiv 2302.05185",
+        _PL,
+    ),
+    "meha": Recipe(
+        lambda tx, T, start=1.0, power=0.3, gamma=1.0: value_gap(
+            descent(tx),
+            1,
+            multiplier=multipliers.growing(lambda k: start * (k + 1.0) ** power),
+            upper_steps=1,
+            prox=gamma,
+        ),
+        "MEHA, the gap of the Moreau envelope (T is 1)",
+        "Liu, Liu, Yao, Zeng, Zhang, 2024, arXiv 2405.09927",
+        "weakly convex in y",
+    ),
+}
+
+
+def table(tx: lower_lib.Optimizer, num_steps: int, x: PyTree, *, start: Any = None) -> str:
+    """What each recipe asks for in one hypergradient, as Markdown; counted by the programs.
+
+    Args:
+        tx, num_steps: of the lower level.
+        x: the upper variable.
+        start: a start of the lower level, for those that learn it; they are left out without.
+    """
+    lines = [
+        "| recipe | method | losses | gradients | Hessian products | cross products | paper |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for key, recipe in RECIPES.items():
+        if recipe.learns_start and start is None:
+            continue
+        given = Learned(x, start) if recipe.learns_start else x
+        cost = recipe.cost(tx, num_steps, given)
+        numbers = (cost.losses, cost.gradients, cost.hessian_products, cost.cross_products)
+        cells = [f"`{key}`", recipe.name, *map(str, numbers), recipe.paper]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,157 @@
+"""What bad input gets: a message that says what is wrong and what to do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hetjax import bilevel
+
+X, Y = np.float32(1.5), np.array([1.0, -2.0], np.float32)
+STEPS = bilevel.descent(optax.sgd(0.1))
+
+
+def lower(x, y, batch):
+    return 0.5 * jnp.sum((y - x) ** 2)
+
+
+def upper(x, y, batch):
+    return jnp.sum(y**2)
+
+
+PROBLEM = bilevel.Bilevel(upper, lower)
+
+
+def hypergradient(problem=PROBLEM, estimator=None, x=X, y=Y, **named):
+    estimator = bilevel.unroll(STEPS, 3) if estimator is None else estimator
+    return bilevel.hypergradient(problem, estimator, x, y, **named)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, y, batch: x**2,
+        lambda x, y, batch: x**2 + jnp.sum(jax.lax.stop_gradient(y)),
+        lambda x, y, batch: x**2 + 0.0 * jnp.sum(jnp.zeros_like(y)),
+    ],
+)
+def test_an_upper_loss_without_y_is_refused(loss):
+    with pytest.raises(ValueError, match="the upper loss does not depend on y"):
+        hypergradient(bilevel.Bilevel(loss, lower))
+    with pytest.raises(ValueError, match="the upper loss does not depend on y"):
+        jax.jit(lambda x: hypergradient(bilevel.Bilevel(loss, lower), x=x))(X)
+
+
+def test_an_upper_loss_that_is_linear_in_y_is_none_of_those():
+    linear = bilevel.Bilevel(lambda x, y, batch: jnp.sum(y), lower)
+    assert float(hypergradient(linear).grad_x) > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"y": np.array([1, 2])}, "y is of type int"),
+        ({"x": {"a": np.ones(2, bool)}}, r"x\['a'\] is of type bool"),
+        ({"x": {}}, "x has no arrays"),
+    ],
+)
+def test_what_has_no_derivative_is_named(given, words):
+    with pytest.raises(ValueError, match=words):
+        hypergradient(**given)
+
+
+def test_steps_by_the_sign_alone_cannot_be_unrolled():
+    signs = bilevel.descent(optax.sign_sgd(0.1))
+    with pytest.raises(ValueError, match="its derivative in the gradient is 0 everywhere"):
+        hypergradient(estimator=bilevel.unroll(signs, 3))
+    assert np.isfinite(hypergradient(estimator=bilevel.implicit(signs, 3)).grad_x)
+
+
+def test_steps_without_a_derivative_cannot_be_unrolled():
+    def called(updates, params=None):
+        return jax.tree.map(
+            lambda u: jax.pure_callback(lambda a: a, jax.ShapeDtypeStruct(u.shape, u.dtype), u),
+            updates,
+        )
+
+    steps = bilevel.descent(optax.chain(optax.stateless(called), optax.sgd(0.1)))
+    with pytest.raises(ValueError, match=r"the lower step cannot be differentiated: .*optax\.sgd"):
+        hypergradient(estimator=bilevel.unroll(steps, 3))
+
+
+def test_conjugate_gradients_name_a_direction_without_minimum():
+    saddle = bilevel.Bilevel(
+        upper, lambda x, y, batch: 0.5 * y[0] ** 2 - 0.25 * y[1] ** 2 - x * y[0]
+    )
+    estimator = bilevel.implicit(STEPS, 1, solve=bilevel.cg(5))
+    with pytest.raises(ValueError, match=r"met a direction of curvature -0\.\d+.*Give a damp"):
+        hypergradient(saddle, estimator)
+    found = jax.jit(lambda x: hypergradient(saddle, estimator, x=x))(X)  # cannot raise
+    with pytest.raises(ValueError, match="met a direction of curvature"):
+        bilevel.check(found)
+    enough = bilevel.implicit(STEPS, 1, solve=bilevel.cg(5, damp=0.75))
+    assert np.isfinite(hypergradient(saddle, enough).grad_x)
+
+
+def test_a_series_that_grows_is_named():
+    estimator = bilevel.implicit(STEPS, 1, solve=bilevel.neumann(10, eta=3.0), warm=False)
+    with pytest.raises(ValueError, match=r"a residual of 512 times its right side.*smaller eta"):
+        hypergradient(estimator=estimator)
+
+
+def test_a_hypergradient_that_is_not_finite_is_traced_to_its_request():
+    def breaks(x, y, batch):
+        return 0.5 * jnp.sum((y - x) ** 2) + jnp.where(batch > 0, jnp.nan, 0.0) * jnp.sum(y)
+
+    problem = bilevel.Bilevel(upper, breaks)
+    batches = bilevel.Batches(lower=bilevel.Stack(np.array([0.0, 0.0, 1.0], np.float32)))
+    estimator = bilevel.unroll(STEPS, 3)
+    with pytest.raises(ValueError, match=r"not finite\. hetjax\.bilevel\.explain"):
+        hypergradient(problem, estimator, batches=batches)
+    said = bilevel.explain(problem, estimator, X, Y, batches)
+    assert said.startswith("request 2, gradient of the lower level on batch 2: ")
+    assert said.endswith("look at the loss and at this batch")
+    assert bilevel.explain(PROBLEM, estimator, X, Y) == ""
+
+
+def test_steps_behind_a_barrier_stay_there_and_are_counted():
+    strong = bilevel.value_gap(
+        bilevel.descent(optax.sgd(1.0)), 20, multiplier=bilevel.barrier(1e-3, 0.01)
+    )
+    found = hypergradient(estimator=strong)
+    assert 0 < int(found.info.crossed) <= 20
+    assert float(found.info.gap) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: bilevel.unroll(STEPS, 0), "give at least one"),
+        (lambda: bilevel.unroll(STEPS, 3, back=4), "back between 0"),
+        (lambda: bilevel.unroll(STEPS, 3, mode="both"), "mode is 'both'; it must be one of 'rev"),
+        (
+            lambda: bilevel.unroll(STEPS, 3, mode="forward", back=1),
+            "differentiates all",
+        ),
+        (
+            lambda: bilevel.unroll(STEPS, 3, checkpoint=True, pick="worst"),
+            "are for all",
+        ),
+        (lambda: bilevel.unroll(STEPS, 3, mode="displacement"), "for start='learned' alone"),
+        (lambda: bilevel.implicit(STEPS, 3, cross="both"), "cross is 'both'"),
+        (lambda: bilevel.implicit(bilevel.aggregate(optax.sgd(0.1)), 3), "take unroll"),
+        (lambda: bilevel.implicit(STEPS, 0, solve=bilevel.one_step()), "at least 1"),
+        (lambda: bilevel.value_gap(bilevel.aggregate(optax.sgd(0.1)), 3), "give descent"),
+        (lambda: bilevel.value_gap(STEPS, 3, prox=-1.0), "a positive prox"),
+        (lambda: bilevel.value_gap(STEPS, 3, prox=1.0, central=True), "take one of them"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_a_learned_start_wants_a_learned_variable():
+    with pytest.raises(ValueError, match=r"hetjax\.bilevel\.Learned\(x, start\)"):
+        hypergradient(estimator=bilevel.unroll(STEPS, 3, start="learned"))
