@@ -250,7 +250,7 @@ def _take_difference(sign: float, carry: Implied, answer: Answer) -> Implied:
 
 
 def _take_rank_one(carry: Implied, answer: Answer) -> Implied:
-    square = vectors.inner(answer.y, answer.y)
+    square = vectors.inner(answer.y, answer.y) + carry.solving.curvature  # damp
     along = vectors.inner(carry.solving.right, answer.y)
     share = jnp.where(square > 0, along / jnp.where(square > 0, square, 1), 0)
     return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, -share))

@@ -163,7 +163,7 @@ RECIPES: dict[str, Recipe] = {
         _CONVEX,
     ),
     "iga": Recipe(
-        lambda tx, T: implicit(descent(tx), T, solve=solvers.rank_one()),
+        lambda tx, T, damp=0.1: implicit(descent(tx), T, solve=solvers.rank_one(damp)),
         "IGA: the outer product of the lower gradient for the Hessian",
         "known by that name from the toolbox BOAT; no paper is quoted here",
         "the lower gradient is not 0",

@@ -130,12 +130,19 @@ def one_step() -> Solver:
     return Solver(0, _from_nothing, _never, _never, False, "optimizer")
 
 
-def rank_one() -> Solver:
-    """`H` is taken for `g g'`, g the lower gradient (IGA): `d_x F - <b, g> / |g|^2 d_x f`.
+def rank_one(damp: float = 0.0) -> Solver:
+    """`H` is taken for `g g'`, g the lower gradient (IGA): `d_x F - <b, g> / (|g|^2 + damp) d_x f`.
 
-    Gradients alone. Where the lower gradient is 0 nothing is subtracted.
+    Gradients alone. Near the lower minimum the quotient grows as 1 / |g| where `damp` is 0; where
+    the lower gradient is 0 nothing is subtracted.
     """
-    return Solver(0, _from_nothing, _never, _never, False, "rank_one")
+
+    def begin(right: PyTree, start: PyTree | None) -> Solving:
+        del start
+        curvature = jnp.asarray(damp, dtype_of(right))
+        return _from_nothing(right, None)._replace(curvature=curvature)
+
+    return Solver(0, begin, _never, _never, False, "rank_one")
 
 
 def _from_nothing(right: PyTree, start: PyTree | None) -> Solving:
