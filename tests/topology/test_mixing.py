@@ -153,7 +153,7 @@ CASES = [("base", BASE, 8)] + [
 
 @pytest.mark.parametrize(("pieces", "num_workers"), [case[1:] for case in CASES])
 def test_minimising_rho_is_never_worse_than_matcha(pieces, num_workers):
-    budgets = np.linspace(0.1, 1, 4 if num_workers != 8 else 6)
+    budgets = np.linspace(0.1, 1, 3)
     for budget in budgets:
         direct, plain = (
             solve(pieces, num_workers, budget)
