@@ -48,6 +48,23 @@ def check_upper(upper: Callable, x: PyTree, y: PyTree, batch: Any) -> None:
         )
 
 
+def check_stack(level: str, given: Any, number: int) -> None:
+    """Refuses a stack of fewer batches than an estimator asks for.
+
+    Raises:
+        ValueError: it has fewer.
+    """
+    if not isinstance(given, problem_lib.Stack):
+        return
+    sizes = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(given.batches)}
+    if len(sizes) != 1 or min(sizes) < number:
+        raise ValueError(
+            f"hypergradient: the stack of {level} batches has leading axes {sorted(sizes)}, and "
+            f"this estimator asks for {number} batches of that level: give leaves [{number}, ...], "
+            "or one batch without Stack, which every request takes whole"
+        )
+
+
 def pull_through(step: Callable, *arguments: PyTree) -> Callable:
     """`jax.vjp` of a lower step, whose last argument is its gradients.
 

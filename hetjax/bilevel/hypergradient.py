@@ -60,6 +60,8 @@ def hypergradient(
         return problem_lib.answer(problem, what, at, problem_lib.batch_of(given, what, at))
 
     program = estimator.program(x)
+    for level, number in machine.num_batches(program).items():
+        diagnosis.check_stack(level, getattr(given, level), number)
     carry = estimator.begin(x, y, state)
     at = problem_lib.At(carry.x, carry.y)
     diagnosis.check_upper(problem.upper, at.x, at.y, problem_lib.batch_of(given, _UPPER, at))

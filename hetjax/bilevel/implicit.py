@@ -29,7 +29,8 @@ class Implied(NamedTuple):
     k: jax.Array  # i32[]: steps made
     gradients: tuple[PyTree, ...]  # of the last step
     before: tuple[PyTree, PyTree]  # y and opt before it
-    loss: jax.Array
+    loss: jax.Array  # F
+    lower_loss: jax.Array  # f before the last step
     grad_x: PyTree
     solving: solvers.Solving
     start: PyTree  # v of the last hypergradient
@@ -107,6 +108,7 @@ class _Implicit:
             gradients=(none,),
             before=(y, opt),
             loss=jnp.zeros((), vectors.dtype_of(y)),
+            lower_loss=jnp.zeros((), vectors.dtype_of(y)),
             grad_x=vectors.zeros_like(x),
             solving=self.solve.begin(none, None),
             start=none if state is None or not self.warm else state.memory,
@@ -119,7 +121,8 @@ class _Implicit:
             machine.Ask(What(Kind.GRADIENT, LOWER, is_new=True), _at_step, _take_gradient),
             machine.Then(self.made),
         )
-        upper = machine.Ask(What(Kind.GRADIENT, UPPER, ("x", "y")), _here, self.take_upper)
+        what = What(Kind.GRADIENT, UPPER, ("x", "y"), is_new=True)
+        upper = machine.Ask(what, _here, self.take_upper)
         first = (machine.Repeat(self.num_steps, step), upper)
         match self.solve.kind:
             case "rank_one":
@@ -201,6 +204,7 @@ class _Implicit:
         left = jnp.sqrt(vectors.inner(solving.residual, solving.residual))
         info = machine.Info(
             carry.loss,
+            carry.lower_loss if self.num_steps else (),
             residual=left / jnp.where(size > 0, size, 1) if has_system else (),
             curvature=solving.curvature if has_system else (),
         )
@@ -237,7 +241,10 @@ def _beside(sign: float, carry: Implied) -> At:
 
 
 def _take_gradient(carry: Implied, answer: Answer) -> Implied:
-    return carry._replace(gradients=(vectors.like(answer.y, carry.y),))
+    return carry._replace(
+        gradients=(vectors.like(answer.y, carry.y),),
+        lower_loss=answer.loss.astype(carry.loss.dtype),
+    )
 
 
 def _take_cross(carry: Implied, answer: Answer) -> Implied:

@@ -44,7 +44,7 @@ class Info(NamedTuple):
     """What an estimator found beside the hypergradient. Cost is static."""
 
     upper_loss: Any  # F at the lower variable that was reached
-    lower_loss: Any = ()  # f there; () where it was not asked for
+    lower_loss: Any = ()  # f there, of a value gap; else before the last step; () without steps
     gap: Any = ()  # f(x, y) - f(x, z), of a value gap
     residual: Any = ()  # of the linear system, over the norm of its right side
     multiplier: Any = ()  # of a value gap
@@ -149,6 +149,18 @@ def _repeated(
     if fewer is None:
         return jax.lax.scan(lambda c, _: (run(steps, c, answer), None), carry, length=times)[0]
     return jax.lax.fori_loop(0, fewer(carry), lambda _, c: run(steps, c, answer), carry)
+
+
+def num_batches(program: tuple[Step, ...]) -> dict[str, int]:
+    """How many batches of each level a program asks for."""
+    found = {problem_lib.UPPER: 0, problem_lib.LOWER: 0}
+    for step in program:
+        if isinstance(step, Ask):
+            found[step.what.level] += step.what.is_new
+        elif isinstance(step, Repeat):
+            for level, number in num_batches(step.steps).items():
+                found[level] += step.times * number
+    return found
 
 
 def cost(program: tuple[Step, ...]) -> problem_lib.Cost:

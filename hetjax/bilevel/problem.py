@@ -25,7 +25,7 @@ class Bilevel(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """A batch for each request: leaves `[K, ...]`. Request number k of a level takes the k-th."""
+    """Batches, leaves `[K, ...]`: each request of a level that wants a new one takes the next."""
 
     batches: PyTree
 
@@ -153,5 +153,9 @@ def _products(function: Callable, what: What, at: At, batch: Any) -> Answer:
 
 
 def _tangents(function: Callable, at: At, batch: Any) -> Answer:
-    gradient, along = jax.linearize(lambda x, y: jax.grad(function, 1)(x, y, batch), at.x, at.y)
-    return Answer(y=gradient, tangents=jax.vmap(along)(*at.tangents))
+    def gradient(x: PyTree, y: PyTree) -> tuple[PyTree, jax.Array]:
+        loss, of_y = jax.value_and_grad(function, 1)(x, y, batch)
+        return of_y, loss
+
+    of_y, along, loss = jax.linearize(gradient, at.x, at.y, has_aux=True)
+    return Answer(loss=loss, y=of_y, tangents=jax.vmap(along)(*at.tangents))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from hetjax.bilevel import diagnosis, machine, vectors, walks
 from hetjax.bilevel import lower as lower_lib
-from hetjax.bilevel.problem import LOWER, UPPER, At, Kind, What
+from hetjax.bilevel.problem import UPPER, At, Kind, What
 from hetjax.types import PyTree
 
 _OPTIONS = {
@@ -51,15 +51,14 @@ def unroll(
         back: K, the steps that are differentiated, from the last one; by default all. 0: the lower
             variable counts as constant.
         mode: 'reverse', memory grows with K; 'forward', memory with the number of x's numbers
-            and time with their number, for a few of them; 'displacement', no derivative: the
-            start's gradient is the start less where the steps went (Reptile).
+            and time with their number; 'displacement', no derivative: the start's gradient is
+            the start less where the steps went (Reptile).
         checkpoint: reverse mode holds every sqrt(T)-th step, and makes the others once more.
         start: 'warm', where the last hypergradient ended; 'cold', at the y that is given;
             'learned': x is a `Learned`, and its start gets a gradient.
         pick: 'last'; or 'worst', the iterate with the highest upper loss, 1 to T.
 
-    Returns:
-        an estimator; the gradient has the form of x.
+    Returns: an estimator.
 
     Raises:
         ValueError: options that contradict each other; says which.
@@ -144,6 +143,7 @@ class _Unrolled:
             chosen=walks.Choice(loss - jnp.inf, zero, y, tangents) if self.picks_worst else (),
             reached=y,
             loss=loss,
+            lower_loss=loss,
             grad_x=vectors.zeros_like(x),
             adjoint=(vectors.zeros_like(y), list(map(jnp.zeros_like, vectors.floats(opt)))),
             turn=zero if state is None else jnp.asarray(state.turn, jnp.int32),
@@ -163,23 +163,25 @@ class _Unrolled:
     def ways(self, x: PyTree) -> tuple[machine.Step, ...]:
         """All steps forward, and the upper gradient where they end."""
         one = self.forward(x, self.made)
-        if self.picks_worst:
-            one += (machine.Ask(What(Kind.LOSS, UPPER), walks.here, walks.take_loss),)
-        way: tuple[machine.Step, ...] = (machine.Repeat(self.num_steps, one),)
-        if self.picks_worst:
-            way += (machine.Then(walks.to_chosen),)
-        return (
-            *way,
-            machine.Ask(What(Kind.GRADIENT, UPPER, ("x", "y")), walks.here, walks.take_upper),
+        at = functools.partial(walks.at_end, self.num_steps if UPPER in self.lower.levels else 0)
+        what = What(Kind.GRADIENT, UPPER, ("x", "y"), is_new=not self.picks_worst)
+        upper = machine.Ask(what, at, walks.take_upper)
+        if not self.picks_worst:
+            return machine.Repeat(self.num_steps, one), upper
+        first, held = (
+            machine.Ask(What(Kind.LOSS, UPPER, is_new=is_new), at, walks.take_loss)
+            for is_new in (True, False)
         )
+        others = machine.Repeat(self.num_steps - 1, (*one, held))
+        return (*one, first, others, machine.Then(walks.to_chosen), upper)
 
     def forward(self, x: PyTree, made: Any, *, is_new: bool = True) -> tuple[machine.Step, ...]:
         """One step: a gradient of each level, and then the optimiser."""
         del x
         asks = [
             machine.Ask(
-                What(Kind.GRADIENT, level, is_new=is_new and level == LOWER),
-                functools.partial(walks.at_step, level),
+                What(Kind.GRADIENT, level, is_new=is_new),
+                walks.at_step,
                 functools.partial(walks.take_gradient, index),
             )
             for index, level in enumerate(self.lower.levels)
@@ -200,7 +202,7 @@ class _Unrolled:
         return machine.Result(
             grad_x,
             machine.State(walk.reached, (), walk.turn + 1),
-            machine.Info(walk.loss, step_chosen=chosen),
+            machine.Info(walk.loss, walk.lower_loss, step_chosen=chosen),
         )
 
 
@@ -227,7 +229,7 @@ class _Backwards(_Unrolled):
         asks = [
             machine.Ask(
                 What(Kind.PRODUCTS, level, ("x", "y")),
-                functools.partial(self.product_at, index, level),
+                functools.partial(self.product_at, index),
                 walks.take_products,
             )
             for index, level in enumerate(self.lower.levels)
@@ -248,8 +250,8 @@ class _Backwards(_Unrolled):
         grad_x = vectors.add(walk.grad_x, x)
         return walk._replace(adjoint=(y, opt), grad_x=grad_x, gradients=gradients)
 
-    def product_at(self, index: int, level: str, walk: walks.Walk) -> At:
-        at = walks.at_step(level, walk._replace(y=self.moment(walk).y, k=walk.k - 1))
+    def product_at(self, index: int, walk: walks.Walk) -> At:
+        at = walks.at_step(walk._replace(y=self.moment(walk).y, k=walk.k - 1))
         return at._replace(vector=walk.gradients[index])
 
 
@@ -274,12 +276,11 @@ class _Reverse(_Backwards):
         return vectors.row(walk.past, walk.k - 1 - (self.num_steps - self.held))
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
-        fewer = self.fewer if self.picks_worst else None
-        return (*self.ways(x), machine.Repeat(self.back, self.backward(), fewer))
+        def fewer(walk: walks.Walk) -> jax.Array:  # steps back, from the iterate that was taken
+            return jnp.minimum(walk.k, self.back)
 
-    def fewer(self, walk: walks.Walk) -> jax.Array:
-        """Steps back from the iterate that was taken."""
-        return jnp.minimum(walk.k, self.back)
+        back = self.backward(), fewer if self.picks_worst else None
+        return (*self.ways(x), machine.Repeat(self.back, *back))
 
 
 class _Checkpointed(_Backwards):
@@ -361,10 +362,10 @@ class _Forward(_Unrolled):
                 What(
                     Kind.TANGENTS,
                     level,
-                    is_new=is_new and level == LOWER,
+                    is_new=is_new,
                     num_tangents=vectors.size_of(x),
                 ),
-                functools.partial(walks.tangents_at, level),
+                walks.tangents_at,
                 functools.partial(walks.take_tangents, index),
             )
             for index, level in enumerate(self.lower.levels)

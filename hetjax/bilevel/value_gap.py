@@ -25,7 +25,8 @@ class Gap(NamedTuple):
     z: PyTree
     opt_y: PyTree
     opt_z: PyTree
-    k: jax.Array  # i32[]: steps made, which number the lower batches
+    k: jax.Array  # i32[]: number of the next lower batch
+    upper_k: jax.Array  # i32[]: number of the next upper batch
     upper_gradient: PyTree  # in y, of the step that is being made
     least: jax.Array  # f(x, z), with its ridge
     multiplier: jax.Array
@@ -132,6 +133,7 @@ class _ValueGap:
             opt_y=opt,
             opt_z=opt,
             k=zero,
+            upper_k=zero,
             upper_gradient=none,
             least=number,
             multiplier=number,
@@ -151,7 +153,8 @@ class _ValueGap:
         to_y = machine.Repeat(0 if self.is_dynamic else self.upper_steps, self.step_of("y"))
         seen: tuple[machine.Step, ...] = ()
         if self.multiplier.needs_gap:
-            seen = (machine.Ask(What(Kind.LOSS, LOWER), _at("z"), self.take_least),)
+            what = What(Kind.LOSS, LOWER, is_new=True)
+            seen = (machine.Ask(what, _at("z"), self.take_least),)
         wrt = ("x", "y") if self.is_dynamic else ("x",)
         return (
             machine.Then(self.begun),
@@ -160,7 +163,9 @@ class _ValueGap:
             machine.Then(self.between),
             to_y,
             machine.Then(self.ended),
-            machine.Ask(What(Kind.GRADIENT, UPPER, wrt), self.upper_at, self.take_upper),
+            machine.Ask(
+                What(Kind.GRADIENT, UPPER, wrt, is_new=True), self.upper_at, self.take_upper
+            ),
             machine.Ask(What(Kind.GRADIENT, LOWER, wrt, is_new=True), _at("y"), self.take_at_y),
             machine.Ask(What(Kind.GRADIENT, LOWER, ("x",)), _at("z"), self.take_at_z),
             machine.Then(self.moved),
@@ -175,7 +180,10 @@ class _ValueGap:
         )
         if which == "z" and not self.central:
             return (lower,)
-        return (machine.Ask(What(Kind.GRADIENT, UPPER), _at(which), _take_upper_gradient), lower)
+        upper = machine.Ask(
+            What(Kind.GRADIENT, UPPER, is_new=True), _upper_at(which), _take_upper_gradient
+        )
+        return (upper, lower)
 
     def begun(self, gap: Gap) -> Gap:
         """The multiplier before the gap is known."""
@@ -204,7 +212,7 @@ class _ValueGap:
         """f at z, with its ridge."""
         square = vectors.inner(gap.z, gap.z)
         least = answer.loss + self.multiplier.ridge(_turn(gap)) / 2 * square
-        return gap._replace(least=least.astype(gap.least.dtype))
+        return gap._replace(least=least.astype(gap.least.dtype), k=gap.k + 1)
 
     def between(self, gap: Gap) -> Gap:
         """Before the steps of y. Behind a barrier they begin at z, which is on its right side."""
@@ -239,7 +247,7 @@ class _ValueGap:
 
     def upper_at(self, gap: Gap) -> At:
         """With central differences, the mean of both: off by the square of 1 / lambda."""
-        return At(gap.x, self.middle(gap))
+        return At(gap.x, self.middle(gap), gap.upper_k)
 
     def middle(self, gap: Gap) -> PyTree:
         if not self.central:
@@ -311,5 +319,13 @@ def _at(which: str) -> Callable[[Gap], At]:
     return at
 
 
+def _upper_at(which: str) -> Callable[[Gap], At]:
+    def at(gap: Gap) -> At:
+        return At(gap.x, getattr(gap, which), gap.upper_k)
+
+    return at
+
+
 def _take_upper_gradient(gap: Gap, answer: Answer) -> Gap:
-    return gap._replace(upper_gradient=vectors.like(answer.y, gap.y))
+    gradient = vectors.like(answer.y, gap.y)
+    return gap._replace(upper_gradient=gradient, upper_k=gap.upper_k + 1)

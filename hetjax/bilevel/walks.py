@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.bilevel import vectors
-from hetjax.bilevel.problem import LOWER, Answer, At
+from hetjax.bilevel.problem import Answer, At
 from hetjax.types import PyTree
 
 
@@ -49,26 +49,32 @@ class Walk(NamedTuple):
     chosen: Any  # Choice, or () where the last iterate is taken
     reached: PyTree  # y at the end
     loss: jax.Array  # F there
+    lower_loss: jax.Array  # f before the last step
     grad_x: PyTree
     adjoint: tuple[PyTree, list[jax.Array]]  # of y, and of the optimiser's numbers
     turn: jax.Array  # i32[]: hypergradients before this one
 
 
-def here(walk: Walk) -> At:
-    return At(walk.x, walk.y)
+def at_end(batch: int, walk: Walk) -> At:
+    """Where the upper loss is looked at: on the batch after those of the steps, if any."""
+    return At(walk.x, walk.y, batch)
 
 
-def at_step(level: str, walk: Walk) -> At:
-    """Step k has the k-th batch of the lower level; of the upper level all have the first."""
-    return At(walk.x, walk.y, walk.k if level == LOWER else 0)
+def at_step(walk: Walk) -> At:
+    """Step k has the k-th batch of each level that it asks."""
+    return At(walk.x, walk.y, walk.k)
 
 
-def tangents_at(level: str, walk: Walk) -> At:
-    return at_step(level, walk)._replace(tangents=(walk.tangents.x, walk.tangents.y))
+def tangents_at(walk: Walk) -> At:
+    return at_step(walk)._replace(tangents=(walk.tangents.x, walk.tangents.y))
 
 
 def take_gradient(index: int, walk: Walk, answer: Answer) -> Walk:
-    return walk._replace(gradients=_with(walk.gradients, index, answer.y))
+    """The gradients of a step are in the order of its levels, the lower one last."""
+    walk = walk._replace(gradients=_with(walk.gradients, index, answer.y))
+    if index < len(walk.gradients) - 1 or isinstance(answer.loss, tuple):
+        return walk
+    return walk._replace(lower_loss=answer.loss.astype(walk.loss.dtype))
 
 
 def take_tangents(index: int, walk: Walk, answer: Answer) -> Walk:

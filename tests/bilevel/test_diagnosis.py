@@ -155,3 +155,10 @@ def test_options_that_contradict_each_other_are_refused(make, words):
 def test_a_learned_start_wants_a_learned_variable():
     with pytest.raises(ValueError, match=r"hetjax\.bilevel\.Learned\(x, start\)"):
         hypergradient(estimator=bilevel.unroll(STEPS, 3, start="learned"))
+
+
+def test_a_stack_of_too_few_batches_is_refused():
+    few = bilevel.Batches(lower=bilevel.Stack(np.zeros((4, 2), np.float32)))
+    with pytest.raises(ValueError, match=r"lower batches has leading axes \[4\].*asks for 5"):
+        hypergradient(estimator=bilevel.unroll(STEPS, 5), batches=few)
+    assert np.isfinite(hypergradient(estimator=bilevel.unroll(STEPS, 4), batches=few).grad_x)
