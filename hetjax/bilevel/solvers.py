@@ -29,7 +29,8 @@ class Solver(NamedTuple):
     Attributes:
         num_products: after the first one of a warm start.
         begin: `(right, start) -> Solving`; `start` is None for a cold start.
-        warm: `(solving, product) -> Solving`, of the product with the start.
+        warm: `(solving, product) -> Solving`, of the product with the start; None where no start
+            is taken.
         take: `(solving, product) -> Solving`.
         kind: how the hypergradient is made of it: 'solution', by a cross product with v;
             'optimizer', v is b pulled through the last lower step; 'rank_one'.
@@ -37,7 +38,7 @@ class Solver(NamedTuple):
 
     num_products: int
     begin: Callable[[PyTree, PyTree | None], Solving]
-    warm: Callable[[Solving, PyTree], Solving]
+    warm: Callable[[Solving, PyTree], Solving] | None
     take: Callable[[Solving, PyTree], Solving]
     kind: str = "solution"
 
@@ -116,7 +117,7 @@ def scaled(eta: float) -> Solver:
         solving = _from_nothing(right, None)
         return solving._replace(solution=jax.tree.map(lambda b: eta * b, right))
 
-    return Solver(0, begin, _never, _never)
+    return Solver(0, begin, None, _never)
 
 
 def one_step() -> Solver:
@@ -125,7 +126,7 @@ def one_step() -> Solver:
     For gradient descent it is `scaled` by the learning rate; for Adam a diagonal that adapts
     (SAMA).
     """
-    return Solver(0, _from_nothing, _never, _never, "optimizer")
+    return Solver(0, _from_nothing, None, _never, "optimizer")
 
 
 def rank_one() -> Solver:
@@ -133,7 +134,7 @@ def rank_one() -> Solver:
 
     Gradients alone. Where the lower gradient is 0 nothing is subtracted.
     """
-    return Solver(0, _from_nothing, _never, _never, "rank_one")
+    return Solver(0, _from_nothing, None, _never, "rank_one")
 
 
 def _from_nothing(right: PyTree, start: PyTree | None) -> Solving:

@@ -200,6 +200,24 @@ class _Backwards(_Unrolled):
         """Of step k - 1, which the adjoint goes through next."""
         raise NotImplementedError
 
+    def first_y(self, walk: walks.Walk) -> PyTree:
+        """Where the lower level began, after all steps back."""
+        raise NotImplementedError
+
+    def begun(self, walk: walks.Walk) -> walks.Walk:
+        """Through the optimiser's first state, where all steps have been gone back."""
+        of_y, of_opt = walk.adjoint
+        if not of_opt:
+            return walk
+
+        def begun(x: PyTree, y: PyTree) -> list[jax.Array]:
+            return vectors.floats(vectors.like(self.lower.init(x, y), walk.opt))
+
+        _, pull = jax.vjp(begun, walk.x, self.first_y(walk))
+        x, y = pull([jnp.where(walk.k == 0, adjoint, 0) for adjoint in of_opt])
+        adjoint = vectors.add(of_y, y), of_opt
+        return walk._replace(adjoint=adjoint, grad_x=vectors.add(walk.grad_x, x))
+
     def backward(self) -> tuple[machine.Step, ...]:
         asks = [
             machine.Ask(
@@ -252,7 +270,11 @@ class _Reverse(_Backwards):
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
         fewer = self.fewer if self.picks_worst else None
-        return (*self.ways(x), machine.Repeat(self.back, self.backward(), fewer))
+        way = (*self.ways(x), machine.Repeat(self.back, self.backward(), fewer))
+        return (*way, machine.Then(self.begun)) if self.held == self.num_steps else way
+
+    def first_y(self, walk: walks.Walk) -> PyTree:
+        return vectors.row(walk.past, 0).y
 
     def fewer(self, walk: walks.Walk) -> jax.Array:
         """Steps back from the iterate that was taken."""
@@ -294,6 +316,9 @@ class _Checkpointed(_Backwards):
     def moment(self, walk: walks.Walk) -> walks.Moment:
         return vectors.row(walk.past[1], (walk.k - 1) % self.length)
 
+    def first_y(self, walk: walks.Walk) -> PyTree:
+        return vectors.row(walk.past[0], 0).y
+
     def to_start(self, walk: walks.Walk) -> walks.Walk:
         """To the first step of the segment that step k - 1 is in."""
         row = (walk.k - 1) // self.length
@@ -312,7 +337,7 @@ class _Checkpointed(_Backwards):
 
         last = self.num_steps - self.length * (self.num_segments - 1)
         others = machine.Repeat(self.num_segments - 1, segment(self.length))
-        return (*self.ways(x), *segment(last), others)
+        return (*self.ways(x), *segment(last), others, machine.Then(self.begun))
 
 
 class _Forward(_Unrolled):

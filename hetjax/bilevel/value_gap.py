@@ -151,7 +151,8 @@ class _ValueGap:
         to_y = machine.Repeat(0 if self.is_dynamic else self.upper_steps, self.step_of("y"))
         seen: tuple[machine.Step, ...] = ()
         if self.multiplier.needs_gap:
-            seen = (machine.Ask(What(Kind.LOSS, LOWER), _at("z"), self.take_least),)
+            what = What(Kind.LOSS, LOWER, is_new=True)
+            seen = (machine.Ask(what, _at("z"), self.take_least),)
         wrt = ("x", "y") if self.is_dynamic else ("x",)
         return (
             machine.Then(self.begun),
@@ -204,7 +205,7 @@ class _ValueGap:
         """f at z, with its ridge."""
         square = vectors.inner(gap.z, gap.z)
         least = answer.loss + self.multiplier.ridge(gap.turn) / 2 * square
-        return gap._replace(least=least.astype(gap.least.dtype))
+        return gap._replace(least=least.astype(gap.least.dtype), k=gap.k + 1)
 
     def between(self, gap: Gap) -> Gap:
         """Before the steps of y. Behind a barrier they begin at z, which is on its right side."""
