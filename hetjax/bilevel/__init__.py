@@ -4,10 +4,10 @@
 `value_gap` penalises how far the lower loss is from its least value. An estimator is a `machine`
 that asks for sums over batches (`problem`). Here `hypergradient` answers, on one device, under
 `jit`. `lower` has the lower dynamics, `solvers` and `multipliers` what `implicit` and `value_gap`
-take, `walks` what `unroll` carries, `recipes` the methods of the literature as expressions, and
-`diagnosis` says what is wrong. The update with the gradient is the user's own optimiser's.
-Imports `trees` and `types`. Losses, x, y and batches come in; a gradient like x, a state and what
-was found go out.
+take, `forwards`, `reverse` and `walks` the two ways of `unroll`. `recipes` are the methods of the
+literature as expressions; `diagnosis` says what is wrong. The update with the gradient is the
+user's own optimiser's. Imports `trees` and `types`. Losses, x, y and batches come in; a gradient
+like x, a state and what was found go out.
 """
 
 from hetjax.bilevel.diagnosis import check, explain
@@ -27,8 +27,9 @@ from hetjax.bilevel.multipliers import (
 from hetjax.bilevel.problem import Answer, At, Batches, Bilevel, Cost, Kind, Stack, What
 from hetjax.bilevel.recipes import RECIPES, Recipe, per_coordinate
 from hetjax.bilevel.solvers import Solver, cg, neumann, one_step, rank_one, scaled
-from hetjax.bilevel.unroll import Learned, unroll
+from hetjax.bilevel.unroll import unroll
 from hetjax.bilevel.value_gap import value_gap
+from hetjax.bilevel.walks import Learned
 
 __all__ = [
     "RECIPES",

@@ -17,7 +17,6 @@ from hetjax.bilevel.problem import LOWER, UPPER, Answer, At, Kind, What
 from hetjax.types import PyTree
 
 _CROSSES = ("jvp", "fd")
-_FD_STEP = 0.01  # of finite differences, over the vector's norm, as in DARTS
 
 
 class Implied(NamedTuple):
@@ -43,6 +42,7 @@ def implicit(
     *,
     solve: solvers.Solver | None = None,
     cross: str = "jvp",
+    fd_step: float = 0.01,
     warm: bool = True,
 ) -> machine.Estimator:
     """Solves the lower level by `num_steps` steps, and a linear system there.
@@ -52,8 +52,9 @@ def implicit(
         num_steps: T.
         solve: `cg(Q, damp)` (default, Q = 10), `neumann(Q, eta)`, `scaled(eta)`, `one_step()` or
             `rank_one()`.
-        cross: 'jvp', exact cross products; 'fd', by central differences of two gradients, whose
-            error falls with the square of their distance, 0.01 / |v|.
+        cross: 'jvp', exact cross products; 'fd', by central differences of two gradients, at
+            `y ± fd_step v / |v|`.
+        fd_step: their distance from y; the error falls with its square. 0.01 as in DARTS.
         warm: the system is begun with its last solution, too, for one product more.
 
     Returns:
@@ -79,7 +80,10 @@ def implicit(
     solve = solvers.cg(10) if solve is None else solve
     if solve.kind == "optimizer" and not num_steps:
         raise ValueError("implicit: one_step() goes through the last lower step; make at least 1")
-    made = _Implicit(lower, num_steps, solve, cross == "fd", warm and solve.iterates)
+    if fd_step <= 0:
+        raise ValueError(f"implicit: fd_step is {fd_step}; it is a distance: give a positive one")
+    distance = fd_step if cross == "fd" else None
+    made = _Implicit(lower, num_steps, solve, distance, warm and solve.warm is not None)
     return machine.Estimator(made.begin, made.program, made.end)
 
 
@@ -89,11 +93,11 @@ class _Implicit:
         lower: lower_lib.Lower,
         num_steps: int,
         solve: solvers.Solver,
-        by_differences: bool,
+        fd_step: float | None,
         warm: bool,
     ) -> None:
         self.lower, self.num_steps, self.solve = lower, num_steps, solve
-        self.by_differences, self.warm = by_differences, warm
+        self.fd_step, self.warm = fd_step, warm
 
     def begin(self, x: PyTree, y: PyTree, state: machine.State | None) -> Implied:
         zero = jnp.zeros((), jnp.int32)
@@ -146,6 +150,7 @@ class _Implicit:
 
         num = self.solve.num_products
         if self.warm:
+            assert self.solve.warm is not None
             begun = product(self.solve.warm, is_new=True)
             return (begun, machine.Repeat(num, (product(self.solve.take, is_new=False),)))
         if num < 1:
@@ -155,18 +160,32 @@ class _Implicit:
 
     def cross(self, *, is_new: bool) -> tuple[machine.Step, ...]:
         """Subtracts the cross product with v."""
-        if not self.by_differences:
+        if self.fd_step is None:
             what = What(Kind.PRODUCTS, LOWER, ("x",), is_new=is_new)
             return (machine.Ask(what, _along_solution, _take_cross),)
         asks = [
             machine.Ask(
                 What(Kind.GRADIENT, LOWER, ("x",), is_new=is_new and sign > 0),
-                functools.partial(_beside, sign),
-                functools.partial(_take_difference, sign),
+                functools.partial(self.beside, sign),
+                functools.partial(self.take_difference, sign),
             )
             for sign in (1.0, -1.0)
         ]
         return tuple(asks)
+
+    def distance(self, carry: Implied) -> jax.Array:
+        """Of the points of a central difference from y, over v."""
+        assert self.fd_step is not None
+        size = jnp.sqrt(vectors.inner(carry.solving.solution, carry.solving.solution))
+        return self.fd_step / jnp.where(size > 0, size, 1)
+
+    def beside(self, sign: float, carry: Implied) -> At:
+        y = vectors.add(carry.y, carry.solving.solution, sign * self.distance(carry))
+        return At(carry.x, y, carry.k)
+
+    def take_difference(self, sign: float, carry: Implied, answer: Answer) -> Implied:
+        scale = -sign / (2 * self.distance(carry))
+        return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, scale))
 
     def made(self, carry: Implied) -> Implied:
         y, opt = self.lower.step(carry.x, carry.y, carry.opt, carry.gradients, carry.k)
@@ -229,17 +248,6 @@ def _along_solution(carry: Implied) -> At:
     return _at_step(carry)._replace(vector=carry.solving.solution)
 
 
-def _distance(carry: Implied) -> jax.Array:
-    """Of the points of a central difference from y, over v."""
-    size = jnp.sqrt(vectors.inner(carry.solving.solution, carry.solving.solution))
-    return _FD_STEP / jnp.where(size > 0, size, 1)
-
-
-def _beside(sign: float, carry: Implied) -> At:
-    y = vectors.add(carry.y, carry.solving.solution, sign * _distance(carry))
-    return At(carry.x, y, carry.k)
-
-
 def _take_gradient(carry: Implied, answer: Answer) -> Implied:
     return carry._replace(
         gradients=(vectors.like(answer.y, carry.y),),
@@ -249,11 +257,6 @@ def _take_gradient(carry: Implied, answer: Answer) -> Implied:
 
 def _take_cross(carry: Implied, answer: Answer) -> Implied:
     return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, -1.0))
-
-
-def _take_difference(sign: float, carry: Implied, answer: Answer) -> Implied:
-    scale = -sign / (2 * _distance(carry))
-    return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, scale))
 
 
 def _take_rank_one(carry: Implied, answer: Answer) -> Implied:

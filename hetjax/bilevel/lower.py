@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hetjax.bilevel import problem
+from hetjax import trees
+from hetjax.bilevel import problem, vectors
 from hetjax.types import PyTree
 
 
@@ -67,7 +68,8 @@ def aggregate(
     """
 
     def direction(gradients: tuple[PyTree, ...], k: Any) -> PyTree:
-        share = mu * upper_scale * alpha(jnp.asarray(k, jnp.float32))
+        dtype = trees.wider(jnp.float32, vectors.dtype_of(gradients))
+        share = mu * upper_scale * alpha(jnp.asarray(k, dtype))
         return jax.tree.map(
             lambda upper, lower: share.astype(upper.dtype) * upper + (1 - mu) * lower, *gradients
         )

@@ -20,8 +20,9 @@ from hetjax.bilevel import machine, multipliers, solvers
 from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.implicit import implicit
 from hetjax.bilevel.lower import aggregate, descent
-from hetjax.bilevel.unroll import Learned, unroll
+from hetjax.bilevel.unroll import unroll
 from hetjax.bilevel.value_gap import value_gap
+from hetjax.bilevel.walks import Learned
 from hetjax.types import PyTree
 
 

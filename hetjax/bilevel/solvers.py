@@ -29,18 +29,17 @@ class Solver(NamedTuple):
     Attributes:
         num_products: after the first one of a warm start.
         begin: `(right, start) -> Solving`; `start` is None for a cold start.
-        warm: `(solving, product) -> Solving`, of the product with the start.
+        warm: `(solving, product) -> Solving`, of the product with the start; None where no start
+            is taken.
         take: `(solving, product) -> Solving`.
-        iterates: it may begin with its last solution.
         kind: how the hypergradient is made of it: 'solution', by a cross product with v;
             'optimizer', v is b pulled through the last lower step; 'rank_one'.
     """
 
     num_products: int
     begin: Callable[[PyTree, PyTree | None], Solving]
-    warm: Callable[[Solving, PyTree], Solving]
+    warm: Callable[[Solving, PyTree], Solving] | None
     take: Callable[[Solving, PyTree], Solving]
-    iterates: bool = True
     kind: str = "solution"
 
 
@@ -118,7 +117,7 @@ def scaled(eta: float) -> Solver:
         solving = _from_nothing(right, None)
         return solving._replace(solution=jax.tree.map(lambda b: eta * b, right))
 
-    return Solver(0, begin, _never, _never, False)
+    return Solver(0, begin, None, _never)
 
 
 def one_step() -> Solver:
@@ -127,7 +126,7 @@ def one_step() -> Solver:
     For gradient descent it is `scaled` by the learning rate; for Adam a diagonal that adapts
     (SAMA).
     """
-    return Solver(0, _from_nothing, _never, _never, False, "optimizer")
+    return Solver(0, _from_nothing, None, _never, "optimizer")
 
 
 def rank_one(damp: float = 0.0) -> Solver:
@@ -142,7 +141,7 @@ def rank_one(damp: float = 0.0) -> Solver:
         curvature = jnp.asarray(damp, dtype_of(right))
         return _from_nothing(right, None)._replace(curvature=curvature)
 
-    return Solver(0, begin, _never, _never, False, "rank_one")
+    return Solver(0, begin, None, _never, "rank_one")
 
 
 def _from_nothing(right: PyTree, start: PyTree | None) -> Solving:

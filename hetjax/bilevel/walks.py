@@ -10,6 +10,13 @@ from hetjax.bilevel.problem import Answer, At
 from hetjax.types import PyTree
 
 
+class Learned(NamedTuple):
+    """An upper variable that has the lower level's start in it, for `start="learned"`."""
+
+    x: PyTree
+    start: PyTree  # like y
+
+
 class Moment(NamedTuple):
     """What the way back needs of a step."""
 

@@ -1,0 +1,371 @@
+"""What has to be equal: each function returns the largest distance that it found, float64.
+
+Tests assert that it is small, and that it is not where something is made wrong on purpose
+(`test_mutants`); `experiments.benchmarks.bilevel` prints it. A distance is the largest one of a
+number, over the largest number where that is above 1.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hetjax import bilevel
+from hetjax.bilevel import problem as problem_lib
+from tests.bilevel import problems, walking
+
+STEP = 0.3  # of gradient descent on P1: A has eigenvalues from 0.5 to 2
+_T = 12  # on P1; on the MLP 5, which two segments of checkpoints do not share evenly
+
+
+def adam(rate) -> optax.GradientTransformation:
+    """Adam; optax relies on JAX's promotion of types inside it."""
+    made = optax.adam(rate)
+
+    def update(gradients, state, params=None):
+        with jax.numpy_dtype_promotion("standard"):
+            return made.update(gradients, state, params)
+
+    return optax.GradientTransformation(made.init, update)
+
+
+DYNAMICS: dict[str, Callable] = {
+    "sgd": lambda x: optax.sgd(STEP),
+    "momentum": lambda x: optax.sgd(0.1, momentum=0.8, nesterov=True),
+    "adam": lambda x: adam(0.1),
+    "rate in x": lambda x: optax.sgd(jnp.exp(x["rate"]), momentum=0.5),
+    "adam, rate in x": lambda x: adam(jnp.exp(x["rate"])),
+    "rate in the state": lambda x: optax.inject_hyperparams(optax.sgd)(
+        learning_rate=jnp.exp(x["rate"])
+    ),
+}
+
+
+def modes_agree(dynamics: str, *, aggregated: bool = False, num_steps: int = 5) -> float:
+    """Reverse, checkpointed and forward mode against a plain loop and `jax.grad`: on the MLP."""
+    case, tx = problems.mlp(), DYNAMICS[dynamics]
+    lower, direction = bilevel.descent(tx), None
+    if aggregated:
+        alpha = lambda k: 0.5 * (k + 1.0) ** -0.25  # noqa: E731
+        lower = bilevel.aggregate(tx, alpha=alpha, mu=0.3, upper_scale=0.7)
+
+        def direction(upper, lower, k):
+            share = 0.3 * 0.7 * alpha(k)
+            return jax.tree.map(lambda u, g: share * u + 0.7 * g, upper, lower)
+
+    def loop(x, y):
+        return walking.plain(case.problem, tx(x), num_steps, x, y, direction=direction)
+
+    (value, reached), grad = jax.jit(jax.value_and_grad(loop, has_aux=True))(case.x, case.y)
+    found = []
+    for options in ({}, {"checkpoint": True}, {"mode": "forward"}):
+        estimator = bilevel.unroll(lower, num_steps, **options)
+        result = walking.jitted(case.problem, estimator, case.x, case.y)
+        found.append((result.grad_x, result.info.upper_loss, result.state.y))
+    return walking.apart((grad, value, reached), *found)
+
+
+def learned_start(dynamics: str, **options) -> float:
+    """MAML: the gradient of the start, and of x, against `jax.grad` through the loop."""
+    case, tx = problems.mlp(), DYNAMICS[dynamics]
+
+    def loop(x, y):
+        return walking.plain(case.problem, tx(x), 5, x, y)[0]
+
+    wanted = jax.jit(jax.grad(loop, (0, 1)))(case.x, case.y)
+    estimator = bilevel.unroll(bilevel.descent(tx), 5, start="learned", **options)
+    x = bilevel.Learned(case.x, case.y)
+    return walking.apart(wanted, tuple(walking.jitted(case.problem, estimator, x, case.y).grad_x))
+
+
+def first_order_maml() -> float:
+    """`back=0`: the start gets `d_y F(y_T)`, x its direct part."""
+    case, tx = problems.mlp(), optax.sgd(STEP)
+    _, reached = walking.plain(case.problem, tx, 5, case.x, case.y)
+    wanted = jax.grad(case.problem.upper, (0, 1))(case.x, reached, None)
+    estimator = bilevel.unroll(bilevel.descent(tx), 5, start="learned", back=0)
+    x = bilevel.Learned(case.x, case.y)
+    return walking.apart(wanted, tuple(walking.jitted(case.problem, estimator, x, case.y).grad_x))
+
+
+def worst_iterate(back: int | None = None) -> float:
+    """IAPTT: through the steps up to the iterate where F is highest, found by hand."""
+    case, tx = problems.mlp(), optax.sgd(2.0, momentum=0.8)  # F rises and falls
+    case = case._replace(y=jax.tree.map(lambda leaf: 3 * leaf, case.y))
+
+    def loop(x, y, num_steps, cut=None):
+        return walking.plain(case.problem, tx, num_steps, x, y, cut=cut)[0]
+
+    losses = [float(loop(case.x, case.y, t)) for t in range(1, 8)]
+    chosen = 1 + int(np.argmax(losses))
+    assert 1 < chosen < 7, losses
+    estimator = bilevel.unroll(bilevel.descent(tx), 7, start="learned", pick="worst", back=back)
+    x = bilevel.Learned(case.x, case.y)
+    result = walking.jitted(case.problem, estimator, x, case.y)
+    assert int(result.info.step_chosen) == chosen
+    if back is None:
+        wanted = jax.grad(loop, (0, 1))(case.x, case.y, chosen)
+    else:
+        zeros = jax.tree.map(jnp.zeros_like, case.y)
+        wanted = jax.grad(lambda x, d: loop(x, case.y, chosen, (chosen - back, d)), (0, 1))(
+            case.x, zeros
+        )
+    return walking.apart(wanted, tuple(result.grad_x))
+
+
+def closed_form() -> float:
+    """Reverse mode on P1 against `rho x + B'A^{-1}(I - M^T)(y_T - t)`."""
+    p1, lower = problems.quadratic(), bilevel.descent(optax.sgd(STEP))
+    found = [
+        walking.jitted(p1.problem, bilevel.unroll(lower, T), p1.x, p1.y).grad_x for T in (1, 7, 40)
+    ]
+    return walking.apart([p1.unrolled(T, STEP) for T in (1, 7, 40)], found)
+
+
+def truncated_is_neumann() -> float:
+    """The last K steps differentiated, and K terms of the series with the same step: on P1."""
+    p1, lower, distances = problems.quadratic(), bilevel.descent(optax.sgd(STEP)), []
+    for K in (1, 3, _T):
+        unrolled = bilevel.unroll(lower, _T, back=K)
+        implied = bilevel.implicit(lower, _T, solve=bilevel.neumann(K, STEP), warm=False)
+        results = [walking.jitted(p1.problem, e, p1.x, p1.y) for e in (unrolled, implied)]
+        distances.append(walking.apart(*[(r.grad_x, r.state.y) for r in results]))
+    return max(distances)
+
+
+def truncated_is_neumann_at_the_minimum() -> float:
+    """On the MLP too, where the lower steps do not move; both give K terms of the true series."""
+    case, lower = problems.mlp(), bilevel.descent(optax.sgd(STEP))
+    gradient = jax.jit(jax.grad(case.problem.lower, 1))
+    hessian = jax.jit(jax.jacfwd(jax.grad(_flat_loss(case), 1), 1))
+    flat, unravel = _flat(case.y)
+    for _ in range(200):  # gradient descent, then Newton's steps
+        flat = flat - STEP * _flat(gradient(case.x, unravel(flat), None))[0]
+    for _ in range(6):
+        right = _flat(gradient(case.x, unravel(flat), None))[0]
+        flat = flat - np.linalg.solve(hessian(case.x, flat), right)
+    best = unravel(flat)
+    found = [
+        walking.jitted(case.problem, e, case.x, best).grad_x
+        for e in (
+            bilevel.unroll(lower, 4, back=3),
+            bilevel.implicit(lower, 4, solve=bilevel.neumann(3, STEP), warm=False),
+        )
+    ]
+    return walking.apart(*found)
+
+
+def one_step_is_scaled() -> float:
+    """One step back, `scaled` by the step, and `one_step()`: on P1."""
+    p1, lower = problems.quadratic(), bilevel.descent(optax.sgd(STEP))
+    estimators = [
+        bilevel.unroll(lower, _T, back=1),
+        bilevel.implicit(lower, _T, solve=bilevel.scaled(STEP)),
+        bilevel.implicit(lower, _T, solve=bilevel.one_step()),
+        bilevel.implicit(lower, _T, solve=bilevel.neumann(1, STEP), warm=False),
+    ]
+    reached = p1.descended(_T, STEP)
+    wanted = p1.rho * p1.x + STEP * p1.B.T @ (reached - p1.t)
+    found = [walking.jitted(p1.problem, e, p1.x, p1.y).grad_x for e in estimators]
+    return walking.apart(wanted, *found)
+
+
+def one_step_of_adam() -> float:
+    """`one_step()` is one step back where the cross product does not depend on y: P1, Adam."""
+    p1, lower = problems.quadratic(), bilevel.descent(adam(0.1))
+    estimators = [
+        bilevel.unroll(lower, _T, back=1),
+        bilevel.implicit(lower, _T, solve=bilevel.one_step()),
+    ]
+    return walking.apart(*[walking.jitted(p1.problem, e, p1.x, p1.y).grad_x for e in estimators])
+
+
+def cg_is_exact() -> float:
+    """As many steps as y has numbers, at the lower minimum of P1."""
+    p1, lower = problems.quadratic(), bilevel.descent(optax.sgd(STEP))
+    estimator = bilevel.implicit(lower, 300, solve=bilevel.cg(len(p1.y)))
+    return walking.apart(p1.exact, walking.jitted(p1.problem, estimator, p1.x, p1.y).grad_x)
+
+
+def damped_solvers() -> float:
+    """`(H + damp I)^{-1}` by conjugate gradients and by a long series: on P1."""
+    p1, lower, distances = problems.quadratic(), bilevel.descent(optax.sgd(STEP)), []
+    for damp in (0.01, 0.5):
+        matrix = p1.A + damp * np.eye(len(p1.y))
+        for solve in (bilevel.cg(len(p1.y), damp), bilevel.neumann(400, STEP, damp)):
+            estimator = bilevel.implicit(lower, 300, solve=solve)
+            found = walking.jitted(p1.problem, estimator, p1.x, p1.y).grad_x
+            distances.append(walking.apart(p1.through(p1.best - p1.t, matrix), found))
+    return max(distances)
+
+
+def neumann_by_hand() -> float:
+    """Cold and then warm: `v <- v + eta (b - H v)`, Q times, from the last v."""
+    p1, lower, distances = problems.quadratic(), bilevel.descent(optax.sgd(STEP)), []
+    for Q in (1, 2, 5):
+        estimator = bilevel.implicit(lower, 3, solve=bilevel.neumann(Q, 0.2))
+        state, solution, y = None, np.zeros_like(p1.y), p1
+        for _ in range(3):
+            y = y._replace(y=y.descended(3, STEP))
+            for _ in range(Q):
+                solution = solution + 0.2 * (y.y - p1.t - p1.A @ solution)
+            result = walking.jitted(p1.problem, estimator, p1.x, p1.y, state=state)
+            state, wanted = result.state, p1.rho * p1.x + p1.B.T @ solution
+            distances.append(walking.apart((wanted, y.y), (result.grad_x, state.y)))
+    return max(distances)
+
+
+def rank_one_formula() -> float:
+    """`d_x F - <d_y F, g> / |g|^2 d_x f`, g = d_y f: on the MLP."""
+    case, tx = problems.mlp(), optax.sgd(STEP)
+    _, reached = walking.plain(case.problem, tx, 3, case.x, case.y)
+    upper_x, upper_y = jax.grad(case.problem.upper, (0, 1))(case.x, reached, None)
+    lower_x, lower_y = jax.grad(case.problem.lower, (0, 1))(case.x, reached, None)
+    b, g = _flat(upper_y)[0], _flat(lower_y)[0]
+    wanted = jax.tree.map(lambda u, f: u - (b @ g) / (g @ g) * f, upper_x, lower_x)
+    estimator = bilevel.implicit(bilevel.descent(tx), 3, solve=bilevel.rank_one())
+    return walking.apart(wanted, walking.jitted(case.problem, estimator, case.x, case.y).grad_x)
+
+
+def differences_on_quadratics() -> float:
+    """Cross products by finite differences are exact on P1, whatever their step."""
+    p1, lower, distances = problems.quadratic(), bilevel.descent(optax.sgd(STEP)), []
+    for fd_step in (1e-2, 1.0):
+        found = [
+            walking.jitted(
+                p1.problem, bilevel.implicit(lower, _T, solve=bilevel.cg(3), **cross), p1.x, p1.y
+            ).grad_x
+            for cross in ({}, {"cross": "fd", "fd_step": fd_step})
+        ]
+        distances.append(walking.apart(*found))
+    return max(distances)
+
+
+def gap_is_damped_implicit() -> float:
+    """Exact y and z, multiplier lambda: `(H + I / lambda)^{-1}`, at y*: on P1."""
+    p1, lower, distances = problems.quadratic(), bilevel.descent(optax.sgd(STEP)), []
+    for multiplier in (1.0, 10.0, 100.0, 1e4):
+        matrix = p1.A + np.eye(len(p1.y)) / multiplier
+        wanted = p1.through(p1.best - p1.t, matrix)
+        estimator = bilevel.value_gap(lower, 400, multiplier=multiplier)
+        result = walking.jitted(p1.problem, estimator, p1.x, p1.y)
+        found = (result.grad_x, result.state.y)
+        distances.append(walking.apart((wanted, p1.penalised(multiplier)), found))
+    return max(distances)
+
+
+def example_weights() -> float:
+    """Cleaning: `-s'(x_i) <grad l_i, v> / N` and `lambda s'(x_i) (l_i(y) - l_i(z)) / N`."""
+    task, lower = problems.cleaning(), bilevel.descent(optax.sgd(0.5))
+    slope = jax.nn.sigmoid(task.x) * (1 - jax.nn.sigmoid(task.x)) / len(task.x)
+    implied = bilevel.implicit(lower, 20, solve=bilevel.cg(12))
+    gap = bilevel.value_gap(lower, 20, multiplier=4.0)
+    by_products = walking.jitted(task.problem, implied, task.x, task.y)
+    v = by_products.state.memory
+    _, along = jax.jvp(lambda y: task.losses(y, 0), (by_products.state.y,), (v,))
+    by_losses = walking.jitted(task.problem, gap, task.x, task.y)
+    y, z = by_losses.state.memory
+    difference = task.losses(y, 0) - task.losses(z, 0)
+    return walking.apart(
+        (-slope * along, 4.0 * slope * difference), (by_products.grad_x, by_losses.grad_x)
+    )
+
+
+def products_are_symmetric() -> float:
+    """`<u, H v> = <v, H u>`, and `<C v, w>` is `<v, C' w>` with C' the derivative in x."""
+    case, rng = problems.mlp(), np.random.default_rng(3)
+    u, v = (jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), case.y) for _ in range(2))
+    w = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), case.x)
+
+    def products(vector):
+        what = problem_lib.What(problem_lib.Kind.PRODUCTS, problem_lib.LOWER, ("x", "y"))
+        at = problem_lib.At(case.x, case.y, vector=vector)
+        return problem_lib.answer(case.problem, what, at, None)
+
+    def gradient(x):
+        return jax.grad(case.problem.lower, 1)(x, case.y, None)
+
+    of_u, of_v = jax.jit(products)(u), jax.jit(products)(v)
+    along = jax.jvp(gradient, (case.x,), (w,))[1]
+    flat = {name: _flat(tree)[0] for name, tree in locals().items() if name in ("u", "v", "w")}
+    symmetric = (flat["u"] @ _flat(of_v.y)[0], _flat(of_v.x)[0] @ flat["w"])
+    return walking.apart(symmetric, (flat["v"] @ _flat(of_u.y)[0], flat["v"] @ _flat(along)[0]))
+
+
+def steps_take_their_batches() -> float:
+    """Step t takes the t-th lower batch, also on the way back and between checkpoints: P1, Adam."""
+    p1, tx, rng = problems.quadratic(), adam(0.2), np.random.default_rng(4)
+    stack, upper = rng.normal(size=(7, len(p1.y))), rng.normal(size=len(p1.y))
+
+    def squared(x, y, batch):  # its cross and Hessian products depend on the batch
+        return p1.problem.lower(x, y, batch) + 0.1 * jnp.sum((x * batch[:3]) ** 2) * jnp.sum(y**2)
+
+    problem = bilevel.Bilevel(p1.problem.upper, squared)
+    batches = bilevel.Batches(upper, bilevel.Stack(stack))
+
+    def loop(x):
+        return walking.plain(problem, tx, 7, x, p1.y, batches=stack, upper=upper)[0]
+
+    wanted = jax.jit(jax.grad(loop))(p1.x)
+    estimators = [
+        bilevel.unroll(bilevel.descent(tx), 7, **options)
+        for options in ({}, {"checkpoint": True}, {"mode": "forward"})
+    ]
+    found = [walking.jitted(problem, e, p1.x, p1.y, batches).grad_x for e in estimators]
+    return walking.apart(wanted, *found)
+
+
+def _flat(tree):
+    leaves, treedef = jax.tree.flatten(tree)
+    shapes = [np.shape(leaf) for leaf in leaves]
+
+    def unravel(flat):
+        parts = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+        pieces = jnp.split(flat, parts)
+        return jax.tree.unflatten(
+            treedef, [p.reshape(s) for p, s in zip(pieces, shapes, strict=True)]
+        )
+
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), unravel
+
+
+def _flat_loss(case: problems.Case) -> Callable:
+    _, unravel = _flat(case.y)
+    return lambda x, flat: case.problem.lower(x, unravel(flat), None)
+
+
+IDENTITIES: dict[str, Callable[[], float]] = {
+    "reverse mode is the closed form on P1": closed_form,
+    **{
+        f"reverse, checkpoints, forward and a plain loop agree on the MLP, {name}": (
+            lambda name=name: modes_agree(name)
+        )
+        for name in DYNAMICS
+    },
+    "the same with 4 steps, Adam": lambda: modes_agree("adam", num_steps=4),
+    "the same for the aggregate of both levels, sgd": lambda: modes_agree("sgd", aggregated=True),
+    "the same for the aggregate of both levels, adam": lambda: modes_agree("adam", aggregated=True),
+    "K steps back are K terms of Neumann's series on P1": truncated_is_neumann,
+    "and on the MLP at its lower minimum": truncated_is_neumann_at_the_minimum,
+    "one step back is the scaled upper gradient": one_step_is_scaled,
+    "one step back is one_step() for Adam": one_step_of_adam,
+    "conjugate gradients are exact after as many steps as numbers": cg_is_exact,
+    "damping adds to the diagonal": damped_solvers,
+    "Neumann's series goes on where it ended": neumann_by_hand,
+    "rank one is its formula": rank_one_formula,
+    "finite differences are exact on quadratics": differences_on_quadratics,
+    "the value gap is implicit, damped by 1 / lambda": gap_is_damped_implicit,
+    "hypergradients of example weights are their formulas": example_weights,
+    "products are symmetric": products_are_symmetric,
+    "every step has its own batch": steps_take_their_batches,
+    **{
+        f"MAML is jax.grad through the loop, {name}": lambda name=name: learned_start(name)
+        for name in ("sgd", "adam", "rate in the state")
+    },
+    "MAML with checkpoints": lambda: learned_start("momentum", checkpoint=True),
+    "first-order MAML is no step back": first_order_maml,
+    "the worst iterate is found and differentiated": worst_iterate,
+    "the worst iterate, two steps back": lambda: worst_iterate(2),
+}

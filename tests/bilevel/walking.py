@@ -1,0 +1,99 @@
+"""Runs an estimator: under `jit`, or on the host one request at a time, and notes the requests."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hetjax import bilevel
+from hetjax.bilevel import problem as problem_lib
+
+
+class Note(NamedTuple):
+    what: problem_lib.What
+    batch: int
+
+
+def jitted(problem, estimator, x, y, batches=None, state=None) -> bilevel.Result:
+    """`hypergradient` under `jit`."""
+
+    def call(x, y, batches, state):
+        return bilevel.hypergradient(problem, estimator, x, y, batches, state)
+
+    return jax.jit(call)(x, y, batches, state)
+
+
+def on_host(
+    problem, estimator, x, y, batches=None, state=None
+) -> tuple[bilevel.Result, list[Note]]:
+    """The same, and the requests in their order. Answers are jitted: one program for each What."""
+    given = bilevel.Batches() if batches is None else batches
+    programs: dict[Any, Any] = {}
+    notes, position = [], estimator.init(x, y, state)
+    while not position.is_done:
+        what, at = estimator.request(position)
+        notes.append(Note(what, int(at.batch)))
+        if what not in programs:
+            programs[what] = jax.jit(
+                lambda at, batch, what=what: problem_lib.answer(problem, what, at, batch)
+            )
+        batch = problem_lib.batch_of(given, what, at)
+        position = estimator.receive(position, programs[what](at, batch))
+    return estimator.result(position), notes
+
+
+def counted(notes: list[Note]) -> bilevel.Cost:
+    """The calls behind some requests, by hand."""
+    count = {"losses": 0, "gradients": 0, "hessian_products": 0, "cross_products": 0}
+    for what, _ in notes:
+        match what.kind.value:
+            case "loss":
+                count["losses"] += 1
+            case "gradient":
+                count["gradients"] += 1
+            case "products":
+                count["hessian_products"] += "y" in what.wrt
+                count["cross_products"] += "x" in what.wrt
+            case "tangents":
+                count["gradients"] += 1
+                count["hessian_products"] += what.num_tangents
+    return bilevel.Cost(**count)
+
+
+def plain(problem, tx, num_steps, x, y, *, direction=None, batches=None, upper=None, cut=None):
+    """`F(x, y_T)` by a Python loop, and y_T; differentiate it with `jax.grad`.
+
+    Args:
+        tx: an optax optimiser.
+        direction: `(upper gradient, lower gradient, k) -> gradient`; the lower one by default.
+        batches: the lower batch of each step.
+        upper: the upper batch.
+        cut: `(k, d)`: what came before step k counts as constant, and d is added to y there.
+    """
+    state = tx.init(y)
+    for k in range(num_steps):
+        if cut is not None and k == cut[0]:
+            y, state = jax.lax.stop_gradient((y, state))
+            y = jax.tree.map(jnp.add, y, cut[1])
+        batch = None if batches is None else batches[k]
+        gradient = jax.grad(problem.lower, 1)(x, y, batch)
+        if direction is not None:
+            gradient = direction(jax.grad(problem.upper, 1)(x, y, upper), gradient, k)
+        updates, state = tx.update(gradient, state, y)
+        y = optax.apply_updates(y, updates)
+    return problem.upper(x, y, upper), y
+
+
+def apart(*trees: Any) -> float:
+    """The largest distance of any tree's numbers from the first one's, over the largest number."""
+    vectors = [
+        np.concatenate([np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(tree)])
+        for tree in trees
+    ]
+    assert len({vector.shape for vector in vectors}) == 1
+    if not all(np.isfinite(vector).all() for vector in vectors):
+        return np.inf
+    size = max(1.0, float(np.abs(vectors[0]).max()))
+    return max(float(np.abs(vector - vectors[0]).max()) for vector in vectors[1:]) / size
