@@ -29,10 +29,11 @@ class Unrolled:
                     "hetjax.bilevel.Learned(x, start), and start is where the lower level begins"
                 )
             x, y = x
-        elif self.start == "warm" and state is not None:
-            y = state.y
+        kept: PyTree = ()
+        if self.start == "warm" and state is not None:
+            y, kept = state.y, state.opt
         x, y = jax.tree.map(jnp.asarray, (x, y))
-        opt = jax.tree.map(jnp.asarray, self.lower.init(x, y))
+        opt = self.lower.first_state(x, y, kept)
         gradients = tuple(vectors.zeros_like(y) for _ in self.lower.levels)
         zero, loss = jnp.zeros((), jnp.int32), jnp.zeros((), vectors.dtype_of(y))
         tangents = self.first_tangents(x, y, opt)
@@ -45,7 +46,7 @@ class Unrolled:
             past=self.first_past(walks.Moment(y, opt, gradients)),
             tangents=tangents,
             chosen=walks.Choice(loss - jnp.inf, zero, y, tangents) if self.picks_worst else (),
-            reached=y,
+            reached=(y, opt),
             loss=loss,
             lower_loss=loss,
             grad_x=vectors.zeros_like(x),
@@ -103,9 +104,10 @@ class Unrolled:
         if self.start == "learned":
             grad_x = walks.Learned(grad_x, walk.adjoint[0])
         chosen = walk.chosen.step if self.picks_worst else ()
+        y, opt = walk.reached
         return machine.Result(
             grad_x,
-            machine.State(walk.reached, (), walk.turn + 1),
+            machine.State(y, () if self.picks_worst else opt, (), walk.turn + 1),
             machine.Info(walk.loss, walk.lower_loss, step_chosen=chosen),
         )
 
@@ -118,8 +120,8 @@ class Displaced(Unrolled):
         return steps, machine.Then(self.displaced)
 
     def displaced(self, walk: walks.Walk) -> walks.Walk:
-        away = vectors.add(walk.reached, walk.y, -1.0)
-        return walk._replace(reached=walk.y, adjoint=(away, walk.adjoint[1]))
+        away = vectors.add(walk.reached[0], walk.y, -1.0)
+        return walk._replace(reached=(walk.y, walk.opt), adjoint=(away, walk.adjoint[1]))
 
 
 class Forward(Unrolled):

@@ -102,7 +102,7 @@ class _Implicit:
     def begin(self, x: PyTree, y: PyTree, state: machine.State | None) -> Implied:
         zero = jnp.zeros((), jnp.int32)
         x, y = jax.tree.map(jnp.asarray, (x, y if state is None else state.y))
-        opt = jax.tree.map(jnp.asarray, self.lower.init(x, y))
+        opt = self.lower.first_state(x, y, () if state is None else state.opt)
         none = vectors.zeros_like(y)
         return Implied(
             x=x,
@@ -228,7 +228,9 @@ class _Implicit:
             curvature=solving.curvature if has_system else (),
         )
         memory = solving.solution if self.warm else ()
-        return machine.Result(carry.grad_x, machine.State(carry.y, memory, carry.turn + 1), info)
+        return machine.Result(
+            carry.grad_x, machine.State(carry.y, carry.opt, memory, carry.turn + 1), info
+        )
 
 
 def _here(carry: Implied) -> At:

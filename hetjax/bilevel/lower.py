@@ -24,6 +24,14 @@ class Lower(NamedTuple):
     """`(x, y) -> state`, such as an optimiser's."""
     step: Callable[[PyTree, PyTree, PyTree, tuple[PyTree, ...], Any], tuple[PyTree, PyTree]]
     """`(x, y, state, gradients, k) -> (y, state)`; k counts the steps from 0."""
+    keeps_state: bool = True
+    """From one hypergradient to the next, where y goes on, too."""
+
+    def first_state(self, x: PyTree, y: PyTree, kept: PyTree = ()) -> PyTree:
+        """The state before the first step: what was kept, or a new one."""
+        if self.keeps_state and kept != ():
+            return kept
+        return jax.tree.map(jnp.asarray, self.init(x, y))
 
 
 Optimizer: TypeAlias = (
@@ -35,13 +43,15 @@ def descent(tx: Optimizer) -> Lower:
     """Steps of an optimiser down the lower loss.
 
     Args:
-        tx: an optax optimiser; or a function of x that makes one, where x holds its learning
-            rate, decay or the like.
+        tx: an optax optimiser, whose state goes on from one hypergradient to the next where y
+            does; or a function of x that makes one, where x holds its learning rate, decay or the
+            like: its state begins anew each time.
 
     Example:
         >>> lower = descent(lambda x: optax.sgd(jnp.exp(x["log_rate"])))
     """
-    return Lower((problem.LOWER,), _init(tx), _step(tx, lambda gradients, k: gradients[0]))
+    step = _step(tx, lambda gradients, k: gradients[0])
+    return Lower((problem.LOWER,), _init(tx), step, _is_fixed(tx))
 
 
 def aggregate(
@@ -74,7 +84,12 @@ def aggregate(
             lambda upper, lower: share.astype(upper.dtype) * upper + (1 - mu) * lower, *gradients
         )
 
-    return Lower((problem.UPPER, problem.LOWER), _init(tx), _step(tx, direction))
+    levels = problem.UPPER, problem.LOWER
+    return Lower(levels, _init(tx), _step(tx, direction), _is_fixed(tx))
+
+
+def _is_fixed(tx: Optimizer) -> bool:
+    return isinstance(tx, optax.GradientTransformation)
 
 
 def _made(tx: Optimizer, x: PyTree) -> optax.GradientTransformation:

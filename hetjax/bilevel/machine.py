@@ -59,7 +59,8 @@ class State(NamedTuple):
     """What an estimator keeps from one hypergradient to the next."""
 
     y: PyTree  # the lower variable that was reached
-    memory: PyTree = ()  # a warm adjoint, the second lower variable, states of optimisers
+    opt: PyTree = ()  # the lower optimiser's state; () where it is begun anew
+    memory: PyTree = ()  # a warm adjoint, or both lower variables of a value gap
     turn: Any = 0  # i32[]: hypergradients so far
 
 

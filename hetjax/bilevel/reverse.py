@@ -26,7 +26,7 @@ class Backwards(forwards.Unrolled):
         """Through the optimiser's first state, where all steps have been gone back."""
         of_y, of_opt = walk.adjoint
         if not of_opt:
-            return walk
+            return walk  # a state that was kept is a constant, and init does not depend on x then
 
         def begun(x: PyTree, y: PyTree) -> list[jax.Array]:
             return vectors.floats(vectors.like(self.lower.init(x, y), walk.opt))

@@ -123,15 +123,15 @@ class _ValueGap:
             y, z = state.memory
         if self.is_dynamic:
             z = y
-        opt = jax.tree.map(jnp.asarray, self.lower.init(x, y))
+        kept_y, kept_z = ((), ()) if state is None else state.opt
         zero, number = jnp.zeros((), jnp.int32), jnp.zeros((), vectors.dtype_of(y))
         none = vectors.zeros_like(y)
         return Gap(
             x=x,
             y=y,
             z=z,
-            opt_y=opt,
-            opt_z=opt,
+            opt_y=self.lower.first_state(x, y, kept_y),
+            opt_z=self.lower.first_state(x, z, kept_z),
             k=zero,
             upper_k=zero,
             upper_gradient=none,
@@ -303,8 +303,9 @@ class _ValueGap:
             multiplier=gap.multiplier,
             crossed=gap.crossed if self.multiplier.is_barrier else (),
         )
-        memory = gap.y, gap.z
-        return machine.Result(grad_x, machine.State(self.middle(gap), memory, gap.turn + 1), info)
+        opts, memory = (gap.opt_y, gap.opt_z), (gap.y, gap.z)
+        state = machine.State(self.middle(gap), opts, memory, gap.turn + 1)
+        return machine.Result(grad_x, state, info)
 
 
 def _turn(gap: Gap) -> jax.Array:

@@ -54,7 +54,7 @@ class Walk(NamedTuple):
     past: PyTree  # reverse mode: what is held of the steps
     tangents: Any  # Tangents, or () in reverse mode
     chosen: Any  # Choice, or () where the last iterate is taken
-    reached: PyTree  # y at the end
+    reached: tuple[PyTree, PyTree]  # y and opt at the end
     loss: jax.Array  # F there
     lower_loss: jax.Array  # f before the last step
     grad_x: PyTree
@@ -106,7 +106,7 @@ def to_chosen(walk: Walk) -> Walk:
 
 def take_upper(walk: Walk, answer: Answer) -> Walk:
     return walk._replace(
-        reached=walk.y,
+        reached=(walk.y, walk.opt),
         loss=answer.loss.astype(walk.loss.dtype),
         grad_x=vectors.like(answer.x, walk.x),
         adjoint=(vectors.like(answer.y, walk.y), walk.adjoint[1]),
