@@ -55,15 +55,15 @@ def print_help(*more: str, flag_values: flags.FlagValues = flags.FLAGS) -> NoRet
     sys.exit(0)
 
 
-def fields_help(prefix: str) -> str:
-    """A line or two for each field of the configuration, which is set by `PREFIXfield=value`."""
+def fields_help(prefix: str, of: type = config.ExperimentConfig) -> str:
+    """A line or two for each field of a configuration, which is set by `PREFIXfield=value`."""
     owners = {name: f"of {parts}: " for name, parts, *_ in kinds.rows()}
     lines = [
         _line(
             f"{prefix}{name}={default}",
             "; ".join(filter(None, [owners.get(name, "") + says, allowed])),
         )
-        for name, default, says, allowed in fields.rows(config.ExperimentConfig)
+        for name, default, says, allowed in fields.rows(of)
     ]
     title = f"Fields of the configuration, {prefix}FIELD=VALUE, with their defaults:"
     return f"{title}\n\n" + "\n".join(lines)
@@ -81,7 +81,11 @@ def _line(name: str, says: str | None) -> str:
 
 
 def misplaced_fields(
-    arguments: Sequence[str], prefix: str, *, flag_values: flags.FlagValues = flags.FLAGS
+    arguments: Sequence[str],
+    prefix: str,
+    *,
+    flag_values: flags.FlagValues = flags.FLAGS,
+    of: type = config.ExperimentConfig,
 ) -> Iterator[str]:
     """Yields the right spelling of each field that stands alone: `--epochs=3`, or `epochs=3`.
 
@@ -89,6 +93,7 @@ def misplaced_fields(
         arguments: of the command line.
         prefix: what stands before a field, such as `--config.`.
         flag_values: the program's own flags, which are none.
+        of: the dataclass of the configuration.
 
     Example:
         >>> list(misplaced_fields(["--epochs=3"], "--config.", flag_values=flags.FlagValues()))
@@ -106,7 +111,7 @@ def misplaced_fields(
             value = f"={following[0]}"
         if found[1] and (name in flag_values or name.partition(".")[0] in flag_values):
             continue
-        near, known = _fields_like(name.removeprefix("config."))
+        near, known = _fields_like(name.removeprefix("config."), of)
         if not near:
             continue
         spelt = " or ".join(f"{prefix}{field}{value}" for field in near)
@@ -118,9 +123,9 @@ def misplaced_fields(
             yield f"{argument}: there is no such flag or field. Did you mean {spelt}?"
 
 
-def _fields_like(name: str) -> tuple[list[str], bool]:
+def _fields_like(name: str, of: type) -> tuple[list[str], bool]:
     """The fields of this name, with or without their groups, else the nearest; whether they are."""
-    leaves = fields.leaf_names(config.ExperimentConfig)
+    leaves = fields.leaf_names(of)
     if name in leaves:
         return [name], True
     exact = [leaf for leaf in leaves if leaf.rpartition(".")[2] == name]

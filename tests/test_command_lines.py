@@ -17,6 +17,7 @@ from hetjax.report import __main__ as report_command
 ROOT = pathlib.Path(__file__).parent.parent
 PROGRAMS = {
     "experiments.train": ("--workdir", "--config.optimizer.learning_rate=0.05"),
+    "experiments.train_bilevel": ("--workdir", "--config.estimator.name='value_gap'"),
     "experiments.compare": ("--seeds=0", "--set=cluster.num_workers=4"),
     "experiments.simulate": ("--workers=8,64,1000,10000", "--microbatch_secs=0.1"),
     "experiments.compare_orders": ("--data_dir", "--minutes=90.0"),

@@ -40,16 +40,17 @@ def render(*, config: Record, summary: Record, history: Sequence[Record]) -> str
     ]
     if history:
         table = tables.rounds_table(history)
-        body.append(_details("The first and the last rounds in numbers", table))
+        body.append(details("The first and the last rounds in numbers", table))
     for heading, record in (
         ("Configuration", config),
         ("Summary, as written to summary.json", summary),
     ):
-        body.append(_details(heading, f"<pre>{words.escaped(words.pretty(record))}</pre>"))
-    return _frame(title, "\n".join(part for part in body if part))
+        body.append(details(heading, f"<pre>{words.escaped(words.pretty(record))}</pre>"))
+    return frame(title, "\n".join(part for part in body if part))
 
 
-def _frame(title: str, body: str) -> str:
+def frame(title: str, body: str) -> str:
+    """A whole page: its head with the style, and the body in it."""
     css = importlib.resources.files("hetjax.report").joinpath("style.css")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -60,7 +61,8 @@ def _frame(title: str, body: str) -> str:
     )
 
 
-def _details(heading: str, content: str) -> str:
+def details(heading: str, content: str) -> str:
+    """Content that is opened by a click on its heading."""
     return f"<details><summary>{words.escaped(heading)}</summary>{content}</details>"
 
 

@@ -38,7 +38,7 @@ def sections(summary: Record, history: Sequence[Record]) -> list[str]:
     return [part for part in (*parts, _gossip(summary, history), _order(summary, history)) if part]
 
 
-def _section(
+def section(
     heading: str,
     caption: str,
     draw: Callable[[int], str] | None,
@@ -86,7 +86,7 @@ def _timeline(summary: Record, history: Sequence[Record]) -> str:
             f" Waiting was {words.percent(first)} of the workers' time in the first round and "
             f"{words.percent(last)} in the last ones."
         )
-    return _section(
+    return section(
         "Who computes, who waits",
         caption,
         lambda width: timeline.draw_timeline(
@@ -116,7 +116,7 @@ def _quotas(history: Sequence[Record]) -> str:
     caption += (
         " Single rounds of equal quotas are trials: adaptive quotas are compared with equal split."
     )
-    return _section(
+    return section(
         "Quotas",
         caption + _left_out(history),
         lambda width: quotas.draw_quotas(history, width=width),
@@ -137,7 +137,7 @@ def _gate(summary: Record, history: Sequence[Record]) -> str:
             '<span><i class="computing"></i>finished</span>'
             '<span><i class="returned"></i>returned</span>'
         )
-    return _section(
+    return section(
         "Rounds that close early",
         caption,
         (
@@ -163,7 +163,7 @@ def _round_times(summary: Record, history: Sequence[Record]) -> str:
             " The optimum is that of the best whole-numbered quotas for the true speeds: "
             "the closer the run lies to it, the less is left to gain."
         )
-    return _section(
+    return section(
         "Time of a round",
         caption + _left_out(history),
         lambda width: round_times.draw_round_times(history, summary, width=width),
@@ -176,7 +176,7 @@ def _left_out(history: Sequence[Record]) -> str:
 
 
 def _losses(summary: Record, history: Sequence[Record]) -> str:
-    return _section(
+    return section(
         "Loss",
         "Against time it shows how soon a loss is reached, which is what good quotas improve; "
         "against epochs, how much each pass over the data teaches, whatever the speeds."
@@ -189,7 +189,7 @@ def _losses(summary: Record, history: Sequence[Record]) -> str:
 def _accuracies(summary: Record, history: Sequence[Record]) -> str:
     has_training = "accuracy" in series.training_metrics(history)
     training = TRAINING if has_training else ""
-    return _section(
+    return section(
         "Accuracy",
         "The share of examples classified correctly, at each evaluation."
         + _replicas("accuracy", history),
@@ -206,7 +206,7 @@ def _metrics(summary: Record, history: Sequence[Record]) -> str:
     if not names:
         return ""
     more = f" The first {MOST_METRICS} of {len(names)}." if len(names) > MOST_METRICS else ""
-    return _section(
+    return section(
         "Training metrics",
         f"What the loss function returned beside its losses: the mean over each round.{more}",
         lambda width: losses.draw_metrics(names[:MOST_METRICS], history, summary, width=width),
@@ -235,7 +235,7 @@ def _gossip(summary: Record, history: Sequence[Record]) -> str:
     drawn = len(gossip.consensus(history, summary)[0]) > 0
     if not drawn:
         caption += " None that was measured is finite and above zero."
-    return _section(
+    return section(
         "Gossip",
         f"{caption}\n{gossip.mixing(summary, history)}".strip(),
         (lambda width: gossip.draw_consensus(history, summary, width=width)) if drawn else None,
@@ -256,7 +256,7 @@ def _order(summary: Record, history: Sequence[Record]) -> str:
         caption += " It was not measured; ordering.herding_every switches that on."
     elif not drawn:
         caption += " None that was measured is finite and above zero."
-    return _section(
+    return section(
         "Example order",
         f"{caption} {order.compared(measured)}\n{order.cost(part, measured)}".strip(),
         (lambda width: order.draw_bounds(measured, width=width)) if drawn else None,

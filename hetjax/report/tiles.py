@@ -27,6 +27,11 @@ def tiles(summary: Record, history: Sequence[Record]) -> str:
         _start(summary),
         ("Wall time", words.time(summary.get("wall_secs")), rounds),
     ]
+    return grid(everything)
+
+
+def grid(everything: Sequence[Tile]) -> str:
+    """Tiles as HTML, those without a number left out."""
     cells = [
         f'<div class="tile"><dt>{words.escaped(what)}</dt>'
         f'<dd class="value">{words.escaped(value)}</dd><dd>{words.escaped(below)}</dd></div>'

@@ -1,0 +1,279 @@
+"""The report of a cleaning run: one HTML file that loads nothing from elsewhere."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.bilevel import baselines
+from hetjax.report import canvas, page, sections, series, tiles, words
+from hetjax.report.series import FloatArray, Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Line = tuple[str, str, str, str]  # field, colour, style, name
+_CSS_STYLES = {"-": "solid", "--": "dashed", ":": "dotted"}
+
+LOSSES: list[Line] = [
+    ("validation_loss", canvas.ACCENT, "-", "F, the validation loss"),
+    ("lower_loss", canvas.WORKERS[0], "-", "f, the weighted training loss"),
+]
+_ACCURACY: list[Line] = [
+    ("test_accuracy", canvas.ACCENT, "-", "test"),
+    ("validation_accuracy", canvas.MUTED, "--", "validation"),
+]
+_LEVELS: list[Line] = [  # baselines
+    ("oracle", canvas.WORKERS[2], ":", "oracle, test"),
+    ("validation", canvas.WORKERS[5], ":", "validation alone, test"),
+    ("both", canvas.INK, ":", "both, test"),
+]
+_F1: list[Line] = [
+    ("f1_true_labels", canvas.ACCENT, "-", "right labels"),
+    ("f1_drawn", canvas.WORKERS[5], "-", "labels not drawn"),
+]
+
+
+def write(
+    path: pathlib.Path, *, config: Record, summary: Record, history: Sequence[Record]
+) -> None:
+    """Writes the page."""
+    title = f"Data cleaning · {config['data']['name']} · {summary['estimator']}"
+    body = [
+        f"<h1>{words.escaped(title)}</h1>",
+        f'<p class="about">{words.escaped(_about(config, summary))}</p>',
+        *(f'<p class="note">{words.escaped(note)}</p>' for note in _notes(summary)),
+        tiles.grid(_tiles(summary)),
+        *_sections(summary, history),
+        page.details("Configuration", f"<pre>{words.escaped(words.pretty(config))}</pre>"),
+        page.details(
+            "Summary, as written to summary.json",
+            f"<pre>{words.escaped(words.pretty(summary))}</pre>",
+        ),
+    ]
+    path.write_text(page.frame(title, "\n".join(body)), encoding="utf-8")
+
+
+def rows(summary: Record) -> list[tuple[str, ...]]:
+    """The end of a run beside the baselines: a head, and then a row each, as texts."""
+    head = ("", "test accuracy", "F1, right labels", "F1, not drawn", "kept")
+
+    def row(name: str, accuracy: Any, found: Record) -> tuple[str, ...]:
+        numbers = (found.get(key) for key in ("f1_true_labels", "f1_drawn", "kept_fraction"))
+        return (name, words.percent(accuracy), *map(words.percent, numbers))
+
+    method = summary["estimator"]
+    return [
+        head,
+        row(f"{method}: y", summary["test_accuracy"], summary),
+        row(f"{method}: retrained", summary["retrained_test_accuracy"], summary),
+        *(
+            row(baselines.TITLES[name], found["test_accuracy"], found)
+            for name, found in summary["baselines"].items()
+        ),
+    ]
+
+
+def _about(config: Record, summary: Record) -> str:
+    data = config["data"]
+    return " · ".join(
+        [
+            "hetjax report",
+            f"{data['num_train']:,} polluted, {data['num_validation']:,} validation and "
+            f"{summary['num_test']:,} test images",
+            words.plural(summary["hypergradients"], "hypergradient"),
+            f"seed {config['seed']}",
+            f"JAX {summary['jax_version']}",
+        ]
+    )
+
+
+def _notes(summary: Record) -> list[str]:
+    if not summary["diverged"]:
+        return []
+    return ["The validation loss became infinite; the run ended there."]
+
+
+def _tiles(summary: Record) -> list[tiles.Tile]:
+    base = summary["baselines"]
+    trimming = base["trimming"]
+    gain = 100 * (summary["retrained_test_accuracy"] - base["both"]["test_accuracy"])
+    return [
+        (
+            "Accuracy, retrained",
+            words.percent(summary["retrained_test_accuracy"]),
+            f"{gain:+.1f} points against training on both, "
+            f"oracle {words.percent(base['oracle']['test_accuracy'])}",
+        ),
+        (
+            "Accuracy of y",
+            words.percent(summary["test_accuracy"]),
+            f"validation alone {words.percent(base['validation']['test_accuracy'])}",
+        ),
+        (
+            "F1 by right labels",
+            words.percent(summary["f1_true_labels"]),
+            f"small-loss trimming {words.percent(trimming['f1_true_labels'])}",
+        ),
+        (
+            "F1 by labels not drawn",
+            words.percent(summary["f1_drawn"]),
+            f"small-loss trimming {words.percent(trimming['f1_drawn'])}",
+        ),
+        (
+            "Time",
+            words.time(summary["train_secs"]),
+            f"and {words.time(summary['compile_secs'])} to compile",
+        ),
+        (
+            "Cost",
+            words.count(summary["gradients"]),
+            f"gradients, and {words.plural(summary['products'], 'product')}",
+        ),
+    ]
+
+
+def _sections(summary: Record, history: Sequence[Record]) -> list[str]:
+    has_gap = bool(np.isfinite(series.column(history, "gap")).any())
+    which, what = ("gap", "f(x, y) - f(x, z)") if has_gap else ("residual", "of the linear system")
+    has_third = bool(np.isfinite(series.column(history, which)).any())
+    of_third = f" Below, the {which}: {what}." if has_third else ""
+    of_third += " It is below 0 while z is not yet at its minimum." if has_gap else ""
+    base = summary["baselines"]
+    levels = [(100 * base[name]["test_accuracy"], colour) for name, colour, *_ in _LEVELS]
+    third: Line = (which, canvas.WORKERS[2], "-", which)
+    return [
+        sections.section(
+            "Clean and polluted, told apart",
+            "How many examples have which weight, at the record with the lowest validation loss. "
+            "An example counts as clean above 1/2.",
+            lambda width: draw_weights(summary["weights"], width=width),
+            key=_key(
+                [
+                    ("", canvas.WORKERS[0], "-", "right label"),
+                    ("", canvas.WORKERS[5], "-", "wrong label"),
+                ]
+            ),
+        ),
+        sections.section(
+            "How well, over steps and time",
+            "F1 of the examples with weights above 1/2: against those with right labels, and "
+            "against those whose labels were not drawn anew. About one drawn label in ten is "
+            "right, so the second cannot reach 100 %.",
+            lambda width: draw_lines("f1", history, _F1, width=width, percent=True),
+            key=_key(_F1),
+        ),
+        sections.section(
+            "Accuracy",
+            f"Of y, in percent; step {summary['chosen_step']} has the lowest validation loss, "
+            "and is the one that is taken.",
+            lambda width: draw_lines(
+                "accuracy", history, _ACCURACY, width=width, percent=True, levels=levels
+            ),
+            key=_key(_ACCURACY + _LEVELS),
+        ),
+        sections.section(
+            "Losses",
+            "F and f at the lower variable that was reached." + of_third,
+            lambda width: (
+                draw_lines("losses", history, LOSSES, width=width)
+                + (draw_lines(which, history, [third], width=width) if has_third else "")
+            ),
+            key=_key(LOSSES + [third] * has_third),
+        ),
+        sections.section("Beside training without cleaning", _TABLE, None, below=_table(summary)),
+    ]
+
+
+_TABLE = (
+    "Every baseline is a model trained to its minimum with the same ridge. Retrained: on all "
+    "examples, each by its weight, and validation. Trimming keeps as many examples as the method "
+    "does, those with the smallest losses of a model, and trains on them and validation."
+)
+
+
+def _table(summary: Record) -> str:
+    head, *others = rows(summary)
+    cells = "".join(f"<th>{words.escaped(name)}</th>" for name in head)
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{words.escaped(cell)}</td>' for cell in row)}</tr>" for row in others
+    )
+    return f'<div class="scroll"><table class="names"><tr>{cells}</tr>{lines}</table></div>'
+
+
+def _key(lines: Sequence[Line]) -> str:
+    parts = []
+    for _, colour, style, name in lines:
+        stroke = f"border-top:3px {_CSS_STYLES[style]} var(--{canvas.VARIABLES[colour]})"
+        parts.append(f'<span><i class="line" style="{stroke}"></i>{words.escaped(name)}</span>')
+    return "".join(parts)
+
+
+@canvas.own_settings
+def draw_weights(weights: Record, *, width: int) -> str:
+    """Two histograms over each other."""
+    figure = canvas.make_figure(width, 250)
+    axes = canvas.add_axes(figure, 46, 24, width - 46 - 8, 180)
+    edges = np.array(weights["edges"])
+    for name, colour in (("right", canvas.WORKERS[0]), ("wrong", canvas.WORKERS[5])):
+        axes.stairs(weights[name], edges, fill=True, color=colour, alpha=0.55, linewidth=0)
+        axes.stairs(weights[name], edges, color=colour, linewidth=1.4)
+    axes.axvline(0.5, color=canvas.MUTED, linewidth=1, linestyle=":")
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("weight, sigmoid of x", **canvas.AXIS_LABEL)
+    canvas.whole_ticks(axes)
+    canvas.title(axes, "examples")
+    label = "Histogram of the weights of examples with right and with wrong labels"
+    return canvas.to_svg(figure, f"weights-{width}", label)
+
+
+@canvas.own_settings
+def draw_lines(
+    name: str,
+    history: Sequence[Record],
+    lines: Sequence[Line],
+    *,
+    width: int,
+    percent: bool = False,
+    levels: Sequence[tuple[float, str]] = (),
+) -> str:
+    """Fields of the records, against hypergradients and, beside or below it, seconds.
+
+    `levels` are heights and colours of dotted lines.
+    """
+    narrow = width < canvas.NARROW
+    each = (width - 46 - 8) if narrow else (width - 46 - 8 - 56) / 2
+    figure = canvas.make_figure(width, 2 * 248 if narrow else 248)
+    secs = series.column(history, "train_secs")
+    factor, unit = words.time_unit(np.nanmax(secs, initial=0.0))
+    panels = [
+        ("hypergradients", series.column(history, "step")),
+        (f"{unit}, without compiling and evaluating", secs * factor),
+    ]
+    for i, (label, x) in enumerate(panels):
+        left, top = (46, 30 + 248 * i) if narrow else (46 + i * (each + 56), 30)
+        axes = canvas.add_axes(figure, left, top, each, 170)
+        for height, colour in levels:
+            axes.axhline(height, color=colour, linestyle=":", linewidth=1.6)
+        _lines(axes, x, history, lines, 100 if percent else 1)
+        axes.set_xlabel(label, **canvas.AXIS_LABEL)
+        canvas.plain_ticks(axes, logarithmic=axes.get_yscale() == "log")
+        scale = ", log scale" if axes.get_yscale() == "log" else ""
+        canvas.title(axes, ("%" if percent else name) + scale)
+    return canvas.to_svg(figure, f"{name}-{width}", f"{name} over steps and over seconds")
+
+
+def _lines(
+    axes: "Axes", x: FloatArray, history: Sequence[Record], lines: Sequence[Line], scale: float
+) -> None:
+    drawn = {field: scale * series.column(history, field) for field, *_ in lines}
+    everything = np.concatenate(list(drawn.values()))
+    known = everything[np.isfinite(everything)]
+    if scale == 1 and len(known) > 1 and known.min() > 0 and known.max() > 8 * known.min():
+        axes.set_yscale("log")
+    for field, colour, style, _ in lines:
+        at = np.isfinite(drawn[field])
+        line_x, mean, *_ = series.thin(x[at], drawn[field][at])
+        axes.plot(line_x, mean, style, color=colour, linewidth=1.8)
+    axes.set_xlim(0, max(float(np.nanmax(x, initial=0.0)) * 1.02, 1e-9))

@@ -1,0 +1,193 @@
+"""The cleaning of polluted labels, from the command line to its report."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import config_flag
+from experiments.bilevel import baselines, cleaning, estimators, models, settings
+from experiments.bilevel import data as data_lib
+
+ROOT = pathlib.Path(__file__).parents[1]
+FILE = str(ROOT / "configs" / "digits_cleaning.py")
+
+
+def configured(**dotted):
+    """`configured(data__num_train=60)`, checked."""
+    given: dict = {}
+    for name, value in dotted.items():
+        *groups, last = name.split("__")
+        target = given
+        for group in groups:
+            target = target.setdefault(group, {})
+        target[last] = value
+    return settings.validate(given)
+
+
+SMALL = {
+    "data__num_train": 60,
+    "data__num_validation": 40,
+    "upper__steps": 4,
+    "eval_every": 2,
+    "estimator__steps": 3,
+    "estimator__back": 2,
+    "estimator__products": 2,
+    "retrain_steps": 5,
+}
+
+
+@pytest.fixture(autouse=True)
+def _promoting():
+    """Optax raises a float to an integer power."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data_lib.make(settings.Data(), seed=1)
+
+
+def test_half_of_the_labels_are_drawn_anew_and_some_of_them_are_right(digits):
+    assert digits.train.images.shape == (600, 64)
+    assert len(digits.validation.labels) == 400
+    assert len(digits.test.labels) == 797
+    assert digits.is_drawn.sum() == 300
+    assert np.all(digits.is_right[~digits.is_drawn])
+    assert 10 <= (digits.is_right & digits.is_drawn).sum() <= 55  # a tenth of 300, about
+    rows = [part.images for part in (digits.train, digits.validation, digits.test)]
+    assert len(np.unique(np.concatenate(rows), axis=0)) > 1790  # hardly an image twice
+
+
+def test_fewer_validation_images_leave_the_other_images_where_they_are(digits):
+    fewer = data_lib.make(settings.Data(num_validation=100, num_test=797), seed=1)
+    np.testing.assert_array_equal(fewer.train.images, digits.train.images)
+    np.testing.assert_array_equal(fewer.test.images, digits.test.images)
+    np.testing.assert_array_equal(fewer.validation.images, digits.validation.images[:100])
+
+
+def test_f1_is_that_of_a_case_done_by_hand():
+    kept, good = np.array([1, 1, 1, 0], bool), np.array([1, 1, 0, 1], bool)
+    assert cleaning.f1(kept, good) == pytest.approx(2 / 3)  # precision and recall 2/3
+    assert cleaning.f1(np.zeros(4, bool), good) == 0
+
+
+def test_a_model_is_trained_to_its_minimum(digits):
+    batch, ones = digits.validation, np.ones(400, np.float32)
+    zero = models.init(settings.Model(), 64, 10, seed=0)
+    found = models.train(zero, batch, ones, 1e-3, num_steps=80)
+
+    def value(params):
+        return jnp.mean(models.losses(params, batch)) + 1e-3 / 2 * models.squares(params)
+
+    slope = jax.tree.leaves(jax.grad(value)(found))
+    assert max(float(abs(leaf).max()) for leaf in slope) < 2e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", settings.ESTIMATORS)
+def test_each_estimator_runs_and_counts_its_cost(name):
+    config = configured(estimator__name=name, **SMALL)
+    data = data_lib.make(config.data, 0)
+    found = cleaning.clean(config, data)
+    assert [record["step"] for record in found.history] == [2, 4]
+    each = found.summary["cost_of_a_hypergradient"]
+    assert found.summary["gradients"] == 4 * each["gradients"] > 0
+    assert np.all(np.isfinite(found.weights))
+    moved = np.ptp(found.weights) > 0
+    assert moved == (name != "first_order")  # F does not depend on x but through y
+
+
+def test_an_mlp_with_a_learned_start_runs():
+    config = configured(model__name="mlp", model__hidden=8, **SMALL)
+    config = settings.validate(
+        settings.to_dict(config) | {"estimator": {"name": "unrolled_worst", "steps": 2}}
+    )
+    assert estimators.learns_start(config)
+    found = cleaning.clean(config, data_lib.make(config.data, 0))
+    assert found.y["hidden"]["weights"].shape == (64, 8)
+    assert {"step_chosen"} <= found.history[0].keys()
+
+
+def test_the_main_job_cleans_and_leaves_its_files(tmp_path):
+    command = ["experiments.train_bilevel", f"--config={FILE}", f"--workdir={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    base = summary["baselines"]
+    for title in baselines.TITLES.values():
+        assert title in done.stdout
+    assert "hypergradients of 33 gradients and 0 products" in done.stdout
+    assert summary["retrained_test_accuracy"] > base["both"]["test_accuracy"] + 0.02
+    assert summary["test_accuracy"] > base["validation"]["test_accuracy"]
+    assert summary["f1_true_labels"] > 0.95
+    assert summary["mean_weight_right"] > summary["mean_weight_wrong"] + 0.5
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(records) == 20
+    best = min(records, key=lambda record: record["validation_loss"])
+    assert summary["chosen_step"] == best["step"]  # by validation, not by test
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 10
+    assert "http" not in page.replace("http://www.w3.org", "")
+    again = settings.validate(settings.load(str(tmp_path / "config.json")))
+    assert again == settings.validate(settings.load(FILE))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": {"num_trian": 3}}, "data.num_trian: there is no such field. Did you mean"),
+        ({"estimator": {"name": "value_gab"}}, "estimator.name: got 'value_gab', must be one of"),
+        ({"lower": {"learning_rate": 0}}, "lower.learning_rate: got 0, must be"),
+        ({"estimator": {"name": "unrolled_truncated", "back": 11}}, "estimator.back: got 11"),
+        ({"eval_every": 7}, "eval_every: got 7, must divide upper.steps=100"),
+    ],
+)
+def test_a_wrong_field_is_named(given, message):
+    with pytest.raises(ValueError, match="^" + message):
+        settings.validate(given)
+
+
+def test_too_many_images_are_refused():
+    with pytest.raises(ValueError, match=r"data.num_train: 1700 .* has 1797 in all"):
+        data_lib.make(settings.Data(num_train=1700), seed=0)
+
+
+def test_a_loss_that_is_not_finite_is_told_with_the_rates():
+    config = configured(**SMALL | {"lower__learning_rate": 1e30})
+    with pytest.raises(ValueError, match=r"not finite after 2 hypergradients .* Lower lower\."):
+        cleaning.clean(config, data_lib.make(config.data, 0))
+
+
+def test_overrides_on_the_command_line_are_of_its_own_fields(capsys):
+    from absl import flags
+
+    def run(*arguments):
+        values, argv = flags.FlagValues(), ["program", *arguments]
+        config_flag.define(settings.SCHEMA, flag_values=values, argv=argv)
+        config_flag.parse_flags(argv, flag_values=values)
+        return config_flag.get(flag_values=values)
+
+    found = run(f"--config={FILE}", "--config.estimator.name=implicit_cg", "--config.seed=3")
+    assert (found.estimator.name, found.seed) == ("implicit_cg", 3)
+    for wrong, message in (
+        ("--config.estimator.nme=x", "estimator.nme: there is no such field"),
+        ("--products=3", "write --config.estimator.products=3"),
+        ("--config.epochs=3", "epochs: there is no such field"),
+    ):
+        with pytest.raises(SystemExit):
+            run(f"--config={FILE}", wrong)
+        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run()
+    assert "Give a file first, such as --config=configs/digits_cleaning.py" in (
+        capsys.readouterr().err
+    )
