@@ -97,3 +97,27 @@ def apart(*trees: Any) -> float:
         return np.inf
     size = max(1.0, float(np.abs(vectors[0]).max()))
     return max(float(np.abs(vector - vectors[0]).max()) for vector in vectors[1:]) / size
+
+
+def descended(problem, estimator, x, y, *, tx, num_steps, bounds=None):
+    """x after so many upper steps, in one `lax.scan` that carries the estimator's state.
+
+    Returns:
+        x, and the last result.
+    """
+
+    def step(carry, _):
+        x, opt, state = carry
+        result = bilevel.hypergradient(problem, estimator, x, y, None, state)
+        updates, opt = tx.update(result.grad_x, opt, x)
+        x = optax.apply_updates(x, updates)
+        if bounds is not None:
+            x = jax.tree.map(lambda leaf: jnp.clip(leaf, *bounds), x)
+        return (x, opt, result.state), None
+
+    def run(x, y):
+        (x, opt, state), _ = step((x, tx.init(x), None), None)
+        x, _, state = jax.lax.scan(step, (x, opt, state), length=num_steps - 1)[0]
+        return x, bilevel.hypergradient(problem, estimator, x, y, None, state)
+
+    return jax.jit(run)(jax.tree.map(jnp.asarray, x), jax.tree.map(jnp.asarray, y))
