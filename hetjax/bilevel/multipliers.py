@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 Number = float | Callable[[Any], Any]
-"""A number, or a function of the hypergradients so far, i32[]."""
+"""A number, or a function of the number of hypergradients so far, f[]."""
 
 
 class Multiplier(NamedTuple):

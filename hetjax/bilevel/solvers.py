@@ -20,7 +20,7 @@ class Solving(NamedTuple):
     residual: PyTree  # b - (H + damp) v, as far as it is known
     vector: PyTree  # whose product is wanted next
     right: PyTree  # b
-    curvature: jax.Array  # the least p' H p / p' p so far
+    curvature: Any  # the least p' H p / p' p so far; () where it is not looked at
 
 
 class Solver(NamedTuple):
@@ -95,7 +95,7 @@ def neumann(num_terms: int, eta: float, damp: float = 0.0) -> Solver:
         return solving._replace(solution=add(solving.solution, r, eta), vector=r)
 
     def begin(right: PyTree, start: PyTree | None) -> Solving:
-        solving = _from_nothing(right, start)
+        solving = _from_nothing(right, start)._replace(curvature=())
         return begun(solving) if start is None else solving
 
     def warm(solving: Solving, product: PyTree) -> Solving:
