@@ -131,7 +131,7 @@ class _Implicit:
         match self.solve.kind:
             case "rank_one":
                 what = What(Kind.GRADIENT, LOWER, ("x", "y"), is_new=True)
-                return (*first, machine.Ask(what, _at_step, _take_rank_one))
+                return (*first, machine.Ask(what, _at_step, self.take_rank_one))
             case "optimizer":
                 return (*first, machine.Then(self.pulled), *self.cross(is_new=True))
             case _:
@@ -204,6 +204,12 @@ class _Implicit:
             solving=self.solve.begin(right, carry.start if self.warm else None),
         )
 
+    def take_rank_one(self, carry: Implied, answer: Answer) -> Implied:
+        square = vectors.inner(answer.y, answer.y) + self.solve.damp
+        along = vectors.inner(carry.solving.right, answer.y)
+        share = jnp.where(square > 0, along / jnp.where(square > 0, square, 1), 0)
+        return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, -share))
+
     def pulled(self, carry: Implied) -> Implied:
         y, opt = carry.before
 
@@ -259,10 +265,3 @@ def _take_gradient(carry: Implied, answer: Answer) -> Implied:
 
 def _take_cross(carry: Implied, answer: Answer) -> Implied:
     return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, -1.0))
-
-
-def _take_rank_one(carry: Implied, answer: Answer) -> Implied:
-    square = vectors.inner(answer.y, answer.y) + carry.solving.curvature  # damp
-    along = vectors.inner(carry.solving.right, answer.y)
-    share = jnp.where(square > 0, along / jnp.where(square > 0, square, 1), 0)
-    return carry._replace(grad_x=vectors.add(carry.grad_x, answer.x, -share))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 Number = float | Callable[[Any], Any]
-"""A number, or a function of the hypergradients so far, a floating-point number."""
+"""A number, or a function of the number of hypergradients so far, f[]."""
 
 
 class Multiplier(NamedTuple):

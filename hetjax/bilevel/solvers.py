@@ -20,7 +20,7 @@ class Solving(NamedTuple):
     residual: PyTree  # b - (H + damp) v, as far as it is known
     vector: PyTree  # whose product is wanted next
     right: PyTree  # b
-    curvature: jax.Array  # the least p' (H + damp) p / p' p so far
+    curvature: Any  # the least p' (H + damp) p / p' p so far; () where it is not looked at
 
 
 class Solver(NamedTuple):
@@ -34,6 +34,7 @@ class Solver(NamedTuple):
         take: `(solving, product) -> Solving`.
         kind: how the hypergradient is made of it: 'solution', by a cross product with v;
             'optimizer', v is b pulled through the last lower step; 'rank_one'.
+        damp: of 'rank_one', added to |g|^2.
     """
 
     num_products: int
@@ -41,6 +42,7 @@ class Solver(NamedTuple):
     warm: Callable[[Solving, PyTree], Solving] | None
     take: Callable[[Solving, PyTree], Solving]
     kind: str = "solution"
+    damp: float = 0.0
 
 
 def cg(num_steps: int, damp: float = 0.0) -> Solver:
@@ -95,7 +97,7 @@ def neumann(num_terms: int, eta: float, damp: float = 0.0) -> Solver:
         return solving._replace(solution=add(solving.solution, r, eta), vector=r)
 
     def begin(right: PyTree, start: PyTree | None) -> Solving:
-        solving = _from_nothing(right, start)
+        solving = _from_nothing(right, start)._replace(curvature=())
         return begun(solving) if start is None else solving
 
     def warm(solving: Solving, product: PyTree) -> Solving:
@@ -135,13 +137,7 @@ def rank_one(damp: float = 0.0) -> Solver:
     Gradients alone. Near the lower minimum the quotient grows as 1 / |g| where `damp` is 0; where
     the lower gradient is 0 nothing is subtracted.
     """
-
-    def begin(right: PyTree, start: PyTree | None) -> Solving:
-        del start
-        curvature = jnp.asarray(damp, dtype_of(right))
-        return _from_nothing(right, None)._replace(curvature=curvature)
-
-    return Solver(0, begin, None, _never, "rank_one")
+    return Solver(0, _from_nothing, None, _never, "rank_one", damp)
 
 
 def _from_nothing(right: PyTree, start: PyTree | None) -> Solving:

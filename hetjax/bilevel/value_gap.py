@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hetjax import trees
 from hetjax.bilevel import lower as lower_lib
 from hetjax.bilevel import machine, multipliers, vectors
 from hetjax.bilevel.problem import LOWER, UPPER, Answer, At, Kind, What
@@ -57,7 +58,8 @@ def value_gap(
         num_steps: T, of z; begun where the last hypergradient ended.
         multiplier: a number, or one of `const`, `ramp`, `growing`, `exterior`, `barrier`,
             `dynamic`.
-        upper_steps: of y; by default as many.
+        upper_steps: of y; by default as many. With prox 1: beside a z that does not move, y's
+            loss may be concave, and more steps run away.
         prox: gamma of the Moreau envelope `min_z f(x, z) + |z - y|^2 / (2 gamma)`, which takes the
             place of the least value where f is not convex (MEHA).
         central: z and y go to the minima of `f - F / lambda` and `f + F / lambda`, and the
@@ -78,7 +80,8 @@ def value_gap(
     """
     if not isinstance(multiplier, multipliers.Multiplier):
         multiplier = multipliers.const(multiplier)
-    upper_steps = num_steps if upper_steps is None else upper_steps
+    if upper_steps is None:
+        upper_steps = num_steps if prox is None else 1
     if lower.levels != (LOWER,):
         raise ValueError(
             "value_gap: the steps use gradients of both levels; give descent(tx): the penalty adds "
@@ -189,14 +192,18 @@ class _ValueGap:
         """The multiplier before the gap is known."""
         return gap._replace(multiplier=self.weight(gap, jnp.zeros_like(gap.least)))
 
+    def turn(self, gap: Gap) -> jax.Array:
+        """Hypergradients before this one, as a number that sums and powers take."""
+        return gap.turn.astype(trees.wider(jnp.float32, gap.least.dtype))
+
     def weight(self, gap: Gap, value: jax.Array) -> jax.Array:
-        return self.multiplier.of(_turn(gap), value).astype(gap.least.dtype)
+        return self.multiplier.of(self.turn(gap), value).astype(gap.least.dtype)
 
     def step_z(self, gap: Gap, answer: Answer) -> Gap:
         gradient = answer.y
         if self.central:
             gradient = vectors.add(gradient, gap.upper_gradient, -1 / gap.multiplier)
-        gradient = vectors.add(gradient, gap.z, self.multiplier.ridge(_turn(gap)))
+        gradient = vectors.add(gradient, gap.z, self.multiplier.ridge(self.turn(gap)))
         if self.prox is not None:
             away = vectors.add(gap.z, gap.y, -1.0)
             gradient = vectors.add(gradient, away, 1 / self.prox)
@@ -211,7 +218,7 @@ class _ValueGap:
     def take_least(self, gap: Gap, answer: Answer) -> Gap:
         """f at z, with its ridge."""
         square = vectors.inner(gap.z, gap.z)
-        least = answer.loss + self.multiplier.ridge(_turn(gap)) / 2 * square
+        least = answer.loss + self.multiplier.ridge(self.turn(gap)) / 2 * square
         return gap._replace(least=least.astype(gap.least.dtype), k=gap.k + 1)
 
     def between(self, gap: Gap) -> Gap:
@@ -222,13 +229,13 @@ class _ValueGap:
         value = answer.loss.astype(gap.least.dtype) - gap.least
         weight = self.weight(gap, value) if self.multiplier.needs_gap else gap.multiplier
         if self.multiplier.is_barrier:
-            is_behind = value >= self.multiplier.shift(_turn(gap))
+            is_behind = value >= self.multiplier.shift(self.turn(gap))
             weight = jnp.where(is_behind, 1, weight)
         gradient = answer.y
         if self.prox is not None:
             away = vectors.add(gap.y, gap.z, -1.0)
             gradient = vectors.add(gradient, away, -1 / self.prox)
-        upper = vectors.add(gap.upper_gradient, gap.y, self.multiplier.upper_ridge(_turn(gap)))
+        upper = vectors.add(gap.upper_gradient, gap.y, self.multiplier.upper_ridge(self.turn(gap)))
         scale = 1 / jnp.maximum(weight, 1)
         both = vectors.add(
             jax.tree.map(lambda g: g * scale.astype(g.dtype), upper), gradient, scale * weight
@@ -306,11 +313,6 @@ class _ValueGap:
         opts, memory = (gap.opt_y, gap.opt_z), (gap.y, gap.z)
         state = machine.State(self.middle(gap), opts, memory, gap.turn + 1)
         return machine.Result(grad_x, state, info)
-
-
-def _turn(gap: Gap) -> jax.Array:
-    """As the functions of a multiplier take it: a floating-point number."""
-    return gap.turn.astype(gap.least.dtype)
 
 
 def _at(which: str) -> Callable[[Gap], At]:

@@ -4,6 +4,7 @@ Their numbers are float64: call them where 64-bit numbers are on. A batch of P1 
 minimum, so that a test sees which batch a request took.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -91,6 +92,7 @@ class Case(NamedTuple):
     y: dict
 
 
+@functools.cache
 def mlp() -> Case:
     """A network of two layers: x holds the decay of either, a shift of the inputs, a log rate."""
     rng = np.random.default_rng(1)

@@ -1,5 +1,6 @@
 """Runs an estimator: under `jit`, or on the host one request at a time, and notes the requests."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -25,22 +26,23 @@ def jitted(problem, estimator, x, y, batches=None, state=None) -> bilevel.Result
     return jax.jit(call)(x, y, batches, state)
 
 
+@functools.cache
+def answering(problem, what):
+    """The answers to one kind of request, jitted."""
+    return jax.jit(lambda at, batch: problem_lib.answer(problem, what, at, batch))
+
+
 def on_host(
     problem, estimator, x, y, batches=None, state=None
 ) -> tuple[bilevel.Result, list[Note]]:
-    """The same, and the requests in their order. Answers are jitted: one program for each What."""
+    """The same, and the requests in their order."""
     given = bilevel.Batches() if batches is None else batches
-    programs: dict[Any, Any] = {}
     notes, position = [], estimator.init(x, y, state)
     while not position.is_done:
         what, at = estimator.request(position)
         notes.append(Note(what, int(at.batch)))
-        if what not in programs:
-            programs[what] = jax.jit(
-                lambda at, batch, what=what: problem_lib.answer(problem, what, at, batch)
-            )
         batch = problem_lib.batch_of(given, what, at)
-        position = estimator.receive(position, programs[what](at, batch))
+        position = estimator.receive(position, answering(problem, what)(at, batch))
     return estimator.result(position), notes
 
 
@@ -97,3 +99,27 @@ def apart(*trees: Any) -> float:
         return np.inf
     size = max(1.0, float(np.abs(vectors[0]).max()))
     return max(float(np.abs(vector - vectors[0]).max()) for vector in vectors[1:]) / size
+
+
+def descended(problem, estimator, x, y, *, tx, num_steps, bounds=None):
+    """x after so many upper steps, in one `lax.scan` that carries the estimator's state.
+
+    Returns:
+        x, and the last result.
+    """
+
+    def step(carry, _):
+        x, opt, state = carry
+        result = bilevel.hypergradient(problem, estimator, x, y, None, state)
+        updates, opt = tx.update(result.grad_x, opt, x)
+        x = optax.apply_updates(x, updates)
+        if bounds is not None:
+            x = jax.tree.map(lambda leaf: jnp.clip(leaf, *bounds), x)
+        return (x, opt, result.state), None
+
+    def run(x, y):
+        (x, opt, state), _ = step((x, tx.init(x), None), None)
+        x, _, state = jax.lax.scan(step, (x, opt, state), length=num_steps - 1)[0]
+        return x, bilevel.hypergradient(problem, estimator, x, y, None, state)
+
+    return jax.jit(run)(jax.tree.map(jnp.asarray, x), jax.tree.map(jnp.asarray, y))
