@@ -96,13 +96,17 @@ def count_rows() -> list[rows.Row]:
 
 
 def identity_rows() -> list[rows.Row]:
-    from tests.bilevel import identities
+    from tests.bilevel import identities, slopes
 
     jax.config.update("jax_enable_x64", True)
     found = [
         rows.Row(f"largest distance: {name}", "≤ 1e-10", f"{distance():.1e}")
         for name, distance in identities.IDENTITIES.items()
     ]
+    for name, slope in slopes.SLOPES.items():
+        fitted, wanted = slope()
+        told = f"{fitted:.4f} for {wanted:.4f}, {abs(fitted / wanted - 1):.1%} off"
+        found.append(rows.Row(f"slope of log error, {name}", "within 2 %", told))
     jax.config.update("jax_enable_x64", False)
     return found
 

@@ -34,7 +34,7 @@ def test_plain_programs_find_the_same():
         assert ratio > 0
         assert own > 0
         assert plain > 0
-        assert distance < 1e-5, name
+        assert distance < 1e-4, name  # float32
 
 
 def test_counts_and_memory_have_rows():
