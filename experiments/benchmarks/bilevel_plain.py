@@ -44,11 +44,17 @@ def lower(x, y, batch):
 
 
 def made(shape: Shape) -> tuple[jax.Array, jax.Array, Any, Any]:
-    """x, y, and a batch of each level, of made data."""
+    """x, y, and a batch of each level, of made data.
+
+    Features of unequal scales, as of images: the Hessian is far from a multiple of the identity,
+    and conjugate gradients have something to do in each step.
+    """
     rng = np.random.default_rng(0)
+    scales = np.logspace(0, -2, shape.features)
+    scales /= np.linalg.norm(scales)
 
     def batch(num):
-        images = rng.standard_normal((num, shape.features)) / np.sqrt(shape.features)
+        images = 5 * scales * rng.standard_normal((num, shape.features))
         return jnp.asarray(images, jnp.float32), jnp.asarray(rng.integers(0, 10, num))
 
     return (

@@ -18,24 +18,6 @@ class Backwards(forwards.Unrolled):
         """Of step k - 1, which the adjoint goes through next."""
         raise NotImplementedError
 
-    def first_y(self, walk: walks.Walk) -> PyTree:
-        """Where the lower level began, after all steps back."""
-        raise NotImplementedError
-
-    def begun(self, walk: walks.Walk) -> walks.Walk:
-        """Through the optimiser's first state, where all steps have been gone back."""
-        of_y, of_opt = walk.adjoint
-        if not of_opt:
-            return walk  # a state that was kept is a constant, and init does not depend on x then
-
-        def begun(x: PyTree, y: PyTree) -> list[jax.Array]:
-            return vectors.floats(vectors.like(self.lower.init(x, y), walk.opt))
-
-        _, pull = jax.vjp(begun, walk.x, self.first_y(walk))
-        x, y = pull([jnp.where(walk.k == 0, adjoint, 0) for adjoint in of_opt])
-        adjoint = vectors.add(of_y, y), of_opt
-        return walk._replace(adjoint=adjoint, grad_x=vectors.add(walk.grad_x, x))
-
     def backward(self) -> tuple[machine.Step, ...]:
         asks = [
             machine.Ask(
@@ -94,8 +76,8 @@ class Reverse(Backwards):
         way = (*self.ways(x), machine.Repeat(self.back, *back))
         return (*way, machine.Then(self.begun)) if self.held == self.num_steps else way
 
-    def first_y(self, walk: walks.Walk) -> PyTree:
-        return vectors.row(walk.past, 0).y
+    def begun(self, walk: walks.Walk) -> walks.Walk:
+        return walks.through_first(self.lower.init, vectors.row(walk.past, 0).y, walk)
 
 
 class Checkpointed(Backwards):
@@ -133,8 +115,8 @@ class Checkpointed(Backwards):
     def moment(self, walk: walks.Walk) -> walks.Moment:
         return vectors.row(walk.past[1], (walk.k - 1) % self.length)
 
-    def first_y(self, walk: walks.Walk) -> PyTree:
-        return vectors.row(walk.past[0], 0).y
+    def begun(self, walk: walks.Walk) -> walks.Walk:
+        return walks.through_first(self.lower.init, vectors.row(walk.past[0], 0).y, walk)
 
     def to_start(self, walk: walks.Walk) -> walks.Walk:
         """To the first step of the segment that step k - 1 is in."""

@@ -1,5 +1,6 @@
 """What an unrolled estimator carries, where it makes a request, and what becomes of the answer."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -123,6 +124,24 @@ def take_products(walk: Walk, answer: Answer) -> Walk:
 
 def one_less(walk: Walk) -> Walk:
     return walk._replace(k=walk.k - 1)
+
+
+def through_first(init: Callable[[PyTree, PyTree], PyTree], y: PyTree, walk: Walk) -> Walk:
+    """Through the optimiser's first state, made of x and the first y, after all steps back.
+
+    A learning rate that the state holds has its gradient here.
+    """
+    of_y, of_opt = walk.adjoint
+    if not of_opt:
+        return walk
+
+    def made(x: PyTree, y: PyTree) -> list[jax.Array]:
+        return vectors.floats(vectors.like(init(x, y), walk.opt))
+
+    _, pull = jax.vjp(made, walk.x, y)
+    of_x, of_first = pull([jnp.where(walk.k == 0, adjoint, 0) for adjoint in of_opt])
+    adjoint = vectors.add(of_y, of_first), of_opt
+    return walk._replace(adjoint=adjoint, grad_x=vectors.add(walk.grad_x, of_x))
 
 
 def _with(items: tuple, index: int, item: PyTree) -> tuple:

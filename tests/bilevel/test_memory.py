@@ -2,8 +2,7 @@
 
 import pytest
 
-from experiments.benchmarks import bilevel as benchmark
-from experiments.benchmarks import bilevel_plain
+from experiments.benchmarks import bilevel_figures, bilevel_plain
 
 
 @pytest.mark.parametrize(
@@ -19,8 +18,8 @@ from experiments.benchmarks import bilevel_plain
 )
 def test_memory_grows_with_the_steps_as_it_is_said(name, growth):
     """From 64 to 256 and to 1024 steps; beside what does not grow, such as y itself."""
-    made, _ = benchmark.BY_STEPS[name]
-    small, middle, large = (benchmark.temp_bytes(made(T)) for T in (64, 256, 1024))
+    made, _ = bilevel_figures.BY_STEPS[name]
+    small, middle, large = (bilevel_figures.temp_bytes(made(T)) for T in (64, 256, 1024))
     if growth == 1.0:
         assert small == middle == large
     else:
@@ -34,13 +33,13 @@ def test_plain_programs_find_the_same():
         assert ratio > 0
         assert own > 0
         assert plain > 0
-        assert distance < 1e-5, name
+        assert distance < 1e-4, name  # float32
 
 
 def test_counts_and_memory_have_rows():
-    assert [row.reached for row in benchmark.count_rows()][:3] == [
+    assert [row.reached for row in bilevel_figures.count_rows()][:3] == [
         "101 gradients, 100 hessian products, 100 cross products",
         "101 gradients, 20 hessian products, 20 cross products",
         "201 gradients, 100 hessian products, 100 cross products",
     ]
-    assert len(benchmark.memory_rows()) == len(benchmark.BY_STEPS)
+    assert len(bilevel_figures.memory_rows()) == len(bilevel_figures.BY_STEPS)

@@ -134,7 +134,7 @@ MUTANTS = {
         "hypergradients of example weights are their formulas",
     ),
     "the first batch for every step": (
-        (walks, "at_step", lambda level, walk: problem_lib.At(walk.x, walk.y)),
+        (walks, "at_step", lambda walk: problem_lib.At(walk.x, walk.y)),
         "every step has its own batch",
     ),
     "the rate's own gradient left out": (

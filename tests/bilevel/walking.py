@@ -89,7 +89,7 @@ def plain(problem, tx, num_steps, x, y, *, direction=None, batches=None, upper=N
 
 
 def apart(*trees: Any) -> float:
-    """The largest distance of any tree's numbers from the first one's, over the largest number."""
+    """The largest distance of any tree's numbers from the first one's, over its largest number."""
     vectors = [
         np.concatenate([np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(tree)])
         for tree in trees
@@ -97,7 +97,7 @@ def apart(*trees: Any) -> float:
     assert len({vector.shape for vector in vectors}) == 1
     if not all(np.isfinite(vector).all() for vector in vectors):
         return np.inf
-    size = max(1.0, float(np.abs(vectors[0]).max()))
+    size = float(np.abs(vectors[0]).max()) or 1.0
     return max(float(np.abs(vector - vectors[0]).max()) for vector in vectors[1:]) / size
 
 
