@@ -252,10 +252,7 @@ def _sinusoids(records: dict[str, list[Record]]) -> str:
         (
             arm,
             str(len(runs)),
-            *(
-                f"{Stat.of(run['errors'][str(k)] for run in runs).mean:.3f}"
-                for k in sinusoids.EVALUATED
-            ),
+            *(_error([run["errors"][str(k)] for run in runs]) for k in sinusoids.EVALUATED),
             ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in runs})),
         )
         for arm, runs in records.items()
@@ -265,5 +262,12 @@ def _sinusoids(records: dict[str, list[Record]]) -> str:
         "Mean square error on 600 new sinusoids after so many steps on 5 or 10 points of each. "
         f"{', '.join(f'{n:,}' for n in updates)} updates of the start, each from "
         f"{sinusoids.NUM_TASKS} tasks; joint training fits all tasks at once, and takes the best "
-        "of four rates for its steps on a new one.\n\n" + results.markdown(head, rows)
+        "of four rates for its steps on a new one. More steps than were learned for, one or three, "
+        "may make a task diverge, and the mean with it.\n\n" + results.markdown(head, rows)
     )
+
+
+def _error(of_seeds: list[float | None]) -> str:
+    """The mean; a result has None for what is not finite."""
+    finite = [error for error in of_seeds if error is not None]
+    return f"{Stat.of(finite).mean:.3g}" if len(finite) == len(of_seeds) else "diverged"
