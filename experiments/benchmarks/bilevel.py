@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks.bilevel [--only=identities,memory,counts,plain]
 
-Timings (`plain`) on a machine that does nothing else. experiments/results/bilevel/README.md keeps
+Timings (`plain`) on a machine that does nothing else. experiments/results/bilevel/estimators.md keeps
 the table. Run from the root of the repository: the identities are those of the tests.
 """
 

@@ -131,15 +131,19 @@ def clean(
     )
     began = time.perf_counter()
     second, info = jitted(first, batches)
-    jax.block_until_ready(jitted(second, batches))
-    compile_secs = time.perf_counter() - began
+    later = jitted.lower(second, batches).compile()
+    jax.block_until_ready(later(second, batches))
+    compiled = {
+        "compile_secs": time.perf_counter() - began,
+        "temporary_bytes": later.memory_analysis().temp_size_in_bytes,
+    }
 
     at, best, secs, history = first, None, 0.0, []
     for number in range(1, config.upper.steps // config.eval_every + 1):
         began = time.perf_counter()
         for _ in range(config.eval_every):
             before = at.x
-            at, info = jitted(at, batches)
+            at, info = (jitted if at.state is None else later)(at, batches)
         jax.block_until_ready(at)
         secs += time.perf_counter() - began
         assert at.state is not None
@@ -166,7 +170,7 @@ def clean(
             break
         if best is None or upper < best[0]:
             best = upper, weights, y, record
-    return _ended(config, data, best, history, info.cost, compile_secs)
+    return _ended(config, data, best, history, info.cost, compiled)
 
 
 def _ended(
@@ -175,7 +179,7 @@ def _ended(
     best: tuple | None,
     history: list[dict[str, Any]],
     cost: bilevel.Cost,
-    compile_secs: float,
+    compiled: dict[str, Any],
 ) -> Cleaned:
     if best is None:
         raise ValueError(
@@ -196,7 +200,7 @@ def _ended(
         "validation_loss": record["validation_loss"],
         "hypergradients": history[-1]["step"],
         "train_secs": history[-1]["train_secs"],
-        "compile_secs": compile_secs,
+        **compiled,
         "gradients": history[-1]["gradients"],
         "products": history[-1]["products"],
         "work": history[-1]["work"],

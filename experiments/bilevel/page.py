@@ -129,7 +129,8 @@ def _tiles(summary: Record) -> list[tiles.Tile]:
         (
             "Cost",
             words.count(summary["gradients"]),
-            f"gradients, and {words.plural(summary['products'], 'product')}",
+            f"gradients, {words.plural(summary['products'], 'product')}; "
+            f"{words.size(summary['temporary_bytes'])} of temporary memory",
         ),
     ]
 

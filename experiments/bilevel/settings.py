@@ -47,7 +47,7 @@ class Model:
 class Lower:
     optimizer: str = fields.choice("sgd", "sgd", "momentum", "adam", says="of the lower steps")
     learning_rate: float = fields.number(0.5, above=0, says="of the lower steps")
-    ridge: float = fields.number(1e-3, at_least=0, says="half of it times |y|^2 is added to f")
+    ridge: float = fields.number(3e-4, at_least=0, says="half of it times |y|^2 is added to f")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,273 @@
+"""The report of `compare_bilevel`: tables and pictures from the results that are there."""
+
+import pathlib
+from typing import Any
+
+from experiments.bilevel import baselines, estimators, results, sinusoids, tasks
+from experiments.bilevel.results import Record, Stat
+from hetjax.report import words
+
+COLOURS = (
+    "#5546d6",
+    "#cc79a7",
+    "#0072b2",
+    "#56b4e9",
+    "#d55e00",
+    "#e69f00",
+    "#8a6d3b",
+    "#009e73",
+    "#7a8894",
+)
+
+
+def write(directory: pathlib.Path) -> pathlib.Path:
+    """Writes README.md and its pictures into the directory of the results."""
+    parts = ["# Bilevel problems, compared\n", _INTRODUCTION]
+    for task in tasks.TASKS.values():
+        if records := _by_arm(results.read(directory, task.name)):
+            parts += [f"## {task.title}\n", _cleaning(task, records)]
+            draw(directory / f"{task.name}.png", task, records)
+            parts.append(f"![Accuracy of y against seconds and work]({task.name}.png)\n")
+    if found := _by_arm(results.read(directory, "tuning")):
+        parts += ["## Learning rate and weight decay\n", _tuning(found)]
+        draw_tuning(directory / "tuning.png", found)
+        parts.append("![Validation loss against gradients](tuning.png)\n")
+    if found := _by_arm(results.read(directory, "sinusoids")):
+        parts += ["## Few-shot sinusoids\n", _sinusoids(found)]
+    path = directory / "README.md"
+    directory.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(parts))
+    return path
+
+
+_INTRODUCTION = """\
+Made by `python -m experiments.compare_bilevel` from the lines in `runs/`, on CPU. ± is the
+standard deviation over seeds. *y* is the lower variable that was reached; *retrained*, a model
+trained on all training examples by their weights and on validation. Both are those of the record
+with the lowest validation loss. F1: of the examples with weights above 1/2, against those whose
+labels are right, and against those whose labels were not drawn anew (one drawn label in ten is
+right). Gains are of the same seed. Work counts gradients; a product counts as two of them, a loss
+as half of one. Seconds are those of one shared machine, without compiling. Settings were chosen on
+seeds 100 to 104 of the digits, which are not among those here.
+"""
+
+
+def _by_arm(records: dict[results.Key, Record]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for key, record in sorted(records.items(), key=lambda item: item[0].seed):
+        found.setdefault(key.arm, []).append(record)
+    return found
+
+
+def _percent(records: list[Record], *names: str) -> Stat:
+    def value(record: Any) -> float:
+        for name in names:
+            record = record[name]
+        return 100 * record
+
+    return Stat.of(map(value, records))
+
+
+def _gain(records: list[Record], own: str, baseline: str) -> str:
+    gain = Stat.of(100 * (r[own] - r["baselines"][baseline]["test_accuracy"]) for r in records)
+    return f"{gain.mean:+.2f} ± {gain.deviation:.2f}"
+
+
+def _cleaning(task: tasks.Task, records: dict[str, list[Record]]) -> str:
+    head = (
+        "method",
+        "seeds",
+        "y",
+        "retrained",
+        "y - both",
+        "retrained - both",
+        "y - validation alone",
+        "F1, right labels",
+        "F1, not drawn",
+        "kept",
+        "seconds",
+        "work",
+        "F",
+        "temporary memory",
+    )
+    rows = []
+    for arm in task.arms:
+        if runs := records.get(arm):
+            rows.append(
+                (
+                    estimators.METHODS[arm].title,
+                    str(len(runs)),
+                    str(_percent(runs, "test_accuracy")),
+                    str(_percent(runs, "retrained_test_accuracy")),
+                    _gain(runs, "test_accuracy", "both"),
+                    _gain(runs, "retrained_test_accuracy", "both"),
+                    _gain(runs, "test_accuracy", "validation"),
+                    str(_percent(runs, "f1_true_labels")),
+                    str(_percent(runs, "f1_drawn")),
+                    f"{_percent(runs, 'kept_fraction').mean:.0f} %",
+                    f"{Stat.of(r['train_secs'] for r in runs).mean:.2f}",
+                    f"{Stat.of(r['work'] for r in runs).mean:,.0f}",
+                    f"{Stat.of(r['validation_loss'] for r in runs).mean:.3f}",
+                    words.size(runs[-1].get("temporary_bytes")),
+                )
+            )
+    runs = records[next(arm for arm in task.arms if arm in records)]
+    base = [
+        (
+            baselines.TITLES[name],
+            str(_percent(runs, "baselines", name, "test_accuracy")),
+            *(
+                str(_percent(runs, "baselines", name, f1)) if f1 in found else ""
+                for f1 in ("f1_true_labels", "f1_drawn")
+            ),
+        )
+        for name, found in runs[0]["baselines"].items()
+    ]
+    if "best_ridge" in runs[0]:
+        best = [str(_percent(runs, "best_ridge", name)) for name in runs[0]["best_ridge"]]
+        base += [
+            ("both, the ridge that is best on the test set", best[0], "", ""),
+            ("trimming by both, the ridge with the best F1", "", best[1], best[2]),
+        ]
+    title = estimators.METHODS[runs[0]["arm"]].title
+    return "\n".join(
+        [
+            results.markdown(head, rows),
+            *_sooner(records),
+            f"Without cleaning, and trimming that keeps as many examples as {title}:\n",
+            results.markdown(("baseline", "accuracy", "F1, right labels", "F1, not drawn"), base),
+        ]
+    )
+
+
+def _sooner(records: dict[str, list[Record]]) -> list[str]:
+    """When the value gap reached the validation loss that unrolling ended with."""
+    said = []
+    for ours, theirs in zip(records["value_gap"], records.get("unrolled", ()), strict=False):
+        curve, loss = ours["curve"], theirs["curve"]["validation_loss"][-1]
+        at = [
+            secs
+            for secs, reached in zip(curve["train_secs"], curve["validation_loss"], strict=True)
+            if reached <= loss
+        ]
+        if at:
+            ratio = theirs["train_secs"] / at[0]
+            said.append(
+                f"- Seed {ours['seed']}: F = {loss:.3f} after {theirs['train_secs']:.2f} s of "
+                f"unrolling; the value gap was there after {at[0]:.2f} s at the latest, "
+                f"{ratio:.1f} times as soon."
+            )
+    return [*said, ""] if said else []
+
+
+def draw(path: pathlib.Path, task: tasks.Task, records: dict[str, list[Record]]) -> None:
+    """Accuracy of y against seconds, left, and work, right: means over the seeds."""
+    import numpy as np
+
+    drawing, panels = _figure(2)
+    for arm, colour in zip(task.arms, COLOURS, strict=False):
+        runs = records.get(arm, [])
+        if not runs:
+            continue
+        curves = [run["curve"] for run in runs]
+        for panel, x in zip(panels, ("train_secs", "work"), strict=True):
+            panel.plot(
+                np.mean([curve[x] for curve in curves], 0),
+                100 * np.mean([curve["test_accuracy"] for curve in curves], 0),
+                color=colour,
+                linewidth=1.4,
+                label=estimators.METHODS[arm].title,
+            )
+    base = records[next(arm for arm in task.arms if arm in records)]
+    for panel, label in zip(
+        panels, ("seconds, without compiling", "work, in gradients"), strict=True
+    ):
+        for name, style in (("validation", ":"), ("both", "--"), ("oracle", "-.")):
+            height = _percent(base, "baselines", name, "test_accuracy").mean
+            panel.axhline(
+                height, color="#30343b", linestyle=style, linewidth=1, label=baselines.TITLES[name]
+            )
+        panel.set_xscale("log")
+        panel.set_xlabel(label)
+        panel.grid(True, color="#e3e6eb", linewidth=0.6)
+    panels[0].set_ylabel("test accuracy of y, %")
+    low = min(
+        _percent(base, "baselines", name, "test_accuracy").mean for name in ("validation", "both")
+    )
+    panels[0].set_ylim(low - 12, None)
+    panels[1].legend(fontsize=7, loc="lower right")
+    drawing.tight_layout()
+    drawing.savefig(path)
+
+
+def draw_tuning(path: pathlib.Path, records: dict[str, list[Record]]) -> None:
+    """The best validation loss so far against work, a line a seed."""
+    drawing, (panel,) = _figure(1)
+    for (arm, runs), colour in zip(records.items(), COLOURS[::4], strict=False):
+        for index, run in enumerate(runs):
+            work, loss = zip(*run["curve"], strict=True)
+            label = None if index else arm
+            panel.step(work, loss, where="post", color=colour, linewidth=1.2, label=label)
+    panel.set_xlabel("work, in gradients")
+    panel.set_ylabel("best validation loss so far")
+    panel.grid(True, color="#e3e6eb", linewidth=0.6)
+    panel.legend()
+    drawing.tight_layout()
+    drawing.savefig(path)
+
+
+def _figure(num_panels: int) -> tuple[Any, Any]:
+    from matplotlib import figure
+    from matplotlib.backends import backend_agg
+
+    drawing = figure.Figure(figsize=(5.4 * num_panels, 4.4), dpi=130, facecolor="white")
+    backend_agg.FigureCanvasAgg(drawing)
+    return drawing, drawing.subplots(1, num_panels, sharey=True, squeeze=False)[0]
+
+
+def _tuning(records: dict[str, list[Record]]) -> str:
+    head = ("way", "seeds", "points", "validation loss", "test accuracy")
+    rows = [
+        (
+            arm,
+            str(len(runs)),
+            f"{Stat.of(run['points'] for run in runs).mean:.0f}",
+            f"{(loss := Stat.of(run['validation_loss'] for run in runs)).mean:.4f} "
+            f"± {loss.deviation:.4f}",
+            str(_percent(runs, "test_accuracy")),
+        )
+        for arm, runs in records.items()
+    ]
+    return (
+        "Softmax regression on 200 digits, three labels in ten drawn anew; the rate of 100 steps "
+        "of gradient descent and their weight decay are tuned for the loss of 400 clean digits: "
+        "by Adam on hypergradients in forward mode, and by random search, at equal work.\n\n"
+        + results.markdown(head, rows)
+    )
+
+
+def _sinusoids(records: dict[str, list[Record]]) -> str:
+    head = ("method", "seeds", *(f"after {steps}" for steps in sinusoids.EVALUATED), "rate")
+    rows = [
+        (
+            arm,
+            str(len(runs)),
+            *(_error([run["errors"][str(k)] for run in runs]) for k in sinusoids.EVALUATED),
+            ", ".join(f"{rate:g}" for rate in sorted({run["rate"] for run in runs})),
+        )
+        for arm, runs in records.items()
+    ]
+    updates = sorted({run["num_updates"] for runs in records.values() for run in runs})
+    return (
+        "Mean square error on 600 new sinusoids after so many steps on 5 or 10 points of each. "
+        f"{', '.join(f'{n:,}' for n in updates)} updates of the start, each from "
+        f"{sinusoids.NUM_TASKS} tasks; joint training fits all tasks at once, and takes the best "
+        "of four rates for its steps on a new one. More steps than were learned for, one or three, "
+        "may make a task diverge, and the mean with it.\n\n" + results.markdown(head, rows)
+    )
+
+
+def _error(of_seeds: list[float | None]) -> str:
+    """The mean; a result has None for what is not finite."""
+    finite = [error for error in of_seeds if error is not None]
+    return f"{Stat.of(finite).mean:.3g}" if len(finite) == len(of_seeds) else "diverged"

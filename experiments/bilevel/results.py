@@ -1,0 +1,68 @@
+"""Results as JSON lines: a file for each task, a line for each run."""
+
+import json
+import math
+import os
+import pathlib
+import statistics
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+Record = dict[str, Any]
+
+
+class Key(NamedTuple):
+    """What sets a run of a task apart."""
+
+    arm: str
+    seed: int
+
+
+def read(directory: pathlib.Path, task: str) -> dict[Key, Record]:
+    """The runs of a task that are there."""
+    path = directory / "runs" / f"{task}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    records = [json.loads(line) for line in lines]
+    return {Key(record["arm"], record["seed"]): record for record in records}
+
+
+def write(directory: pathlib.Path, task: str, records: Iterable[Record]) -> None:
+    """All runs of a task, all or nothing."""
+    path = directory / "runs" / f"{task}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text("".join(json.dumps(record) + "\n" for record in records))
+    draft.replace(path)
+
+
+def short(value: Any) -> Any:
+    """Numbers to five digits, in lists and dicts too; None for what is not finite."""
+    if isinstance(value, dict):
+        return {name: short(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [short(part) for part in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value
+
+
+class Stat(NamedTuple):
+    """Of the seeds."""
+
+    mean: float
+    deviation: float  # of a sample; 0 of a single one
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Stat":
+        kept = list(values)
+        return cls(statistics.mean(kept), statistics.stdev(kept) if len(kept) > 1 else 0.0)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {self.deviation:.2f}"
+
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
