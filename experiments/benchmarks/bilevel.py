@@ -2,8 +2,9 @@
 
     python -m experiments.benchmarks.bilevel [--only=identities,memory,counts,plain]
 
-Timings (`plain`) on a machine that does nothing else. experiments/results/bilevel/estimators.md keeps
-the table. Run from the root of the repository: the identities are those of the tests.
+Timings (`plain`) on a machine that does nothing else. The table is kept in
+experiments/results/bilevel/estimators.md. Run from the root of the repository: the identities are
+those of the tests.
 """
 
 import sys

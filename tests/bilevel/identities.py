@@ -58,7 +58,9 @@ def modes_agree(dynamics: str, *, aggregated: bool = False, num_steps: int = 5) 
     def loop(x, y):
         return walking.plain(case.problem, tx(x), num_steps, x, y, direction=direction)
 
-    (value, reached), grad = jax.jit(jax.value_and_grad(loop, has_aux=True))(case.x, case.y)
+    (value, reached), grad = jax.jit(
+        jax.value_and_grad(loop, has_aux=True), compiler_options=walking.QUICKLY
+    )(case.x, case.y)
     found = []
     for options in ({}, {"checkpoint": True}, {"mode": "forward"}):
         estimator = bilevel.unroll(lower, num_steps, **options)
@@ -75,7 +77,7 @@ def learned_start(dynamics: str, **options) -> float:
     def loop(x, y):
         return walking.plain(case.problem, tx(x), 5, x, y)[0]
 
-    wanted = jax.jit(jax.grad(loop, (0, 1)))(case.x, case.y)
+    wanted = jax.jit(jax.grad(loop, (0, 1)), compiler_options=walking.QUICKLY)(case.x, case.y)
     estimator = bilevel.unroll(bilevel.descent(tx), 5, start="learned", **options)
     x = bilevel.Learned(case.x, case.y)
     return walking.apart(wanted, tuple(walking.jitted(case.problem, estimator, x, case.y).grad_x))

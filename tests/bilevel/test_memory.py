@@ -26,6 +26,7 @@ def test_memory_grows_with_the_steps_as_it_is_said(name, growth):
         assert (large - middle) / (middle - small) == pytest.approx(growth, rel=0.02)
 
 
+@pytest.mark.slow
 def test_plain_programs_find_the_same():
     shape = bilevel_plain.Shape(60, 40, 8, 5)
     for name in bilevel_plain.METHODS:

@@ -149,6 +149,7 @@ MUTANTS = {
 real_gap = bilevel.value_gap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_breaks_its_identity(name, monkeypatch, float64):
     (where, what, mutant), identity = MUTANTS[name]

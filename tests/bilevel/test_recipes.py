@@ -65,6 +65,7 @@ def test_after_many_steps_the_gradient_is_that_of_the_best_response(key):
     np.testing.assert_allclose(found.grad_x, exact, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_descent_by_every_recipe_lowers_the_upper_loss():
     """From the same start; DARTS of the first order has no direct gradient here, and stays.
 

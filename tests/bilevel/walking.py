@@ -17,13 +17,17 @@ class Note(NamedTuple):
     batch: int
 
 
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Compiled in a fraction of the time, for what runs once."""
+
+
 def jitted(problem, estimator, x, y, batches=None, state=None) -> bilevel.Result:
     """`hypergradient` under `jit`."""
 
     def call(x, y, batches, state):
         return bilevel.hypergradient(problem, estimator, x, y, batches, state)
 
-    return jax.jit(call)(x, y, batches, state)
+    return jax.jit(call, compiler_options=QUICKLY)(x, y, batches, state)
 
 
 @functools.cache
