@@ -38,12 +38,12 @@ class InPlace:
     def compile_ahead(self, *args: Any) -> None:
         """Begins to compile in a thread, for arrays or `jax.ShapeDtypeStruct`s as the call has.
 
-        The call waits for it. What goes wrong in the thread goes wrong in the call, too, which
-        says so.
+        The call waits for it, and so does the end of the process: Python cannot end under a
+        compiler. What goes wrong in the thread goes wrong in the call, too, which says so.
         """
         if self._jitted is None and self._ahead is None:
             name = "hetjax-compiling"
-            self._ahead = threading.Thread(target=self._compile, args=args, name=name, daemon=True)
+            self._ahead = threading.Thread(target=self._compile, args=args, name=name)
             self._ahead.start()
 
     def _compile(self, *args: Any) -> None:

@@ -1,6 +1,7 @@
 """Programs that reuse an argument's memory, and are compiled before they are called."""
 
-import threading
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -67,17 +68,53 @@ def test_what_goes_wrong_ahead_goes_wrong_in_the_call():
         program(jnp.zeros(2))
 
 
-def test_the_call_waits_for_what_is_compiled_ahead():
-    may_go_on = threading.Event()
+def test_a_call_that_comes_at_once_compiles_nothing_again(compiled):
+    def slow_to_compile(a):
+        for _ in range(200):
+            a = jnp.sin(a @ a)
+        return a
 
-    def slow_to_trace(a):
-        assert may_go_on.wait(60)
-        return a + 1.0
+    program = jitted.InPlace(slow_to_compile, 0)
+    given = jax.device_put(np.eye(4, dtype=np.float32), jax.devices()[1])
+    compiled.names.clear()
+    program.compile_ahead(shapes(given))
+    program(given)
+    assert compiled.names == ["jit(slow_to_compile)"]
 
-    program = jitted.InPlace(slow_to_trace, 0)
-    program.compile_ahead(jax.ShapeDtypeStruct((2,), np.float32))
-    threading.Timer(0.2, may_go_on.set).start()
-    np.testing.assert_array_equal(program(jnp.zeros(2)), np.ones(2))
+
+_FAILS_WHILE_IT_COMPILES = """
+import hetjax
+hetjax.use_cpu_workers(2)
+import jax.numpy as jnp, numpy as np, optax
+
+params = [np.ones((64, 64), np.float32) for _ in range(60)]  # the update takes long to compile
+times = []
+
+def loss(params, batch, rng):
+    times.append(1)
+    if len(times) > 1:
+        raise RuntimeError("of mine")
+    h = batch["x"]
+    for weights in params:
+        h = jnp.tanh(h @ weights)
+    return (h**2).sum(-1)
+
+data = {"x": np.ones((64, 64), np.float32)}
+fields = {"compilation_cache": "off", "examples_apart": "skip", "progress": False}
+hetjax.fit(loss, params, optax.adam(1e-3), data, epochs=1, budget=4, **fields)
+"""
+
+
+def test_a_run_that_fails_while_a_program_compiles_ends_as_python_does():
+    ran = subprocess.run(
+        [sys.executable, "-c", _FAILS_WHILE_IT_COMPILES],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 1, ran.stderr[-2000:]
+    assert "RuntimeError: of mine" in ran.stderr
 
 
 @pytest.mark.parametrize("local", ["stepped", "fused"])
