@@ -3,7 +3,7 @@
     python -m experiments.benchmarks.rounds [--only=GROUP,…] [--data_dir=DIR] [--jobs=2]
 
 Groups: matcha, eigensolver, budgets, agreement, reductions, objective, random_order,
-interleavings, throughput, together, overhead, array_forms, wall, stream, reading, simulator,
+interleavings, throughput, together, overhead, array_forms, wall, stream, reading, norms, simulator,
 training.
 `training` needs Fashion-MNIST in DIR; its runs leave results in experiments/results/rounds/runs and
 are not done again. experiments/results/rounds/README.md keeps the table.
@@ -26,6 +26,7 @@ from experiments.benchmarks import (
     round_objectives,
     round_speeds,
     schedule_rows,
+    step_norms,
 )
 from experiments.benchmarks.rows import Row, print_tables
 
@@ -263,6 +264,7 @@ GROUPS = {
     "wall": round_speeds.wall_rows,
     "stream": round_speeds.stream_rows,
     "reading": reading.reading_rows,
+    "norms": step_norms.norm_rows,
     "simulator": simulator_rows,
     "training": training_rows,
 }

@@ -54,11 +54,19 @@ class Programs(NamedTuple):
             return
         if not leaf.is_fully_addressable:
             return
+        contributed = self.contribution_shapes(train, carried, others[-1])
+        self.sync.compile_ahead(train, contributed, *others)
+
+    def contribution_shapes(
+        self, train: types.TrainState, carried: types.Carried, given: types.PyTree
+    ) -> types.PyTree:
+        """Of what all workers contribute, as the synchronisation takes it; `[W, ...]`."""
         shared, own = jax.tree.map(_one_row, (types.Shared(train.params), carried))
-        shared = shared._replace(given=others[-1])
+        shared = shared._replace(given=given)
         contributed = jax.eval_shape(functools.partial(local.finish, self.steps), shared, own)
+        leaf = jax.tree.leaves(train)[0]
         all_rows = functools.partial(_all_rows, leaf.shape[0], leaf.sharding)
-        self.sync.compile_ahead(train, jax.tree.map(all_rows, contributed), *others)
+        return jax.tree.map(all_rows, contributed)
 
 
 def _one_row(leaf: jax.Array) -> jax.ShapeDtypeStruct:
