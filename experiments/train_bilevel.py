@@ -16,6 +16,8 @@ from absl import app, flags, logging
 
 from experiments import config_flag
 from experiments.bilevel import settings
+from hetjax.config import recorded
+from hetjax.records import lock, record
 
 config_flag.define(settings.SCHEMA)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
@@ -27,8 +29,25 @@ def clean_and_evaluate(
     """Runs a checked configuration; returns its summary.
 
     Raises:
-        ValueError: what only the data could tell, or a loss that is not finite.
+        ValueError: what only the data could tell, a loss that is not finite, or a workdir that is
+            another run's.
     """
+    if workdir is None:
+        return _run(config, None, progress=progress)
+    workdir = record.made_directory(pathlib.Path(workdir).expanduser())
+    with lock.held(workdir):
+        recorded.check(workdir, _plain(config))
+        return _run(config, workdir, progress=progress)
+
+
+def _plain(config: settings.CleaningConfig) -> dict[str, Any]:
+    """As `config.json` holds it."""
+    return json.loads(json.dumps(settings.to_dict(config)))
+
+
+def _run(
+    config: settings.CleaningConfig, workdir: pathlib.Path | None, *, progress: bool
+) -> dict[str, Any]:
     import jax
 
     from experiments.bilevel import baselines, cleaning, page
@@ -38,14 +57,14 @@ def clean_and_evaluate(
     data = data_lib.make(config.data, config.seed)
     shown = time.monotonic()
 
-    def on_record(record: dict[str, Any]) -> None:
+    def on_record(line: dict[str, Any]) -> None:
         nonlocal shown
         if progress and time.monotonic() - shown > 2:
             shown = time.monotonic()
             print(
-                f"{record['step']:6d} hypergradients  validation loss "
-                f"{record['validation_loss']:.4f}  test accuracy {record['test_accuracy']:.1%}  "
-                f"F1 {record['f1_true_labels']:.1%}",
+                f"{line['step']:6d} hypergradients  validation loss "
+                f"{line['validation_loss']:.4f}  test accuracy {line['test_accuracy']:.1%}  "
+                f"F1 {line['f1_true_labels']:.1%}",
                 flush=True,
             )
 
@@ -57,11 +76,9 @@ def clean_and_evaluate(
         "jax_version": jax.__version__,
     }
     if workdir is not None:
-        workdir = pathlib.Path(workdir).expanduser()
-        workdir.mkdir(parents=True, exist_ok=True)
-        plain = settings.to_dict(config)
+        plain = _plain(config)
         (workdir / "config.json").write_text(json.dumps(plain, indent=2) + "\n")
-        lines = (json.dumps(record) + "\n" for record in found.history)
+        lines = (json.dumps(line) + "\n" for line in found.history)
         (workdir / "metrics.jsonl").write_text("".join(lines))
         (workdir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         page.write(workdir / "report.html", config=plain, summary=summary, history=found.history)

@@ -141,6 +141,25 @@ def test_the_main_job_cleans_and_leaves_its_files(tmp_path):
     assert again == settings.validate(settings.load(FILE))
 
 
+def test_the_workdir_of_another_run_is_refused_before_anything_is_computed(tmp_path):
+    def run(*fields):
+        command = ["experiments.train_bilevel", f"--config={FILE}", f"--workdir={tmp_path}"]
+        few = ["--config.upper.steps=1", "--config.eval_every=1", *fields]
+        done = subprocess.run(
+            [sys.executable, "-m", *command, *few], capture_output=True, text=True, cwd=ROOT
+        )
+        return done.returncode, done.stderr
+
+    assert run()[0] == 0
+    kept = (tmp_path / "summary.json").read_bytes()
+    code, said = run("--config.seed=1")
+    assert (code, "another configuration (seed: 0 there, 1 here)" in said) == (2, True), said
+    (tmp_path / "config.json").write_text(json.dumps({"quota": {"policy": "adaptive"}}))
+    code, said = run()
+    assert (code, "belongs to another configuration" in said) == (2, True), said
+    assert (tmp_path / "summary.json").read_bytes() == kept
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
