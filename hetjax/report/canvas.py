@@ -194,6 +194,15 @@ def end_labels(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
         axes.annotate(text, (1, 0), (18, spot), color=INK, fontsize=11, va="center", **end)
 
 
+def _keep_inside(figure: Figure) -> None:
+    """A number at the right end of an axis ends there, where it would stick out of the figure."""
+    for axes in figure.axes:
+        for label in axes.get_xticklabels():
+            inside = axes.get_xlim()[0] <= label.get_position()[0] <= axes.get_xlim()[1]
+            if inside and label.get_window_extent().x1 > figure.bbox.x1:
+                label.set_horizontalalignment("right")
+
+
 def to_svg(figure: Figure, name: str, label: str) -> str:
     """`figure` as an inline ``<svg>``: no outside names, colours as CSS variables.
 
@@ -204,6 +213,7 @@ def to_svg(figure: Figure, name: str, label: str) -> str:
     """
     import matplotlib
 
+    _keep_inside(figure)
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True)

@@ -68,3 +68,17 @@ def test_a_bar_begins_when_its_process_has_updated():
     assert waiting == pytest.approx([0.11, 0.13])
     assert "makes the update" in sections._timeline({}, told)
     assert "makes the update" not in sections._timeline({}, runs.make_history(6, 2))
+
+
+def test_a_number_at_the_end_of_an_axis_stays_inside():
+    figure = canvas.make_figure(300, 100)
+    axes = canvas.add_axes(figure, 20, 10, 272, 60)
+    axes.set_xlim(0, 1400)
+    axes.set_xticks([0, 700, 1400])
+    last = axes.get_xticklabels()[-1]
+    assert last.get_window_extent().x1 > figure.bbox.x1  # before
+    canvas.to_svg(figure, "numbers", "Numbers")
+    assert last.get_window_extent().x1 <= figure.bbox.x1
+    assert [label.get_horizontalalignment() for label in axes.get_xticklabels()[:2]] == [
+        "center"
+    ] * 2
