@@ -2,10 +2,11 @@
 
     python -m experiments.compare_bilevel [--only=TASK,…] [--data_dir=DIR] [--stage=report]
 
-runs what is missing and writes the report. Tasks: `digits_400`, `digits_100`, `fashion_linear` and
-`fashion_long` (original files in DIR) clean polluted labels; `tuning` finds a learning rate and a
-weight decay; `sinusoids` learns a start for few-shot regression. Each run is a line in
-`runs/TASK.jsonl` and is never done again. `--stage=report` makes the report from them in seconds.
+runs what is missing and writes the report. Tasks: `digits_400`, `digits_100`, and with the original
+files in DIR `fashion_linear`, `fashion_long` and `fashion_mlp` (hours), clean polluted labels;
+`tuning` finds a learning rate and a weight decay; `sinusoids` learns a start for few-shot
+regression. Each run is a line in `runs/TASK.jsonl` and is never done again. `--stage=report` makes
+the report from them in seconds.
 """
 
 import os
@@ -49,7 +50,7 @@ def jobs(task: str, seeds: int, data_dir: str | None, updates: int) -> Iterator[
             keys = [results.Key(arm, seed) for arm in ("forward mode", "random search")]
             yield keys, lambda seed=seed: tuning.run(seed)
     else:
-        for seed in range(seeds or 1):
+        for seed in range(seeds or 3):
             for shots in (5, 10):
                 for arm in sinusoids.ARMS:
                     yield (

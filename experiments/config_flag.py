@@ -17,7 +17,7 @@ import ast
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import ml_collections
@@ -27,6 +27,7 @@ from ml_collections import config_flags
 from experiments import command_line
 from hetjax import config, kinds, parts
 from hetjax.config import fields
+from hetjax.data import datasets
 
 _NAME = "config"
 _PREFIX = f"--{_NAME}."
@@ -194,6 +195,7 @@ def _of_other_parts(loaded: ml_collections.ConfigDict, overrides: Overrides) -> 
     In a file they are no mistake: it may hold what several arms of a comparison need.
     """
     given = {name: following if text is None else text for name, text, following in overrides}
+    yield from _of_other_data(str(given.get("data.name", loaded.data.name)), given)
     for group, kind in kinds.KINDS.items():
         key = f"{group}.{kind.key}"
         name = given.get(key, loaded[group][kind.key])
@@ -206,6 +208,18 @@ def _of_other_parts(loaded: ml_collections.ConfigDict, overrides: Overrides) -> 
             option = field.removeprefix(f"{group}.")
             if option in union and option not in mine:
                 yield kinds.no_such_option(group, name, option)
+
+
+def _of_other_data(name: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is wrong with options of data sets that the chosen one has not."""
+    mine = datasets.options_of(name)
+    others = {option for each in datasets.ARRAY_SETS for option in datasets.options_of(each)}
+    for option in sorted(others.difference(mine)):
+        if f"data.{option}" in given:
+            yield (
+                f"data.{option}: the data set {name!r} has no such option; it has "
+                f"{', '.join(mine) or 'none'}."
+            )
 
 
 EXPERIMENT = Schema(

@@ -38,74 +38,23 @@ def train_and_evaluate(
     import hetjax
 
     join.join(place)
-    hetjax.use_cpu_workers(_own_workers(config, place))
+    hetjax.use_cpu_workers(join.own_workers(config.cluster.num_workers, config.local, place))
 
-    import optax
-    from flax import nnx
+    from experiments import tasks
+    from hetjax import optimizers
 
-    from experiments import problems
-    from hetjax import models, optimizers
-    from hetjax.data import datasets, sources
-
-    dataset = datasets.load(config.data.name, config.data.dir or None)
-    if dataset.num_classes is None or dataset.example_shape is None:
-        raise ValueError(
-            f"data.name: {config.data.name!r} has no images with class labels, which the "
-            "reference models need; for other data call hetjax.fit with a loss of your own"
-        )
-    train = dataset.train
-    if config.data.num_train > len(train):
-        raise ValueError(
-            f"data.num_train: got {config.data.num_train}, but {config.data.name!r} has "
-            f"{len(train)} training examples. Lower it, or set it to 0 for all of them"
-        )
-    if config.data.num_train:
-        train = sources.first(train, config.data.num_train)
-    options = {"hidden": config.model.hidden} if config.model.name == "mlp" else {}
-    model = models.make(
-        config.model.name,
-        dataset.example_shape,
-        dataset.num_classes,
-        rngs=nnx.Rngs(config.seed),
-        input_max=16.0 if config.data.name == "digits" else 255.0,
-        **options,
-    )
-
-    def metrics(model: nnx.Module, batch: Any) -> Any:
-        logits = model(batch["image"])
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        return {"loss": losses, "accuracy": logits.argmax(-1) == batch["label"]}
-
-    loss_fn, params = hetjax.nnx_loss(model, problems.cross_entropy)
+    task = tasks.make(config)
     return hetjax.fit(
-        loss_fn,
-        params,
-        optimizers.make_optimizer(config, num_examples=len(train)),
-        train,
-        eval_source=dataset.test,
-        metrics_fn=hetjax.nnx_metrics(model, metrics),
+        task.loss_fn,
+        task.params,
+        optimizers.make_optimizer(config, num_examples=len(task.train)),
+        task.train,
+        eval_sources=task.evals,
+        metrics_fn=task.metrics_fn,
         workdir=workdir,
         config=config,
         progress=progress,
     )
-
-
-def _own_workers(config: Any, place: join.Place | None) -> int:
-    num_workers = config.cluster.num_workers
-    if config.local == "virtual":
-        if place is not None:
-            raise ValueError(
-                f"local: got 'virtual', which plays all workers in one process, and this run has "
-                f"{place.num_processes}. Start one process, or set local='stepped'"
-            )
-        return 1
-    num_processes = 1 if place is None else place.num_processes
-    if num_workers % num_processes:
-        raise ValueError(
-            f"cluster.num_workers={num_workers} with {num_processes} processes: each has the same "
-            f"number of workers. Set --config.cluster.num_workers={num_processes}, or a multiple"
-        )
-    return num_workers // num_processes
 
 
 def _end(message: str) -> NoReturn:

@@ -1,9 +1,11 @@
-"""Cleans polluted labels: finds a weight for each training example by a bilevel problem.
+"""Cleans polluted labels on unequal workers: finds a weight for each training example.
 
     python -m experiments.train_bilevel --config=configs/digits_cleaning.py --workdir=DIR
         [--config.estimator.name=implicit_cg --config.FIELD=VALUE …]
 
-DIR gets config.json, metrics.jsonl, summary.json and report.html.
+Each sum that the estimator asks for is a round of the workers. DIR gets config.json, metrics.jsonl,
+summary.json, report.html, and in DIR/run what any run of `hetjax.fit_bilevel` writes. The same
+command goes on where a run was stopped.
 """
 
 import json
@@ -17,44 +19,72 @@ from absl import app, flags, logging
 from experiments import config_flag
 from experiments.bilevel import settings
 from hetjax.config import recorded
+from hetjax.processes import endings, join, watch
 from hetjax.records import lock, record
 
 config_flag.define(settings.SCHEMA)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
+_PROCESS_ID = flags.DEFINE_integer(
+    "process_id", None, "Of this process in a run of several, from 0; found where a launcher says."
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Of the run.", 1)
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
+
+
+class Interrupted(Exception):
+    """A signal ended the run, which has said so; the same command goes on from there."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def clean_and_evaluate(
-    config: settings.CleaningConfig, workdir: str | pathlib.Path | None, *, progress: bool = True
+    config: settings.TrainConfig,
+    workdir: str | pathlib.Path | None,
+    *,
+    progress: bool = True,
+    place: join.Place | None = None,
 ) -> dict[str, Any]:
-    """Runs a checked configuration; returns its summary.
+    """Runs a checked configuration; returns its summary, in process 0.
 
     Raises:
         ValueError: what only the data could tell, a loss that is not finite, or a workdir that is
             another run's.
+        Interrupted: a signal ended the run.
     """
-    if workdir is None:
-        return _run(config, None, progress=progress)
+    join.join(place)
+    if workdir is None or (place is not None and place.process_id):
+        path = None if workdir is None else pathlib.Path(workdir).expanduser()
+        return _run(config, path, progress=False, place=place)
     workdir = record.made_directory(pathlib.Path(workdir).expanduser())
     with lock.held(workdir):
-        recorded.check(workdir, _plain(config))
-        return _run(config, workdir, progress=progress)
-
-
-def _plain(config: settings.CleaningConfig) -> dict[str, Any]:
-    """As `config.json` holds it."""
-    return json.loads(json.dumps(settings.to_dict(config)))
+        recorded.check(workdir, settings.to_dict(config), may_differ=settings.MAY_DIFFER)
+        return _run(config, workdir, progress=progress, place=place)
 
 
 def _run(
-    config: settings.CleaningConfig, workdir: pathlib.Path | None, *, progress: bool
+    config: settings.TrainConfig,
+    workdir: pathlib.Path | None,
+    *,
+    progress: bool,
+    place: join.Place | None,
 ) -> dict[str, Any]:
+    import hetjax
+
+    hetjax.use_cpu_workers(join.own_workers(config.cluster.num_workers, config.local, place))
+
     import jax
 
-    from experiments.bilevel import baselines, cleaning, page
+    from experiments.bilevel import baselines, page, rounds
     from experiments.bilevel import data as data_lib
 
     began = time.perf_counter()
     data = data_lib.make(config.data, config.seed)
+    is_first = place is None or place.process_id == 0
+    plain = settings.to_dict(config)
+    if workdir is not None and is_first:
+        record.write_whole(workdir / "config.json", json.dumps(plain, indent=2) + "\n")
     shown = time.monotonic()
 
     def on_record(line: dict[str, Any]) -> None:
@@ -68,7 +98,11 @@ def _run(
                 flush=True,
             )
 
-    found = cleaning.clean(config, data, on_record=on_record)
+    found, result = rounds.clean(config, data, workdir, on_record=on_record)
+    if result.summary["interrupted"]:
+        raise Interrupted(143 if result.summary["stopped_by"] == "SIGTERM" else 130)
+    if not is_first or found is None:
+        return {}
     summary = found.summary | {
         "baselines": baselines.run(config, data, found.summary["kept_fraction"]),
         "num_test": len(data.test.labels),
@@ -76,12 +110,14 @@ def _run(
         "jax_version": jax.__version__,
     }
     if workdir is not None:
-        plain = _plain(config)
-        (workdir / "config.json").write_text(json.dumps(plain, indent=2) + "\n")
-        lines = (json.dumps(line) + "\n" for line in found.history)
-        (workdir / "metrics.jsonl").write_text("".join(lines))
-        (workdir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-        page.write(workdir / "report.html", config=plain, summary=summary, history=found.history)
+        record.write_whole(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
+        text = page.render(
+            config=plain,
+            summary=summary,
+            history=found.history,
+            rounds=rounds.lines_of(workdir),
+        )
+        record.write_whole(workdir / "report.html", text)
     return summary
 
 
@@ -95,15 +131,21 @@ def table(summary: dict[str, Any]) -> str:
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
         for row in rows
     ]
-    each = summary["cost_of_a_hypergradient"]
+    each, levels = summary["cost_of_a_hypergradient"], summary["levels"].values()
+    missing, twice, again = (
+        sum(level[f"examples_{what}"] for level in levels)
+        for what in ("missing", "duplicated", "revisited")
+    )
     return "\n".join(
         [
             *lines,
             "",
             f"{summary['hypergradients']} hypergradients of {each['gradients']} gradients and "
-            f"{each['hessian_products'] + each['cross_products']} products in "
-            f"{summary['train_secs']:.2f} s, and {summary['compile_secs']:.2f} s to compile; "
-            f"{summary['wall_secs']:.1f} s with the baselines.",
+            f"{each['hessian_products'] + each['cross_products']} products: {summary['rounds']:,} "
+            f"rounds of {summary['num_workers']} workers in {summary['train_secs']:.1f} s, "
+            f"{summary['waiting_fraction']:.0%} of their time waiting; {summary['wall_secs']:.1f} "
+            "s with all.",
+            f"Examples: {missing} missing, {twice} duplicated, {again:,} revisits in held batches.",
         ]
     )
 
@@ -121,12 +163,23 @@ def main(argv: list[str]) -> None:
     if _WORKDIR.value is None:
         _end("--workdir is missing: the directory that gets this run's files.")
     workdir = pathlib.Path(_WORKDIR.value).expanduser()
+    place = None
     try:
-        summary = clean_and_evaluate(config, workdir)
+        place = join.find_place(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
+        summary = clean_and_evaluate(config, workdir, place=place)
+    except Interrupted as error:
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)
     except ValueError as error:
+        if place is not None and endings.is_loss_of_others(error):
+            raise
+        watch.tell(f"refused its input: {error}", code=2)
         _end(str(error))
-    print(table(summary))
-    print(f"Report: {workdir / 'report.html'}")
+    if summary:
+        print(table(summary))
+        print(f"Report: {workdir / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -11,12 +11,15 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BilevelResult": "hetjax.levels.results",
     "Contribution": "hetjax.types",
     "FitResult": "hetjax.records.results",
     "LocalRule": "hetjax.rounds.rules",
     "Losses": "hetjax.types",
     "Microbatch": "hetjax.types",
+    "OfMeans": "hetjax.types",
     "NonFiniteError": "hetjax.rounds.reporting",
+    "OuterReport": "hetjax.levels.lines",
     "Run": "hetjax.rounds.run",
     "STOP": "hetjax.driver",
     "SavedRun": "hetjax.records.results",
@@ -25,6 +28,7 @@ _HOMES = {
     "TrainState": "hetjax.types",
     "evaluate": "hetjax.records.evaluate",
     "fit": "hetjax.fitting",
+    "fit_bilevel": "hetjax.levels.fitting",
     "join_processes": "hetjax.processes.join",
     "load": "hetjax.records.results",
     "linen_loss": "hetjax.adapters",

@@ -19,7 +19,7 @@ from hetjax import interrupt, types
 from hetjax.processes import watch
 from hetjax.records import evaluations, record, results, summary, telemetry
 from hetjax.records import keeper as keeper_lib
-from hetjax.rounds import gathering, reporting, round_report
+from hetjax.rounds import gathering, reporting, resume, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_records import RunState
@@ -27,7 +27,7 @@ from hetjax.rounds.run_records import RunState
 Callback = Callable[[round_report.RoundReport], Any]
 """Called with the report of each round; see `STOP`."""
 
-_ASK_OF_SIGNAL = {
+ASK_OF_SIGNAL = {
     None: gathering.Request.NOTHING,
     signal.SIGINT: gathering.Request.END_BY_SIGINT,
     signal.SIGTERM: gathering.Request.END_BY_SIGTERM,
@@ -38,12 +38,51 @@ _SIGNALS = {
 }
 
 
+def signal_of(asked: gathering.Request) -> str:
+    """The signal that ends a run; '' where none does."""
+    return next((name for request, name in _SIGNALS.items() if request in asked), "")
+
+
 class _Stop(enum.Enum):
     STOP = "hetjax.STOP"
 
 
 STOP = _Stop.STOP
 """A callback that returns it, or True, ends the run after the round that is computing."""
+
+
+class Callbacks:
+    """The user's callbacks, one after the other; any of them may end the run.
+
+    Args:
+        callbacks: called with each line.
+    """
+
+    def __init__(self, callbacks: Sequence[Callable[[Any], Any]]) -> None:
+        self._callbacks = callbacks
+        self._passed_over: set[int] = set()  # callbacks whose answer is
+        self.stopper = ""  # the one that ended the run, in this process
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def __call__(self, line: Any) -> bool:
+        """Whether one of them ends the run; says once what else one answers."""
+        ends = False
+        for callback in self._callbacks:
+            answer = callback(line)
+            name = getattr(callback, "__name__", type(callback).__name__)
+            says = isinstance(answer, bool) or getattr(answer, "dtype", None) == np.bool_
+            if answer is STOP or (says and answer):
+                ends, self.stopper = True, self.stopper or name
+            elif answer is not None and not says and id(callback) not in self._passed_over:
+                self._passed_over.add(id(callback))
+                print(
+                    f"hetjax: callback {name} returned {type(answer).__name__}, which is passed "
+                    "over: only True or hetjax.STOP ends the run",
+                    file=sys.stderr,
+                )
+        return ends
 
 
 class Driver:
@@ -73,14 +112,12 @@ class Driver:
         keeper: keeper_lib.Keeper | None,
     ) -> None:
         self._run, self._state, self._recorder = run, state, recorder
-        self._evaluate, self._callbacks, self._keeper = evaluate, callbacks, keeper
+        self._evaluate, self._callbacks, self._keeper = evaluate, Callbacks(callbacks), keeper
         self._summary, self._best_params = summary, best_params
         self._telemetry = telemetry.OrderTelemetry(run.parts)
         self._pending: reporting.Report | None = None  # not reported yet
         self._measured: dict[str, Any] = {}  # after its round: eval, consensus, herding
         self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
-        self._stopper = ""  # the callback of this process that ended the run
-        self._answered: set[int] = set()  # callbacks whose answer was passed over
         self._evaluated_at = -1  # rounds that were done then
 
     def drive(self) -> results.FitResult:
@@ -92,7 +129,7 @@ class Driver:
         with interrupt.deferred() as interrupted:
             try:
                 while not (run.done(self._state) or self._summary.stopped_by):
-                    self._asks |= _ASK_OF_SIGNAL[interrupted()]
+                    self._asks |= ASK_OF_SIGNAL[interrupted()]
                     if run.parts.meeting.alone:
                         self._asked |= self._asks
                     if self._asked.ends:
@@ -117,7 +154,7 @@ class Driver:
     @property
     def _by_signal(self) -> str:
         """The signal that ended the run; '' where none did."""
-        return next((name for asked, name in _SIGNALS.items() if asked in self._asked), "")
+        return signal_of(self._asked)
 
     @property
     def _is_finished(self) -> bool:
@@ -130,7 +167,7 @@ class Driver:
         if self._by_signal:
             self._summary.stopped_by = self._by_signal
         elif gathering.Request.END in self._asked:
-            self._summary.stopped_by = f"callback {self._stopper}".strip()
+            self._summary.stopped_by = f"callback {self._callbacks.stopper}".strip()
         if run.parts.leads and self._asked.ends:
             epochs = state.stream.examples_processed / run.parts.stream.num_examples
             goes_on = self._by_signal and self._keeper is not None
@@ -164,9 +201,9 @@ class Driver:
         self._asked |= report.asked
         if (epochs_done := stream.epoch(self._state.stream)) > epoch:
             self._end_epoch(epochs_done)
-        elif _is_due(self._state.rounds_done, run.config.eval_every_rounds):
+        elif is_due(self._state.rounds_done, run.config.eval_every_rounds):
             self._evaluate_between_epochs()
-        if gathering.Request.SAVE in self._asked or _is_due(
+        if gathering.Request.SAVE in self._asked or is_due(
             self._state.rounds_done, run.config.checkpoint.every_rounds
         ):
             self._save()
@@ -202,25 +239,9 @@ class Driver:
                 return jax.device_get(state_lib.own_row(state.train.params))
             return state_lib.own_mean(state.train.params)
 
-        asked = dataclasses.replace(line, params=params)
-        for callback in self._callbacks:
-            self._take_answer(callback, callback(asked))
-        state = None  # its buffers are the next round's
-
-    def _take_answer(self, callback: Callback, answer: Any) -> None:
-        """Ends the run where a callback says so; says once what else it says."""
-        name = getattr(callback, "__name__", type(callback).__name__)
-        says = isinstance(answer, bool) or getattr(answer, "dtype", None) == np.bool_
-        if answer is STOP or (says and answer):
+        if self._callbacks(dataclasses.replace(line, params=params)):
             self._asks |= gathering.Request.END
-            self._stopper = self._stopper or name
-        elif answer is not None and not says and id(callback) not in self._answered:
-            self._answered.add(id(callback))
-            print(
-                f"hetjax: callback {name} returned {type(answer).__name__}, which is passed over: "
-                "only True or hetjax.STOP ends the run",
-                file=sys.stderr,
-            )
+        state = None  # its buffers are the next round's
 
     def _end_epoch(self, epochs_done: int) -> None:
         """Measures the order and the replicas, and evaluates where due."""
@@ -268,12 +289,15 @@ class Driver:
         """Keeps the run as it is; the run's clock stands still meanwhile."""
         if self._keeper is None:
             return
-        self._run.settle()
+        run, state = self._run, self._state
+        run.settle()
         self._report()
-        self._run.beacons.at("checkpointing", self._state.rounds_done)
+        run.beacons.at("checkpointing", state.rounds_done)
         self._keeper.save(
-            self._state,
-            self._best_params,
+            resume.to_arrays(state, self._best_params, run.parts),
+            done=state.rounds_done,
+            params=run.parts.state.params,
+            best_params=self._best_params,
             finished=self._is_finished,
             stopped_by=self._summary.stopped_by,
             summary=self._summary.save(),
@@ -290,5 +314,6 @@ class Driver:
         )
 
 
-def _is_due(rounds_done: int, every: int) -> bool:
+def is_due(rounds_done: int, every: int) -> bool:
+    """Whether something that is done every so many rounds, or outer steps, is done now."""
     return every > 0 and rounds_done % every == 0

@@ -121,8 +121,8 @@ def fit(
     started = time.perf_counter()
     params = params if init_state is None or params is not None else _params_of(init_state)
     _check(optimizer, callbacks, resume)
-    source, eval_sets = sources.as_source(source), _eval_sets(eval_source, eval_sources, metrics_fn)
-    workdir = _absolute(workdir)
+    source, workdir = sources.as_source(source), _absolute(workdir)
+    eval_sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn)
     with contextlib.ExitStack() as stack:
         begins = stack.enter_context(starting.Starting(shown=progress))
         kept = functools.partial(keeper_lib.kept_solutions, workdir, resume=bool(resume))
@@ -227,28 +227,6 @@ def _uninterrupted(result: results.FitResult) -> results.FitResult:
     if stopped_by == "SIGTERM":
         raise SystemExit(128 + signal.SIGTERM)
     return result
-
-
-def _eval_sets(
-    source: Any, sets: Mapping[str, Any] | None, metrics_fn: evaluate_lib.MetricsFn | None
-) -> dict[str, Any]:
-    """The sets that are evaluated, by name."""
-    if source is not None and sets is not None:
-        raise ValueError("fit: give eval_source= or eval_sources=, not both")
-    if sets is not None and (not isinstance(sets, Mapping) or not sets):
-        raise ValueError(
-            'fit: eval_sources must be a dict of sets by name, such as {"val": …, "test": …}'
-        )
-    given = sets if sets is not None else {} if source is None else {evaluations.ALONE: source}
-    if metrics_fn is not None and not given:
-        raise ValueError(
-            "fit: metrics_fn is given, and nothing that it could be computed for; give "
-            "eval_source=, a set as the first one"
-        )
-    sets = {name: sources.as_source(each) for name, each in given.items()}
-    for each in sets.values():
-        sources.read(each, 0)  # or a wrong example is told after everything is compiled
-    return sets
 
 
 def _evaluations(

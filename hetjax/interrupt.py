@@ -9,8 +9,11 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[Callable[[], signal.Signals | None]]:
+def deferred(unit: str = "round") -> Iterator[Callable[[], signal.Signals | None]]:
     """Turns the first Ctrl-C into a request, and SIGTERM; a second Ctrl-C interrupts at once.
+
+    Args:
+        unit: what is done to its end before the run ends.
 
     Yields:
         A function that tells which signal came first, if any. Outside the main thread, where
@@ -30,9 +33,9 @@ def deferred() -> Iterator[Callable[[], signal.Signals | None]]:
             signal.default_int_handler(signum, frame)
         came.append(signal.Signals(signum))
         if signum == signal.SIGINT:
-            text = "\nCtrl-C: ending after this round; once more to stop at once."
+            text = f"\nCtrl-C: ending after this {unit}; once more to stop at once."
         else:
-            text = "SIGTERM: ending after this round."
+            text = f"SIGTERM: ending after this {unit}."
         print(text, file=sys.stderr, flush=True)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

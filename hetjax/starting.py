@@ -76,7 +76,8 @@ class Starting:
             secs = 0.0 if now is None else time.perf_counter() - now[2]
             if now is None or secs < _AFTER_SECS:
                 continue
-            bar = bar or bar_class()(bar_format="{desc}", leave=False, dynamic_ncols=True)
+            if bar is None:  # a bar without a total has no truth value
+                bar = bar_class()(bar_format="{desc}", leave=False, dynamic_ncols=True)
             bar.set_description_str(f"hetjax: {now[0]} {now[1]}".rstrip() + f", {secs:.0f} s")
         if bar is not None:
             bar.close()

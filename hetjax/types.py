@@ -1,6 +1,6 @@
 """The records that flow through one round. Pure data: no behaviour, no host state."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +29,36 @@ class Losses(NamedTuple):
     weights)`, two arrays of one shape, where it has weights of its own."""
 
 
+@jax.tree_util.register_pytree_node_class
+class OfMeans:
+    """A metric of a whole set that is no mean itself, but follows from means.
+
+    Each part is what a metric may be: one number an example, `[B]`, or `(values, weights)`.
+
+    Attributes:
+        function: from the mean of each part, a float, to the metric.
+        parts: whose means are taken over the set.
+
+    Example:
+        >>> import math
+        >>> def metrics_fn(params, batch):
+        ...     losses = (batch["x"] - params) ** 2
+        ...     return {"loss": losses, "rmse": OfMeans(math.sqrt, losses)}
+    """
+
+    def __init__(self, function: Callable[..., float], *parts: Any) -> None:
+        self.function, self.parts = function, parts
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Callable[..., float]]:
+        """For JAX."""
+        return self.parts, self.function
+
+    @classmethod
+    def tree_unflatten(cls, function: Callable[..., float], parts: Any) -> "OfMeans":
+        """For JAX."""
+        return cls(function, *parts)
+
+
 class Microbatch(NamedTuple):
     """A block of examples of fixed shape: the unit of a quota.
 
@@ -45,6 +75,9 @@ class Shared(NamedTuple):
 
     params: PyTree  # the worker's replica
     given: PyTree = ()  # values of this round, the same for all workers, e.g. a vector
+    moments: Any = ()
+    """Of an order that balances preconditioned gradients: the second moments of the worker's
+    optimiser. `moments.scale()` is a tree like the parameters. () for every other order."""
 
 
 class Tally(NamedTuple):
@@ -74,6 +107,7 @@ class Contribution(NamedTuple):
     evidence: PyTree
     tally: Tally
     metric_sums: PyTree = ()  # {name: (f32[] weighted sum, f32[] weight)}; () where there are none
+    own: PyTree = ()  # sums that stay with the worker: divided as `sums` are, but not added up
 
 
 class TrainState(NamedTuple):

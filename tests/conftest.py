@@ -33,8 +33,10 @@ _PROMOTING = [
     "test_readme",
     "test_simulate_input",
     "test_simulate_many",
+    "test_tasks",
     "test_train",
     "rounds.test_objectives",
+    "rounds.test_preconditioned",  # optax.adam is not strict
     "rounds.test_programs",
     "rounds.test_resume",
     "rounds.test_rule_records",

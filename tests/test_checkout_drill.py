@@ -10,6 +10,8 @@ import pytest
 from experiments.drills import checkout_outcomes, checkouts
 from experiments.drills.checkouts import Result
 
+pytestmark = pytest.mark.slow
+
 ALONE = "1/stepped/d_grab/ring/shared/first"
 CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
 TOGETHER = "2/stepped/pair_balance/d_psgd/private/quorum"

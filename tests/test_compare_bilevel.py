@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.bilevel import comparison, results, settings, sinusoids, tasks, tuning
+from experiments.bilevel import baselines, comparison, results, settings, sinusoids, tasks, tuning
+from experiments.bilevel import data as data_lib
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +59,28 @@ def test_every_task_is_a_valid_configuration_with_every_family():
     long = tasks.TASKS["fashion_long"].config("unrolled", 0, "here")
     assert (long.data.name, long.data.dir, long.data.num_train) == ("fashion_mnist", "here", 5000)
     assert (long.estimator.steps, long.upper.learning_rate, long.eval_every) == (500, 1.0, 1)
+    for name in ("fashion_linear", "fashion_long", "fashion_mlp"):
+        task = tasks.TASKS[name]
+        sizes = {task.config(arm, 0, None).data.block_size for arm in task.arms}
+        assert len(sizes) == 1  # the same code for all
+    mlp = tasks.TASKS["fashion_mlp"]
+    assert len(mlp.seeds) == 3
+    unrolled = mlp.config("unrolled", 0, None)
+    assert (unrolled.model.name, unrolled.estimator.steps, unrolled.upper.steps) == ("mlp", 100, 20)
     families = set(settings.ESTIMATORS) - {"unrolled_checkpointed"}  # the same numbers
-    assert set(tasks.TASKS["digits_400"].arms) == families
+    for name in ("digits_400", "fashion_linear", "fashion_mlp"):
+        assert set(tasks.TASKS[name].arms) == families
+
+
+def test_models_without_a_method_are_those_of_every_arm_of_a_seed(small):
+    """They are trained once; each arm has the same, and trimming of its own."""
+    ours, theirs = (tasks.run(small, arm, 0, None)["baselines"] for arm in small.arms)
+    config = small.config("unrolled", 0, None)
+    plain = baselines.run(config, data_lib.make(config.data, 0), 0.5)
+    for name in ("polluted", "validation", "both", "oracle"):
+        assert ours[name] == theirs[name] == plain[name]
+    other = tasks.run(small, "unrolled", 1, None)["baselines"]
+    assert other["both"] != ours["both"]
 
 
 def test_the_two_ways_of_tuning_do_the_same_work(monkeypatch):
@@ -91,6 +112,19 @@ def test_the_gradient_of_a_start_is_that_of_its_definition(arm):
     expected = jax.grad(after_a_step)(start)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_task_that_diverges_is_counted_and_leaves_the_median(monkeypatch, tmp_path):
+    errors = np.ones((600, 11))
+    errors[3, 10], errors[7, 5:] = 1e17, np.nan
+    monkeypatch.setattr(sinusoids, "errors", lambda *given, **named: jnp.asarray(errors))
+    found = sinusoids.run("MAML", 5, 0, num_updates=1)
+    assert found["diverged"] == {"0": 0, "1": 0, "5": 1, "10": 2}
+    assert found["errors"]["1"] == 1
+    results.write(tmp_path, "sinusoids", [results.short(found)])
+    text = comparison.write(tmp_path).read_text()
+    assert "| 1 (1) |" in text
+    assert "2 of 600" in text
 
 
 def test_a_sinusoid_is_what_a_task_has():

@@ -1,4 +1,4 @@
-"""The comparison of example orders: its runs, that it resumes, and its report."""
+"""The study of example orders: its runs, that it resumes, its tuning, and its report."""
 
 import dataclasses
 import json
@@ -9,191 +9,265 @@ import numpy as np
 import pytest
 
 import hetjax
-from experiments import compare_orders
-from experiments.comparisons import order_report, order_results, order_tasks
+from experiments.orders import (
+    arms,
+    herding,
+    jobs,
+    results,
+    runs,
+    schedule,
+    study,
+    tables,
+    timing,
+)
+from experiments.orders.tasks import Run
+from tests.order_study import BALANCED, BASE, TINY, record_of
 
 pytestmark = pytest.mark.slow
 
-TINY = dataclasses.replace(
-    order_tasks.MNIST,
-    name="tiny",
-    title="Digits",
-    dataset="digits",
-    input_max=16.0,
-    num_train=128,
-    num_test=32,
-    epochs=3,
-    learning_rates=(0.05,),
-    same_rate=0.0,
-    seeds=(0, 1),
-    arms=("random_reshuffling", "fixed_map"),  # they compile fastest
-)
-
-
-def record_of(losses, task=TINY, **fields):
-    return {
-        "train_losses": losses,
-        "test_accuracies": [0.5] * len(losses),
-        "settings": task.settings(),
-        "quotas": [],
-    } | fields
-
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def found(tmp_path_factory):
     """A directory with all runs of TINY, their number, and where the data lie."""
     directory, data_dir = tmp_path_factory.mktemp("orders"), tmp_path_factory.mktemp("data")
-    count = compare_orders.run_all([TINY], directory, data_dir=str(data_dir), jobs=0)
+    count = schedule.run_all([TINY], directory, data_dir=str(data_dir), num_jobs=0)
     return directory, count, str(data_dir)
 
 
-def test_each_run_leaves_one_file_with_its_losses(results):
-    directory, count, _ = results
-    records = order_results.read_records(directory, TINY)
-    assert set(records) == {(method, 0.05, seed) for method in TINY.arms for seed in (0, 1)}
+# Runs
+
+
+def test_each_run_leaves_one_file_with_its_losses(found):
+    directory, count, _ = found
+    records = results.read_records(directory, TINY)
+    assert set(records) == {(arm, 0.05, seed) for arm in TINY.arms for seed in (0, 1)}
     assert count == len(records) == len(list((directory / "runs" / "tiny").iterdir()))
     for record in records.values():
-        assert len(record["train_losses"]) == len(record["test_accuracies"]) == TINY.epochs
+        assert len(record["train_losses"]) == len(record["metric_values"]) == 3
+        assert record["metric"] == "test_accuracy"
         assert record["examples_missing"] == record["examples_duplicated"] == 0
         assert record["train_losses"][-1] < record["train_losses"][0] < math.log(10)
         assert record["quotas"] == [[0, [1, 1, 1, 1]]]
 
 
-def test_runs_of_a_task_differ_in_their_order_alone(results, monkeypatch):
-    calls = []
-    monkeypatch.setattr(hetjax, "fit", lambda *args, **fields: calls.append((args, fields)))
-    for method in TINY.arms:
-        compare_orders.fit(order_tasks.Run(TINY, method, 0.05, 1), results[2])
-    (first_args, first), (second_args, second) = calls
-    jax.tree.map(np.testing.assert_array_equal, first_args[1], second_args[1])
-    assert (first.pop("ordering"), second.pop("ordering")) == (
-        {"method": "random_reshuffling"},
-        {"method": "fixed_map"},
+def test_runs_of_a_task_differ_in_their_order_alone(found):
+    (first, second) = (runs.open_run(Run(TINY, arm, 0.05, 1), found[2]) for arm in TINY.arms)
+    jax.tree.map(np.testing.assert_array_equal, first.task.params, second.task.params)
+    methods = [opened.config.ordering.method for opened in (first, second)]
+    assert methods == ["random_reshuffling", "fixed_map"]
+    same = dataclasses.replace(second.config, ordering=first.config.ordering)
+    assert first.config == same
+    assert (first.config.seed, first.config.optimizer.learning_rate) == (1, 0.05)
+
+
+def test_the_training_loss_is_that_of_every_so_many_th_example(found):
+    opened = runs.open_run(Run(TINY, BASE, 0.05, 0), found[2])
+    assert len(opened.task.train) == 128
+    np.testing.assert_array_equal(
+        opened.evals["train"].arrays["label"], opened.task.train.arrays["label"][::2]
     )
-    del first["metrics_fn"], second["metrics_fn"]
-    assert first == second
-    assert first["seed"] == 1
+    assert [len(source) for source in opened.evals.values()] == [64, 32]
 
 
-def test_tuning_comes_first_then_the_seeds_at_the_own_rate_and_at_the_same_rate():
-    task = dataclasses.replace(TINY, learning_rates=(0.1, 0.2), same_rate=0.2)
-    base, other = task.arms
-    records = {}
-    tuning = compare_orders.wanted(task, records)[:4]
-    assert [run.key for run in tuning] == [
-        (base, 0.1, 0),
-        (other, 0.1, 0),
-        (base, 0.2, 0),
-        (other, 0.2, 0),
-    ]
-    for (method, rate, seed), loss in zip((run.key for run in tuning), (1, 2, 2, 1), strict=True):
-        records[method, rate, seed] = record_of([float(loss)] * 3, task)
-    keys = [run.key for run in compare_orders.wanted(task, records)]
-    assert keys == [(base, 0.1, 1), (other, 0.2, 1), (base, 0.2, 1)]
-    task = dataclasses.replace(task, same_rate=0.0)
-    assert [run.key for run in compare_orders.wanted(task, records)] == keys[:2]
-
-
-def test_a_second_call_runs_nothing_and_a_lost_run_alone_is_done_again(results):
-    directory, _, data_dir = results
-    again = {"data_dir": data_dir, "jobs": 0}
-    assert compare_orders.run_all([TINY], directory, **again) == 0
-    path = compare_orders.path_of(directory, order_tasks.Run(TINY, "fixed_map", 0.05, 0))
+def test_a_second_call_runs_nothing_and_a_lost_run_alone_is_done_again(found):
+    directory, _, data_dir = found
+    again = {"data_dir": data_dir, "num_jobs": 0}
+    assert schedule.run_all([TINY], directory, **again) == 0
+    path = results.path_of(directory, Run(TINY, "fixed_map", 0.05, 0))
     before = json.loads(path.read_text())
     path.unlink()
-    assert compare_orders.run_all([TINY], directory, minutes=-1, **again) == 0  # out of time
-    assert compare_orders.run_all([TINY], directory, **again) == 1
+    assert schedule.run_all([TINY], directory, minutes=-1, **again) == 0  # out of time
+    assert schedule.run_all([TINY], directory, **again) == 1
     after = json.loads(path.read_text())
     assert after["train_losses"] == before["train_losses"]
 
 
-def test_results_of_other_settings_are_refused(results):
-    directory, *_ = results
+def test_a_run_that_fails_is_told_and_the_others_are_done(found, tmp_path, monkeypatch):
+    done = []
+
+    def train(run, data_dir):
+        if run.arm == "fixed_map":
+            raise ValueError("no such thing")
+        done.append(run.seed)
+        return record_of([0.5] * 3, arm=run.arm, learning_rate=0.05, seed=run.seed, secs=1.0)
+
+    monkeypatch.setattr(runs, "train", train)
+    with pytest.raises(RuntimeError, match=r"failed: 1\ntiny fixed_map-lr0.05-seed0: no such"):
+        schedule.run_all([TINY], tmp_path, data_dir=None, num_jobs=0)
+    assert done == [0, 1]
+
+
+def test_results_of_other_settings_are_refused(found):
+    directory, *_ = found
+    other = dataclasses.replace(TINY, changes={**TINY.changes, "epochs": 4})
     with pytest.raises(ValueError, match=r"other settings than tiny has now; delete"):
-        order_results.read_records(directory, dataclasses.replace(TINY, epochs=4))
+        results.read_records(directory, other)
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
+def test_settings_name_all_that_is_not_as_by_default_but_what_names_a_run():
+    fields = TINY.settings["config"]
+    assert fields["model.name"] == "logistic"
+    assert fields["data.num_train"] == 128
+    assert not {"seed", "data.dir", "optimizer.learning_rate", "ordering.method"} & set(fields)
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch, found):
     class Result:
         summary = {"interrupted": True}  # noqa: RUF012
 
-    monkeypatch.setattr(compare_orders, "fit", lambda *args: Result())
+    monkeypatch.setattr(hetjax, "fit", lambda **_: Result())
+    path = tmp_path / "run.json"
     with pytest.raises(KeyboardInterrupt):
-        compare_orders.train(order_tasks.Run(TINY, "d_grab", 0.1, 0), tmp_path, None)
+        jobs.do("experiments.orders.runs:train", Run(TINY, BASE, 0.1, 0), found[2], path=path)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_report_has_its_tables_and_pictures(results):
-    directory, _, data_dir = results
-    secs = compare_orders.epoch_secs(TINY, data_dir, repeats=2)
-    assert set(secs) == set(TINY.arms)
-    assert all(len(values) == 2 and min(values) > 0 for values in secs.values())
-    kept = {"tiny": {"settings": TINY.settings(), "secs": secs}}
-    (directory / "runs" / order_results.EPOCH_SECS).write_text(json.dumps(kept))
-    variant = dataclasses.replace(TINY, name="variant", group="where")
-    text = order_report.write(directory, [TINY, variant]).read_text()
-    assert (directory / "tiny.png").read_bytes().startswith(b"\x89PNG")
-    for part in ("## Digits", "![", "fixed map", "lowest training loss", "## Targets"):
-        assert part in text
-    assert "nan" not in text
-    assert "Not complete" not in text
-    assert "Not run yet" in text  # the variant
+# Tuning
 
 
-def test_the_learning_rate_is_that_of_the_lowest_loss_with_the_first_seed():
-    task = dataclasses.replace(TINY, learning_rates=(0.05, 0.1))
-    records = {
-        ("d_grab", 0.05, 0): record_of([0.9, 0.4, 0.6]),
-        ("d_grab", 0.1, 0): record_of([0.9, None], diverged=True),
-        ("d_grab", 0.1, 1): record_of([0.1, 0.1, 0.1]),
-    }
-    assert order_results.tuned_rate(task, records, "d_grab") == 0.05
-    del records["d_grab", 0.1, 0]
-    assert order_results.tuned_rate(task, records, "d_grab") is None
-    assert order_results.best(record_of([0.9, None])) == 0.9
-    assert order_results.final(record_of([0.9, None])) == math.inf
-
-
-def test_epochs_are_compared_seed_by_seed_and_the_time_with_the_cost_of_an_epoch():
-    method, base = "d_grab", "random_reshuffling"
-    records = {
-        (base, 0.1, 0): record_of([0.9, 0.5, 0.6]),
-        (base, 0.1, 1): record_of([0.9, 0.8, 0.7]),
-        (method, 0.1, 0): record_of([0.5, 0.4, 0.3]),
-        (method, 0.1, 1): record_of([0.9, 0.8, 0.7]),
-    }
-    rates = {method: 0.1, base: 0.1}
-    arms = order_results.Arms(TINY, records, rates, {method: 3.0, base: 2.0})
-    assert arms.ratios(method) == [1 / 2, 3 / 3]
-    assert arms.ratios(method, of_time=True) == [0.75, 1.5]
-    records[method, 0.1, 1] = record_of([0.9, 0.8, 0.71])
-    assert order_results.Arms(TINY, records, rates, {}).ratios(method) == [0.5, math.inf]
+def test_tuning_comes_first_then_the_seeds_at_the_own_rate_and_at_the_same_rate():
+    rates = (0.1, 0.2, 0.4)
+    task = dataclasses.replace(
+        TINY, learning_rates=rates, same_rate=0.4, arms=(BASE, BALANCED, "shuffle_once")
+    )
+    records = {}
+    tuning = [run.key for run in results.wanted(task, records)]
+    assert tuning[:6] == [(arm, rate, 0) for arm in (BASE, BALANCED) for rate in rates]
+    assert {key[1:] for key in tuning[6:]} == {(0.4, 1)}
+    for arm, rate, seed in tuning[:6]:
+        records[arm, rate, seed] = record_of([abs(rate - 0.2)] * 3, task)
+    keys = [run.key for run in results.wanted(task, records)]
+    own = [("shuffle_once", 0.2, 0), *((arm, 0.2, 1) for arm in task.arms)]
+    assert keys == [*own, *((arm, 0.4, 1) for arm in task.arms)]
+    task = dataclasses.replace(task, same_rate=0.0)
+    assert [run.key for run in results.wanted(task, records)] == own
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "word"),
-    [
-        ([1.0, 1.2], [1.3, 1.3], "lower by more than the spread"),
-        ([1.0, 1.2], [1.2, 1.2], "within the spread"),
-        ([1.0, 1.0], [0.5, 0.7], "higher by more than the spread"),
-        ([1.0], [0.5], "higher (one seed: no spread)"),
-        ([], [0.5], "not known"),
-        ([math.inf, 1.0], [0.5, 0.5], "higher by more than the spread"),
-    ],
+    ("best_rate", "asked"),
+    [(0.2, []), (0.1, [0.05]), (0.05, [0.025]), (0.4, [0.8]), (0.8, [1.6])],
 )
-def test_verdicts_compare_the_means_with_the_larger_spread(one, other, word):
-    assert order_results.verdict(order_results.Stat.of(one), order_results.Stat.of(other)) == word
+def test_the_grid_goes_on_where_the_best_rate_is_at_its_end(best_rate, asked):
+    task = dataclasses.replace(TINY, learning_rates=(0.1, 0.2, 0.4), seeds=(0,), arms=(BASE,))
+    records = {}
+    while missing := results.wanted(task, records):
+        run = missing[0]
+        loss = abs(math.log(run.learning_rate / best_rate))
+        records[run.key] = record_of([loss] * 3, task)
+    rates = {rate for _, rate, _ in records}
+    assert results.tuned_rate(task, records, BASE) == best_rate
+    assert min(rates) < best_rate < max(rates)
+    assert rates >= {0.1, 0.2, 0.4, *asked}
 
 
-def test_every_task_of_the_program_fits_its_data_and_its_orders():
-    from hetjax import config, ordering
+def test_a_grid_does_not_grow_for_ever():
+    task = dataclasses.replace(TINY, learning_rates=(0.1, 0.2, 0.4), seeds=(0,), arms=(BASE,))
+    records = {}
+    while missing := results.wanted(task, records):
+        records[missing[0].key] = record_of([1 / missing[0].learning_rate] * 3, task)
+    assert len(records) == results.MOST_RATES
+    own = results.Arms(task, records, results.tuned_rates(task, records), {})
+    extended, at_end = tables.tuning(own, records)
+    assert "D-RR was extended by 0.8, 1.6, 3.2, 6.4" in extended
+    assert "not surely tuned" in at_end
 
-    for task in order_tasks.TASKS.values():
-        assert set(task.arms) <= set(ordering.ORDERINGS) & set(order_tasks.ARMS)
-        assert order_tasks.BASELINE in task.arms
-        fields = {"microbatch_size": task.microbatch_size, "budget": task.budget}
-        checked = config.validate({**fields, **task.fields, "local": "virtual"})
-        if task.fields["data"]["sharing"] == "private":
-            assert task.num_train % (task.num_workers * task.microbatch_size) == 0
-        for change in checked.cluster.changes:
-            assert 0 < change.round < task.num_rounds
+
+def test_the_learning_rate_is_that_of_the_lowest_loss_with_the_first_seed():
+    task = dataclasses.replace(TINY, learning_rates=(0.02, 0.05, 0.1))
+    records = {
+        (BALANCED, 0.02, 0): record_of([0.9, 0.8, 0.7]),
+        (BALANCED, 0.05, 0): record_of([0.9, 0.4, 0.6]),
+        (BALANCED, 0.1, 0): record_of([0.9, None], diverged=True),
+        (BALANCED, 0.1, 1): record_of([0.1, 0.1, 0.1]),
+    }
+    assert results.tuned_rate(task, records, BALANCED) == 0.05
+    assert results.tuned_rate(task, records, "shuffle_once") == 0.05  # the leader's
+    assert results.tuned_rate(task, records, BASE) is None
+    del records[BALANCED, 0.1, 0]
+    assert results.tuned_rate(task, records, BALANCED) is None
+    assert results.tuned_rate(task, records, BALANCED, so_far=True) == 0.05
+    assert results.best(record_of([0.9, None])) == 0.9
+    assert results.final(record_of([0.9, None])) == math.inf
+
+
+# Measurements
+
+
+def test_epochs_are_timed_and_a_timed_task_is_not_timed_again(found, monkeypatch):
+    directory, _, data_dir = found
+    monkeypatch.setattr(timing, "_BLOCK_SECS", 0.01)
+    secs = timing.epoch_secs(TINY, data_dir, repeats=2)
+    assert set(secs) == set(TINY.arms)
+    assert all(len(values) == 2 and min(values) > 0 for values in secs.values())
+    kept = {"tiny": {"settings": TINY.settings, "secs": secs}}
+    jobs.write(directory / results.RUNS / results.EPOCH_SECS, kept)
+    monkeypatch.setattr(timing, "epoch_secs", lambda *_: pytest.fail("it was timed"))
+    schedule.time_all([TINY], directory, data_dir=data_dir, num_jobs=0)
+    assert results.read_secs(directory, TINY) == secs
+
+
+def test_herding_bounds_are_measured_once_of_tuned_runs(found):
+    directory, _, data_dir = found
+    task = dataclasses.replace(TINY, arms=(BASE, "fixed_map"))
+    options = {"data_dir": data_dir, "num_jobs": 0, "kind": results.HERDING}
+    assert schedule.run_all([task], directory, **options) == 1  # of D-RR
+    assert schedule.run_all([task], directory, **options) == 0
+    (record,) = results.read_records(directory, task, results.HERDING).values()
+    assert record["epochs"] == [1, 2, 3]
+    ratios = np.divide(record["two_norm"], record["random_two_norm"])
+    assert ((ratios > 0.2) & (ratios < 5)).all()
+    assert herding.wanted(task, {}, {}) == []
+
+
+def test_under_adam_the_bounds_are_told_in_both_metrics(found):
+    task = dataclasses.replace(
+        TINY, changes={**TINY.changes, "optimizer.name": "adam", "epochs": 1}, seeds=(0,)
+    )
+    record = herding.measure(Run(task, BASE, 0.01, 0), found[2])
+    table = tables.herding_table({(BASE, 0.01, 0): record})
+    assert table.header[4:] == [
+        "over random, 2-norm",
+        "over random, ∞-norm",
+        "over random, gradients over √v̂, 2-norm",
+        "over random, gradients over √v̂, ∞-norm",
+    ]
+    (row,) = table.rows
+    ratio = record["preconditioned_two_norm"][0] / record["random_preconditioned_two_norm"][0]
+    assert row[6] == f"{ratio:.2f}"
+    kept = tables.kept_balance({(BASE, 0.01, 0): record}, BASE, "preconditioned_")
+    assert kept == pytest.approx(ratio)
+    assert tables.herding_table({}) is None
+
+
+def test_a_preconditioned_run_differs_in_its_order_alone(found):
+    task = dataclasses.replace(TINY, changes={**TINY.changes, "optimizer.name": "adam"})
+    config = task.configured(Run(task, "d_grab_preconditioned", 0.01, 0), found[2])
+    plain = task.configured(Run(task, "d_grab", 0.01, 0), found[2])
+    assert (config.ordering.method, config.ordering.precondition) == ("d_grab", True)
+    assert dataclasses.replace(config, ordering=plain.ordering) == plain
+
+
+# The tasks
+
+
+@pytest.mark.parametrize("task", study.TASKS.values(), ids=list(study.TASKS))
+def test_every_task_of_the_study_fits_its_configuration_and_its_orders(task):
+    assert set(task.arms) <= set(arms.ARMS)
+    assert {arms.BASELINE, arms.LEADER} <= set(task.arms)
+    assert list(task.learning_rates) == sorted(task.learning_rates)
+    config = task.experiment
+    assert config.optimizer.schedule == "constant"
+    if config.data.sharing == "private":
+        shard = config.cluster.num_workers * config.microbatch_size
+        assert config.data.num_train % shard == 0 < config.data.num_train
+    for change in config.cluster.changes:
+        assert 0 < change.round < task.num_rounds
+
+
+def test_results_in_the_repository_are_of_the_tasks_as_they_are():
+    directory = results.DIRECTORY
+    for task in study.TASKS.values():
+        for kind in (results.RUNS, results.HERDING):
+            results.read_records(directory, task, kind)
+    names = {path.name for path in (directory / results.RUNS).iterdir() if path.is_dir()}
+    assert names <= set(study.TASKS)

@@ -157,3 +157,11 @@ def test_a_command_line_without_a_usable_file_says_so(arguments, message, capsys
         run(*arguments)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_option_of_another_data_set_is_refused_on_the_command_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(f"--config={DIGITS}", "--config.data.name=sst2", "--config.data.length=3")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "data.length: the data set 'sst2' has no such option; it has features, num_fea" in said

@@ -15,6 +15,7 @@ def write(results, drill, *records):
         file.write(text)
 
 
+@pytest.mark.slow
 def test_killed_workers_are_recovered_exactly(tmp_path, capfd):
     faults.run("kill", tmp_path, trials=2, seed=1)
     *kills, gang = faults.read(tmp_path, "kill")
@@ -38,6 +39,7 @@ def a_session(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["callback", "loader", "exit", "leave", "no_hook"])
 def test_who_raises_is_named_with_its_traceback_and_all_go_on(kind, tmp_path, capfd):
     record = fault_raises.launched(tmp_path, kind, session=a_session(tmp_path))
@@ -78,6 +80,7 @@ def test_the_raise_drill_takes_each_engine_in_turn(tmp_path, monkeypatch):
     assert "and end | N of N | 10 of 10 |" in text
 
 
+@pytest.mark.slow
 def test_mutated_configurations_run_or_get_one_message(tmp_path, capfd):
     faults.run("mutate", tmp_path, trials=20, seed=1)
     counts = faults.read(tmp_path, "mutate")

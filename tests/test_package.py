@@ -46,6 +46,7 @@ LAYERS = {
     "records": 6,
     "driver": 7,
     "fitting": 8,
+    "levels": 8,
 }
 
 

@@ -23,6 +23,20 @@ def test_a_stage_that_lasts_is_shown_with_its_detail_and_seconds(monkeypatch, ca
     assert begins.secs["compiling"] > 0
 
 
+def test_a_line_is_written_anew_as_long_as_a_stage_lasts(monkeypatch, capsys):
+    monkeypatch.setattr(starting, "_AFTER_SECS", 0.0)
+    monkeypatch.setattr(starting, "_PERIOD_SECS", {True: 0.01, False: 0.01})
+    with starting.Starting(shown=True) as begins, begins.stage("compiling"):
+        said, deadline = "", time.monotonic() + 60
+        for detail in ("worker 1", "worker 2"):
+            begins.detail(detail)
+            while detail not in said and time.monotonic() < deadline:
+                time.sleep(0.01)
+                said += capsys.readouterr().err
+    assert "compiling worker 1" in said
+    assert "compiling worker 2" in said
+
+
 @pytest.mark.parametrize("shown", [False, True])
 def test_what_is_short_or_not_to_be_shown_is_not(shown, capsys):
     with starting.Starting(shown=shown) as begins:

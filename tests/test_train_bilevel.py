@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +73,24 @@ def test_fewer_validation_images_leave_the_other_images_where_they_are(digits):
     np.testing.assert_array_equal(fewer.validation.images, digits.validation.images[:100])
 
 
+@pytest.mark.parametrize("name", ["value_gap", "implicit_cg", "unrolled"])
+def test_images_in_blocks_are_cleaned_alike(name):
+    """In float32; every example finds its own number of x."""
+    whole = configured(estimator__name=name, **SMALL)
+    cut = configured(estimator__name=name, data__block_size=20, **SMALL)
+    data = data_lib.make(whole.data, seed=1)
+    first, second = cleaning.clean(whole, data), cleaning.clean(cut, data)
+    np.testing.assert_allclose(first.weights, second.weights, atol=1e-4)
+    assert first.summary["work"] == second.summary["work"]
+    for ours, theirs in zip(first.history, second.history, strict=True):
+        assert ours["validation_loss"] == pytest.approx(theirs["validation_loss"], abs=1e-4)
+
+
+def test_blocks_that_do_not_divide_both_parts_are_refused():
+    with pytest.raises(ValueError, match=r"block_size: got 30, must divide .*=40, such as 20"):
+        configured(data__block_size=30, **SMALL)
+
+
 def test_f1_is_that_of_a_case_done_by_hand():
     kept, good = np.array([1, 1, 1, 0], bool), np.array([1, 1, 0, 1], bool)
     assert cleaning.f1(kept, good) == pytest.approx(2 / 3)  # precision and recall 2/3
@@ -125,9 +144,10 @@ def test_the_main_job_cleans_and_leaves_its_files(tmp_path):
     base = summary["baselines"]
     for title in baselines.TITLES.values():
         assert title in done.stdout
-    assert "hypergradients of 33 gradients and 0 products" in done.stdout
+    assert "100 hypergradients of 18 gradients and 0 products: 1,800 rounds" in done.stdout
     assert summary["retrained_test_accuracy"] > base["both"]["test_accuracy"] + 0.02
-    assert summary["test_accuracy"] > base["validation"]["test_accuracy"]
+    assert summary["retrained_test_accuracy"] > base["validation"]["test_accuracy"]
+    assert summary["test_accuracy"] > base["both"]["test_accuracy"]
     assert summary["f1_true_labels"] > 0.95
     assert summary["mean_weight_right"] > summary["mean_weight_wrong"] + 0.5
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -135,10 +155,74 @@ def test_the_main_job_cleans_and_leaves_its_files(tmp_path):
     best = min(records, key=lambda record: record["validation_loss"])
     assert summary["chosen_step"] == best["step"]  # by validation, not by test
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 10
+    assert page.count("<svg") == 20  # five of the cleaning, five of the workers; two widths
+    assert summary["levels"]["lower"]["examples_missing"] == 0
+    assert summary["levels"]["lower"]["examples_revisited"] == 100 * 600
+    assert (tmp_path / "run" / "report.html").is_file()
     assert "http" not in page.replace("http://www.w3.org", "")
-    again = settings.validate(settings.load(str(tmp_path / "config.json")))
-    assert again == settings.validate(settings.load(FILE))
+    again = settings.validate_train(settings.load(str(tmp_path / "config.json")))
+    assert again == settings.validate_train(settings.load(FILE))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
+    def start(workdir):
+        fields = (
+            "local=virtual",
+            "upper.steps=24",
+            "eval_every=2",
+            "checkpoint.every_rounds=2",
+            "cluster.clock=virtual",
+            "gate.trigger=first",
+            "sums.lower=8",
+            "cluster.delay=exponential",
+        )
+        command = ["experiments.train_bilevel", f"--config={FILE}", f"--workdir={workdir}"]
+        more = [f"--config.{field}" for field in fields]
+        return subprocess.Popen([sys.executable, "-m", *command, *more], cwd=ROOT)
+
+    whole = start(tmp_path / "whole")
+    assert whole.wait() == 0
+    cut = start(tmp_path / "cut")
+    lines = tmp_path / "cut" / "run" / "metrics.jsonl"
+    while cut.poll() is None and not (lines.is_file() and lines.read_text().count("\n") >= 7):
+        time.sleep(0.01)
+    cut.kill()
+    cut.wait()
+    again = start(tmp_path / "cut")
+    seen = lines.read_text().count("\n")
+    while again.poll() is None and lines.read_text().count("\n") < 15:
+        time.sleep(0.01)
+    again.terminate()
+    assert again.wait() == 143  # as experiments.train ends
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    assert start(tmp_path / "cut").wait() == 0
+    resumed = json.loads((tmp_path / "cut" / "run" / "summary.json").read_text())["resumed"]
+    assert len(resumed) == 2
+    assert 2 <= resumed[0]["round"] <= seen
+    assert 14 <= resumed[1]["round"] < 24
+    found = [
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "cut")
+    ]
+    same = ("validation_loss", "weights", "levels", "rounds", "chosen_step", "f1_drawn")
+    assert [found[0][name] for name in same] == [found[1][name] for name in same]
+    steps = [
+        [
+            json.loads(line)["step"]
+            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        ]
+        for name in ("whole", "cut")
+    ]
+    assert steps[0] == steps[1] == list(range(2, 26, 2))
+    levels = found[1]["levels"]["lower"]
+    assert levels["examples_missing"] == levels["examples_duplicated"] == 0
+    # What is done is not done again where only what comes after it is missing.
+    (tmp_path / "cut" / "summary.json").unlink()
+    written = lines.stat().st_mtime_ns
+    assert start(tmp_path / "cut").wait() == 0
+    assert lines.stat().st_mtime_ns == written
+    last = json.loads((tmp_path / "cut" / "summary.json").read_text())
+    assert last["weights"] == found[1]["weights"]
 
 
 def test_the_workdir_of_another_run_is_refused_before_anything_is_computed(tmp_path):
@@ -173,6 +257,24 @@ def test_the_workdir_of_another_run_is_refused_before_anything_is_computed(tmp_p
 def test_a_wrong_field_is_named(given, message):
     with pytest.raises(ValueError, match="^" + message):
         settings.validate(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": {"block_size": 20}}, "data.block_size: got 20, must be 0: a worker has one"),
+        (
+            {"sums": {"lower": 8, "upper": 30}, "quota": {"max_microbatches": 4}},
+            r"quota.max_microbatches(.|\n)*budget is sums.upper",
+        ),
+    ],
+)
+def test_a_wrong_field_of_the_rounds_is_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        settings.validate_train(given)
+    assert settings.validate_train(
+        {"sums": {"lower": 8, "upper": 8}, "quota": {"max_microbatches": 4}}
+    )
 
 
 def test_too_many_images_are_refused():

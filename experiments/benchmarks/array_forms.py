@@ -15,6 +15,7 @@ from hetjax import topology, trees
 from hetjax.ordering import balance
 
 _AXIS, _SIZE, _WORKERS = mesh_lib.WORKER_AXIS, 50_000, (4, 16, 64)
+_LONG = 330_000  # numbers a worker, where a sum has another form
 
 
 def _times(array: Callable, mapped: Callable, *arguments: Any) -> str:
@@ -43,7 +44,14 @@ def array_form_rows() -> list[Row]:
                 continue
             reducer = topology.REDUCERS[name]().for_run(facts)
             mapped = jax.vmap(lambda x, r=reducer: r.collective(x, _AXIS), axis_name=_AXIS)
-            found.setdefault(f"sum, {name}", []).append(_times(reducer.array, mapped, rows))
+            found.setdefault(f"sum, {name}, {_SIZE}", []).append(
+                _times(reducer.array, mapped, rows)
+            )
+            if name == "all_reduce":
+                long = jnp.tile(rows, -(-_LONG // _SIZE))[:, :_LONG]
+                found.setdefault(f"sum, {name}, {_LONG}", []).append(
+                    _times(reducer.array, mapped, long)
+                )
         for graph in ("ring", "complete"):
             if graph == "complete" and num_workers > 16:
                 continue
@@ -53,14 +61,14 @@ def array_form_rows() -> list[Row]:
                 lambda x, a, m=mixing: m.collective(x, a, _AXIS), (0, None), axis_name=_AXIS
             )
             mixed = _times(mixing.array, mapped, rows, active)
-            found.setdefault(f"mixing, d_psgd, {graph}", []).append(mixed)
+            found.setdefault(f"mixing, d_psgd, {graph}, {_SIZE}", []).append(mixed)
         common = jnp.broadcast_to(rows[:1], rows.shape)
         mapped = jax.vmap(lambda r, u: balance.coordinate(r, u, _AXIS), axis_name=_AXIS)
         coordinated = _times(_coordinate, mapped, common, rows)
-        found.setdefault("coordination of an order", []).append(coordinated)
+        found.setdefault(f"coordination of an order, {_SIZE}", []).append(coordinated)
     return [
         Row(
-            f"{name}, {_SIZE} numbers a worker, {', '.join(map(str, _WORKERS[: len(texts)]))} "
+            f"{name} numbers a worker, {', '.join(map(str, _WORKERS[: len(texts)]))} "
             "workers: own array form against `vmap` of the collective one, ms of processor time",
             "none",
             "; ".join(texts),

@@ -1,8 +1,9 @@
 """The figures of the bilevel estimators, as one table.
 
-    python -m experiments.benchmarks.bilevel [--only=identities,memory,counts,plain]
+    python -m experiments.benchmarks.bilevel [--only=identities,memory,blocks,counts,plain,
+        exact,requests,bytes,gates,gossip]
 
-Timings (`plain`) on a machine that does nothing else. The table is kept in
+Timings (`plain`, `blocks`) on a machine that does nothing else. The table is kept in
 experiments/results/bilevel/estimators.md. Run from the root of the repository: the identities are
 those of the tests.
 """
@@ -11,7 +12,14 @@ import sys
 
 from absl import app, flags
 
-from experiments.benchmarks import bilevel_figures, bilevel_plain, rows
+from experiments.benchmarks import (
+    bilevel_blocks,
+    bilevel_figures,
+    bilevel_plain,
+    bilevel_rounds,
+    rows,
+)
+from hetjax import mesh
 
 _ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
 
@@ -22,9 +30,16 @@ def main(argv: list[str]) -> None:
     groups = {
         "plain": bilevel_plain.plain_rows,
         "memory": bilevel_figures.memory_rows,
+        "blocks": bilevel_blocks.block_rows,
         "counts": bilevel_figures.count_rows,
         "identities": bilevel_figures.identity_rows,
+        "bytes": bilevel_rounds.bytes_rows,
+        "gates": bilevel_rounds.gate_rows,
+        "gossip": bilevel_rounds.gossip_rows,
+        "requests": bilevel_rounds.cost_rows,
+        "exact": bilevel_rounds.exact_rows,
     }
+    mesh.use_cpu_workers(8)
     rows.print_tables(groups, _ONLY.value)
 
 

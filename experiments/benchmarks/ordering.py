@@ -2,9 +2,9 @@
 
     python -m experiments.benchmarks.ordering [--only=steps,kernel]
 
-Timings first, on a machine that does nothing else; on a GPU the groups `kernel`, `steps` and
-`per_example` run there. experiments/results/orders/measurements.md keeps the table; the comparison
-on real data is `experiments.compare_orders`.
+Timings first, on a machine that does nothing else; on a GPU the groups `kernel`, `steps`,
+`preconditioned` and `per_example` run there. experiments/results/orders/measurements.md keeps the
+table; the comparison on real data is `experiments.compare_orders`.
 """
 
 import sys
@@ -30,6 +30,7 @@ def main(argv: list[str]) -> None:
 
     groups = {
         "steps": ordering_steps.step_rows,
+        "preconditioned": ordering_steps.preconditioned_rows,
         "per_example": ordering_steps.per_example_rows,
         "memory": ordering_steps.memory_rows,
         "check": ordering_checks.cost_rows,

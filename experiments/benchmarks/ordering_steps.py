@@ -1,7 +1,8 @@
 """What does balancing cost a training step? Figures with JAX, on the default backend.
 
 A step is a round of one worker with one microbatch of 32, as the training loop runs it: the
-local phase, then the sync phase with momentum SGD. Forms are timed in turn, so that what the
+local phase, then the sync phase with momentum SGD, or Adam where gradients are preconditioned.
+Forms are timed in turn, so that what the
 machine does beside hits all of them; ratios are medians of ratios within a turn.
 """
 
@@ -35,6 +36,7 @@ class Step:
         model: a name of `_MODELS`.
         quota: microbatches.
         microbatch_size: examples.
+        optimizer: momentum SGD by default.
         ordering: fields of the configuration.
     """
 
@@ -44,6 +46,7 @@ class Step:
         *,
         quota: int = 1,
         microbatch_size: int = _MICROBATCH,
+        optimizer: optax.GradientTransformation | None = None,
         **ordering: Any,
     ) -> None:
         loss_fn, params = problems.classifier(model, _SHAPE, input_max=255.0, **_MODELS[model])
@@ -60,7 +63,7 @@ class Step:
         self.parts = setup.build(
             loss_fn,
             params,
-            optax.sgd(1e-4, momentum=0.9),
+            optax.sgd(1e-4, momentum=0.9) if optimizer is None else optimizer,
             sources.as_source(data),
             config=config,
             per_example_rng=False,
@@ -81,8 +84,9 @@ class Step:
             )
         )
         microbatch = self.parts.feed.load(0, self._plan.assigned(0)[0])
-        shared = types.Shared(self._state.params)
-        add = local.jit_add(rules.with_observer(self.parts.main.rule, self.parts.observer))
+        steps = rules.with_observer(self.parts.main.rule, self.parts.observer)
+        moments = steps.moments(self._state.opt_state)
+        shared, add = types.Shared(self._state.params, moments=moments), local.jit_add(steps)
         compiled = add.lower(shared, self._carried, microbatch, self._keys[0]).compile()
         return params, kept, compiled.memory_analysis().temp_size_in_bytes
 
@@ -146,6 +150,33 @@ def step_rows(repeats: int = 60) -> list[Row]:
                     f"{balanced:.1f} ms against {plain:.1f} ms",
                 )
             )
+    return rows
+
+
+def preconditioned_rows(repeats: int = 60) -> list[Row]:
+    """Balancing gradients over √v̂ against plain balancing and against no order, all by Adam."""
+    rows = []
+    for model in ("lenet", "mlp"):
+        orders = ({}, {"method": "d_grab"}, {"method": "d_grab", "precondition": True})
+        makers: list[Callable[[], Step]] = [
+            lambda model=model, order=order: Step(model, optimizer=optax.adam(1e-4), **order)
+            for order in orders
+        ]
+        with _steps(makers) as steps:
+            for _ in range(3):  # the first update is by plain gradients
+                in_turn(steps, 1)
+            secs = in_turn(steps, repeats)
+        bare, plain, scaled = secs.sum(axis=2).T
+        rows.append(
+            Row(
+                f"training step by Adam, {model}, microbatch {_MICROBATCH}, preconditioned against "
+                "plain balancing (against no order; plain balancing against none)",
+                "-",
+                f"{np.median(scaled / plain):.2f}x ({np.median(scaled / bare):.2f}x; "
+                f"{np.median(plain / bare):.2f}x); {np.median(scaled) * 1e3:.1f}, "
+                f"{np.median(plain) * 1e3:.1f} and {np.median(bare) * 1e3:.1f} ms",
+            )
+        )
     return rows
 
 

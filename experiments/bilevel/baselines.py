@@ -3,7 +3,7 @@
 Each is a model trained to its minimum on some of the examples, all by the same ridge.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +21,17 @@ TITLES = {
 }
 
 
-class Baseline(NamedTuple):
-    y: PyTree
-    found: dict[str, Any]
+def trained(config: settings.CleaningConfig, data: data_lib.Data) -> dict[str, PyTree]:
+    """The models of the baselines that choose no examples; the estimator has no part in them."""
+    whole = {"polluted": (1, 0), "validation": (0, 1), "both": (1, 1), "oracle": (data.is_right, 1)}
+    return {name: _trained(config, data, *weights) for name, weights in whole.items()}
 
 
 def run(
-    config: settings.CleaningConfig, data: data_lib.Data, kept_fraction: float
+    config: settings.CleaningConfig,
+    data: data_lib.Data,
+    kept_fraction: float,
+    models_of: dict[str, PyTree] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """All of them: test accuracy, and F1 of those that choose examples.
 
@@ -36,41 +40,45 @@ def run(
         data: the examples.
         kept_fraction: of the training examples, those with the smallest losses, that trimming
             keeps: as many as the method that it stands beside.
+        models_of: from `trained`, where it is known.
     """
-    num_train, num_validation = len(data.train.labels), len(data.validation.labels)
-    batch = models.both(data.train, data.validation)
-    params = models.init(config.model, batch.images.shape[1], data.num_classes, config.seed)
-
-    def trained(train: np.ndarray | float, validation: float) -> PyTree:
-        weights = np.concatenate(
-            [np.broadcast_to(train, num_train), np.broadcast_to(validation, num_validation)]
-        )
-        return models.train(
-            params,
-            batch,
-            weights.astype(np.float32),
-            config.lower.ridge,
-            num_steps=config.retrain_steps,
-        )
-
-    found = {
-        "polluted": Baseline(trained(1, 0), {}),
-        "validation": Baseline(trained(0, 1), {}),
-        "both": Baseline(trained(1, 1), {}),
-        "oracle": Baseline(trained(data.is_right, 1), {}),
-    }
+    models_of = trained(config, data) if models_of is None else models_of
+    found = {name: _accuracy(y, data) for name, y in models_of.items()}
+    num_train = len(data.train.labels)
     num_kept = max(round(kept_fraction * num_train), 1)
     for name, scorer in (("trimming", "both"), ("trimming_validation", "validation")):
-        losses = np.asarray(models.losses(found[scorer].y, data.train))
+        losses = np.asarray(models.losses(models_of[scorer], data.train))
         kept = np.zeros(num_train, bool)
         kept[np.argsort(losses, kind="stable")[:num_kept]] = True
-        apart = {
+        found[name] = _accuracy(_trained(config, data, kept, 1), data) | {
             "f1_true_labels": cleaning.f1(kept, data.is_right),
             "f1_drawn": cleaning.f1(kept, ~data.is_drawn),
             "kept_fraction": num_kept / num_train,
         }
-        found[name] = Baseline(trained(kept, 1), apart)
-    return {
-        name: {"test_accuracy": float(models.accuracy(each.y, data.test)), **each.found}
-        for name, each in found.items()
-    }
+    return found
+
+
+def _accuracy(y: PyTree, data: data_lib.Data) -> dict[str, Any]:
+    return {"test_accuracy": float(models.accuracy(y, data.test))}
+
+
+def _trained(
+    config: settings.CleaningConfig,
+    data: data_lib.Data,
+    train: np.ndarray | float,
+    validation: float,
+) -> PyTree:
+    """By weights of the training examples, and of all validation examples."""
+    num_train, num_validation = len(data.train.labels), len(data.validation.labels)
+    batch = models.both(data.train, data.validation)
+    params = models.init(config.model, batch.images.shape[1], data.num_classes, config.seed)
+    weights = np.concatenate(
+        [np.broadcast_to(train, num_train), np.broadcast_to(validation, num_validation)]
+    )
+    return models.train(
+        params,
+        batch,
+        weights.astype(np.float32),
+        config.lower.ridge,
+        num_steps=config.retrain_steps,
+    )

@@ -34,6 +34,13 @@ class Cleaned(NamedTuple):
     summary: dict[str, Any]
 
 
+class Indexed(NamedTuple):
+    """Training examples that know their places in x."""
+
+    examples: data_lib.Images
+    index: np.ndarray | None  # i32[n]; None: all of them, in their order
+
+
 class Step(NamedTuple):
     """Between two hypergradients."""
 
@@ -43,15 +50,25 @@ class Step(NamedTuple):
 
 
 def make_problem(ridge: float) -> bilevel.Bilevel:
-    """The two losses; a batch is `data.Images`."""
+    """The two losses, f[n]; an upper batch is `data.Images`, a lower one `Indexed`."""
+    of_rows = make_problem_of_rows(ridge)
+
+    def lower(x: PyTree, y: PyTree, batch: Indexed) -> jax.Array:
+        own = x if batch.index is None else x[batch.index]
+        return of_rows.lower(own, y, batch.examples)
+
+    return bilevel.Bilevel(of_rows.upper, lower)
+
+
+def make_problem_of_rows(ridge: float) -> bilevel.Bilevel:
+    """The same of `data.Images` alone, with x the numbers of these: for `PerExample`."""
 
     def upper(x: PyTree, y: PyTree, batch: data_lib.Images) -> jax.Array:
         del x
-        return jnp.mean(models.losses(y, batch))
+        return models.losses(y, batch)
 
     def lower(x: PyTree, y: PyTree, batch: data_lib.Images) -> jax.Array:
-        weighted = jnp.mean(jax.nn.sigmoid(x) * models.losses(y, batch))
-        return weighted + ridge / 2 * models.squares(y)
+        return jax.nn.sigmoid(x) * models.losses(y, batch) + ridge / 2 * models.squares(y)
 
     return bilevel.Bilevel(upper, lower)
 
@@ -72,6 +89,15 @@ def outer_step(
         return Step(optax.apply_updates(at.x, updates), opt, found.state), found.info
 
     return Step(x, tx.init(x), None), step
+
+
+def in_blocks(batches: bilevel.Batches, size: int) -> bilevel.Batches:
+    """Both levels in blocks of so many examples; whole if it is 0."""
+    if not size:
+        return batches
+    index = jnp.arange(len(batches.lower.examples.labels), dtype=jnp.int32)
+    lower = batches.lower._replace(index=index)
+    return bilevel.Batches(*(bilevel.Blocks.of(each, size) for each in (batches.upper, lower)))
 
 
 def weights_of(x: PyTree) -> jax.Array:
@@ -121,12 +147,13 @@ def clean(
     y0 = models.init(config.model, data.train.images.shape[1], data.num_classes, config.seed)
     first, step = outer_step(config, y0)
     jitted = jax.jit(step)
-    batches = jax.device_put(bilevel.Batches(data.validation, data.train))
+    whole = jax.device_put(bilevel.Batches(data.validation, Indexed(data.train, None)))
+    batches = in_blocks(whole, config.data.block_size)
     test = jax.device_put(data.test)
     evaluate = jax.jit(
         lambda x, y: (
-            make_problem(config.lower.ridge).upper(x, y, batches.upper),
-            make_problem(config.lower.ridge).lower(x, y, batches.lower),
+            jnp.mean(make_problem(config.lower.ridge).upper(x, y, whole.upper)),
+            jnp.mean(make_problem(config.lower.ridge).lower(x, y, whole.lower)),
         )
     )
     began = time.perf_counter()
@@ -161,7 +188,7 @@ def clean(
             "lower_loss": lower,
             **{name: float(v) for name in _INFO if not isinstance(v := getattr(info, name), tuple)},
             "test_accuracy": float(models.accuracy(y, test)),
-            "validation_accuracy": float(models.accuracy(y, batches.upper)),
+            "validation_accuracy": float(models.accuracy(y, whole.upper)),
             **told_apart(weights, data),
         }
         history.append(record)
@@ -170,17 +197,22 @@ def clean(
             break
         if best is None or upper < best[0]:
             best = upper, weights, y, record
-    return _ended(config, data, best, history, info.cost, compiled)
+    return ended(config, data, best, history, info.cost, compiled)
 
 
-def _ended(
+def ended(
     config: settings.CleaningConfig,
     data: data_lib.Data,
     best: tuple | None,
     history: list[dict[str, Any]],
     cost: bilevel.Cost,
-    compiled: dict[str, Any],
+    more: dict[str, Any],
 ) -> Cleaned:
+    """What a run ends with, at its best record `(F, weights, y, record)`.
+
+    Raises:
+        ValueError: there is none: the validation loss was never finite.
+    """
     if best is None:
         raise ValueError(
             f"The validation loss is not finite after {history[-1]['step']} hypergradients of "
@@ -200,7 +232,7 @@ def _ended(
         "validation_loss": record["validation_loss"],
         "hypergradients": history[-1]["step"],
         "train_secs": history[-1]["train_secs"],
-        **compiled,
+        **more,
         "gradients": history[-1]["gradients"],
         "products": history[-1]["products"],
         "work": history[-1]["work"],

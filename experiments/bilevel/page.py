@@ -1,58 +1,58 @@
 """The report of a cleaning run: one HTML file that loads nothing from elsewhere."""
 
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from experiments.bilevel import baselines
-from hetjax.report import canvas, page, sections, series, tiles, words
-from hetjax.report.series import FloatArray, Record
+from hetjax.report import bilevel, canvas, line_panels, page, sections, series, tiles, words
+from hetjax.report.series import Record
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
-Line = tuple[str, str, str, str]  # field, colour, style, name
-_CSS_STYLES = {"-": "solid", "--": "dashed", ":": "dotted"}
 
-LOSSES: list[Line] = [
+LOSSES: list[line_panels.Line] = [
     ("validation_loss", canvas.ACCENT, "-", "F, the validation loss"),
     ("lower_loss", canvas.WORKERS[0], "-", "f, the weighted training loss"),
 ]
-_ACCURACY: list[Line] = [
+_ACCURACY: list[line_panels.Line] = [
     ("test_accuracy", canvas.ACCENT, "-", "test"),
     ("validation_accuracy", canvas.MUTED, "--", "validation"),
 ]
-_LEVELS: list[Line] = [  # baselines
+_LEVELS: list[line_panels.Line] = [  # baselines
     ("oracle", canvas.WORKERS[2], ":", "oracle, test"),
     ("validation", canvas.WORKERS[5], ":", "validation alone, test"),
     ("both", canvas.INK, ":", "both, test"),
 ]
-_F1: list[Line] = [
+_F1: list[line_panels.Line] = [
     ("f1_true_labels", canvas.ACCENT, "-", "right labels"),
     ("f1_drawn", canvas.WORKERS[5], "-", "labels not drawn"),
 ]
 
 
-def write(
-    path: pathlib.Path, *, config: Record, summary: Record, history: Sequence[Record]
-) -> None:
-    """Writes the page."""
+def render(
+    *, config: Record, summary: Record, history: Sequence[Record], rounds: Sequence[Record]
+) -> str:
+    """The page as the text of an HTML file.
+
+    Args:
+        config: the resolved configuration.
+        summary: as in summary.json.
+        history: the records.
+        rounds: of both levels, in their order.
+    """
     title = f"Data cleaning · {config['data']['name']} · {summary['estimator']}"
-    body = [
-        f"<h1>{words.escaped(title)}</h1>",
-        f'<p class="about">{words.escaped(_about(config, summary))}</p>',
-        *(f'<p class="note">{words.escaped(note)}</p>' for note in _notes(summary)),
-        tiles.grid(_tiles(summary)),
-        *_sections(summary, history),
-        page.details("Configuration", f"<pre>{words.escaped(words.pretty(config))}</pre>"),
-        page.details(
-            "Summary, as written to summary.json",
-            f"<pre>{words.escaped(words.pretty(summary))}</pre>",
-        ),
-    ]
-    path.write_text(page.frame(title, "\n".join(body)), encoding="utf-8")
+    parts = [*_sections(summary, history), *bilevel.round_sections(summary, rounds)]
+    return page.of_run(
+        title,
+        about=_about(config, summary),
+        notes=_notes(summary),
+        parts=[tiles.grid(_tiles(summary)), *parts],
+        config=config,
+        summary=summary,
+    )
 
 
 def rows(summary: Record) -> list[tuple[str, ...]]:
@@ -124,13 +124,19 @@ def _tiles(summary: Record) -> list[tiles.Tile]:
         (
             "Time",
             words.time(summary["train_secs"]),
-            f"and {words.time(summary['compile_secs'])} to compile",
+            f"first step after {words.time(summary['compile_secs'])}",
         ),
         (
-            "Cost",
-            words.count(summary["gradients"]),
-            f"gradients, {words.plural(summary['products'], 'product')}; "
-            f"{words.size(summary['temporary_bytes'])} of temporary memory",
+            "Rounds",
+            words.count(summary["rounds"]),
+            f"{words.count(summary['gradients'])} gradients, "
+            f"{words.plural(summary['products'], 'product')}",
+        ),
+        (
+            "Waiting",
+            words.percent(summary["waiting_fraction"]),
+            f"of the time of {words.plural(summary['num_workers'], 'worker')}"
+            + ", emulated speeds" * summary["emulated"],
         ),
     ]
 
@@ -143,14 +149,14 @@ def _sections(summary: Record, history: Sequence[Record]) -> list[str]:
     of_third += " It is below 0 while z is not yet at its minimum." if has_gap else ""
     base = summary["baselines"]
     levels = [(100 * base[name]["test_accuracy"], colour) for name, colour, *_ in _LEVELS]
-    third: Line = (which, canvas.WORKERS[2], "-", which)
+    third: line_panels.Line = (which, canvas.WORKERS[2], "-", which)
     return [
         sections.section(
             "Clean and polluted, told apart",
-            "How many examples have which weight, at the record with the lowest validation loss. "
+            "How many examples have which weight, at the record with the lowest F. "
             "An example counts as clean above 1/2.",
             lambda width: draw_weights(summary["weights"], width=width),
-            key=_key(
+            key=line_panels.key(
                 [
                     ("", canvas.WORKERS[0], "-", "right label"),
                     ("", canvas.WORKERS[5], "-", "wrong label"),
@@ -162,26 +168,30 @@ def _sections(summary: Record, history: Sequence[Record]) -> list[str]:
             "F1 of the examples with weights above 1/2: against those with right labels, and "
             "against those whose labels were not drawn anew. About one drawn label in ten is "
             "right, so the second cannot reach 100 %.",
-            lambda width: draw_lines("f1", history, _F1, width=width, percent=True),
-            key=_key(_F1),
+            lambda width: line_panels.draw_lines("f1", history, _F1, width=width, percent=True),
+            key=line_panels.key(_F1),
         ),
         sections.section(
             "Accuracy",
-            f"Of y, in percent; step {summary['chosen_step']} has the lowest validation loss, "
+            f"Of y, in percent; step {summary['chosen_step']} has the lowest F, "
             "and is the one that is taken.",
-            lambda width: draw_lines(
+            lambda width: line_panels.draw_lines(
                 "accuracy", history, _ACCURACY, width=width, percent=True, levels=levels
             ),
-            key=_key(_ACCURACY + _LEVELS),
+            key=line_panels.key(_ACCURACY + _LEVELS),
         ),
         sections.section(
             "Losses",
             "F and f at the lower variable that was reached." + of_third,
             lambda width: (
-                draw_lines("losses", history, LOSSES, width=width)
-                + (draw_lines(which, history, [third], width=width) if has_third else "")
+                line_panels.draw_lines("losses", history, LOSSES, width=width)
+                + (
+                    line_panels.draw_lines(which, history, [third], width=width)
+                    if has_third
+                    else ""
+                )
             ),
-            key=_key(LOSSES + [third] * has_third),
+            key=line_panels.key(LOSSES + [third] * has_third),
         ),
         sections.section("Beside training without cleaning", _TABLE, None, below=_table(summary)),
     ]
@@ -203,14 +213,6 @@ def _table(summary: Record) -> str:
     return f'<div class="scroll"><table class="names"><tr>{cells}</tr>{lines}</table></div>'
 
 
-def _key(lines: Sequence[Line]) -> str:
-    parts = []
-    for _, colour, style, name in lines:
-        stroke = f"border-top:3px {_CSS_STYLES[style]} var(--{canvas.VARIABLES[colour]})"
-        parts.append(f'<span><i class="line" style="{stroke}"></i>{words.escaped(name)}</span>')
-    return "".join(parts)
-
-
 @canvas.own_settings
 def draw_weights(weights: Record, *, width: int) -> str:
     """Two histograms over each other."""
@@ -227,54 +229,3 @@ def draw_weights(weights: Record, *, width: int) -> str:
     canvas.title(axes, "examples")
     label = "Histogram of the weights of examples with right and with wrong labels"
     return canvas.to_svg(figure, f"weights-{width}", label)
-
-
-@canvas.own_settings
-def draw_lines(
-    name: str,
-    history: Sequence[Record],
-    lines: Sequence[Line],
-    *,
-    width: int,
-    percent: bool = False,
-    levels: Sequence[tuple[float, str]] = (),
-) -> str:
-    """Fields of the records, against hypergradients and, beside or below it, seconds.
-
-    `levels` are heights and colours of dotted lines.
-    """
-    narrow = width < canvas.NARROW
-    each = (width - 46 - 8) if narrow else (width - 46 - 8 - 56) / 2
-    figure = canvas.make_figure(width, 2 * 248 if narrow else 248)
-    secs = series.column(history, "train_secs")
-    factor, unit = words.time_unit(np.nanmax(secs, initial=0.0))
-    panels = [
-        ("hypergradients", series.column(history, "step")),
-        (f"{unit}, without compiling and evaluating", secs * factor),
-    ]
-    for i, (label, x) in enumerate(panels):
-        left, top = (46, 30 + 248 * i) if narrow else (46 + i * (each + 56), 30)
-        axes = canvas.add_axes(figure, left, top, each, 170)
-        for height, colour in levels:
-            axes.axhline(height, color=colour, linestyle=":", linewidth=1.6)
-        _lines(axes, x, history, lines, 100 if percent else 1)
-        axes.set_xlabel(label, **canvas.AXIS_LABEL)
-        canvas.plain_ticks(axes, logarithmic=axes.get_yscale() == "log")
-        scale = ", log scale" if axes.get_yscale() == "log" else ""
-        canvas.title(axes, ("%" if percent else name) + scale)
-    return canvas.to_svg(figure, f"{name}-{width}", f"{name} over steps and over seconds")
-
-
-def _lines(
-    axes: "Axes", x: FloatArray, history: Sequence[Record], lines: Sequence[Line], scale: float
-) -> None:
-    drawn = {field: scale * series.column(history, field) for field, *_ in lines}
-    everything = np.concatenate(list(drawn.values()))
-    known = everything[np.isfinite(everything)]
-    if scale == 1 and len(known) > 1 and known.min() > 0 and known.max() > 8 * known.min():
-        axes.set_yscale("log")
-    for field, colour, style, _ in lines:
-        at = np.isfinite(drawn[field])
-        line_x, mean, *_ = series.thin(x[at], drawn[field][at])
-        axes.plot(line_x, mean, style, color=colour, linewidth=1.8)
-    axes.set_xlim(0, max(float(np.nanmax(x, initial=0.0)) * 1.02, 1e-9))

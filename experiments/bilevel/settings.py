@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_collections
 
+import hetjax.config
 from experiments import config_flag
-from hetjax.config import fields, files
+from hetjax.config import fields, files, groups
 
 ESTIMATORS = (
     "value_gap",
@@ -34,6 +36,9 @@ class Data:
     num_test: int = fields.integer(0, says=f"{_EXAMPLES}; 0: all that are left")
     polluted_fraction: float = fields.number(
         0.5, at_least=0, at_most=1, says="of the training labels, drawn anew from all classes"
+    )
+    block_size: int = fields.integer(
+        0, says=f"{_EXAMPLES} that are in memory at once; divides both parts; 0: all"
     )
 
 
@@ -85,9 +90,40 @@ class CleaningConfig:
     estimator: Estimator = dataclasses.field(default_factory=Estimator)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Of how many microbatches a sum is made that an estimator asks for."""
+
+    lower: int = fields.integer(0, says="microbatches of training; 0: all of them")
+    upper: int = fields.integer(0, says="microbatches of validation; 0: all of them")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(CleaningConfig):
+    """A cleaning run on unequal workers."""
+
+    microbatch_size: int = fields.integer(20, at_least=2, even=True, says="examples")
+    local: str = fields.choice(
+        "stepped", "stepped", "fused", "virtual", says="who calls the workers' function"
+    )
+    sums: Sums = dataclasses.field(default_factory=Sums)
+    cluster: groups.ClusterConfig = dataclasses.field(default_factory=groups.ClusterConfig)
+    quota: groups.QuotaConfig = dataclasses.field(default_factory=groups.QuotaConfig)
+    reducer: groups.ReducerConfig = dataclasses.field(default_factory=groups.ReducerConfig)
+    gate: groups.GateConfig = dataclasses.field(default_factory=groups.GateConfig)
+    checkpoint: groups.CheckpointConfig = dataclasses.field(default_factory=groups.CheckpointConfig)
+
+
+MAY_DIFFER = ("cluster", "quota", "checkpoint")
+"""Groups that a run may be gone on with other values of."""
+
+_OF_ROUNDS = ("cluster", "quota", "reducer", "gate", "checkpoint")
+"""Groups that are those of any run of hetjax."""
+
+
 def base() -> ml_collections.ConfigDict:
     """The defaults of every field, to be changed by a file in `configs/`."""
-    return ml_collections.ConfigDict(dataclasses.asdict(CleaningConfig()))
+    return _config_dict(TrainConfig())
 
 
 def load(path: str) -> ml_collections.ConfigDict:
@@ -96,22 +132,76 @@ def load(path: str) -> ml_collections.ConfigDict:
     Raises:
         ValueError: the file cannot be read, or a field is wrong.
     """
-    return ml_collections.ConfigDict(dataclasses.asdict(_parsed(files.read(path))))
+    return _config_dict(_parsed(files.read(path), TrainConfig))
 
 
-def validate(given: Mapping[str, Any] | ml_collections.ConfigDict) -> CleaningConfig:
+def _config_dict(config: "TrainConfig") -> ml_collections.ConfigDict:
+    """The mutable form: a field of two types takes both."""
+    plain = dataclasses.asdict(config)
+    overhead = ml_collections.FieldReference(config.cluster.overhead_secs, field_type=object)
+    plain["cluster"]["overhead_secs"] = overhead
+    return ml_collections.ConfigDict(plain)
+
+
+def validate_train(given: Mapping[str, Any] | ml_collections.ConfigDict) -> "TrainConfig":
+    """As `validate`, of a run on unequal workers; the rest is checked as of any run of hetjax."""
+    config = validate(given, TrainConfig)
+    if config.data.block_size:
+        raise ValueError(
+            f"data.block_size: got {config.data.block_size}, must be 0: a worker has one "
+            "microbatch in memory at a time. Set microbatch_size"
+        )
+    sizes = {"lower": config.data.num_train, "upper": config.data.num_validation}
+    for name, num_examples in sizes.items():
+        budget = getattr(config.sums, name) or math.ceil(num_examples / config.microbatch_size)
+        try:
+            hetjax.config.validate(of_rounds(config) | {"budget": budget})
+        except ValueError as error:
+            raise ValueError(
+                f"{error}\n(Here budget is sums.{name}, or all microbatches where that is 0.)"
+            ) from error
+    return config
+
+
+def of_rounds(config: "TrainConfig") -> dict[str, Any]:
+    """The fields that are those of any run of hetjax; of groups those that are no defaults."""
+    plain, defaults = dataclasses.asdict(config), dataclasses.asdict(TrainConfig())
+    groups_of_run = {
+        name: {k: value for k, value in plain[name].items() if value != defaults[name][k]}
+        for name in _OF_ROUNDS
+    }
+    groups_of_run["cluster"]["num_workers"] = config.cluster.num_workers
+    names = "microbatch_size", "local", "seed"
+    return {name: plain[name] for name in names} | {k: v for k, v in groups_of_run.items() if v}
+
+
+Config = TypeVar("Config", bound="CleaningConfig")
+
+
+def validate(
+    given: Mapping[str, Any] | ml_collections.ConfigDict, kind: type[Config] = CleaningConfig
+) -> Config:
     """Checks a configuration and freezes it.
 
     Raises:
         ValueError: a field is unknown, of a wrong type or out of range, or fields contradict
             each other; names each.
     """
-    config = _parsed(given)
+    config = _parsed(given, kind)
     estimator = config.estimator
     if estimator.name == "unrolled_truncated" and estimator.back > estimator.steps:
         raise ValueError(
             f"estimator.back: got {estimator.back} of estimator.steps={estimator.steps}, must be "
             "at most the steps that are made. Lower it, or make more steps."
+        )
+    data = config.data
+    if data.block_size and (
+        data.num_train % data.block_size or data.num_validation % data.block_size
+    ):
+        raise ValueError(
+            f"data.block_size: got {data.block_size}, must divide data.num_train={data.num_train} "
+            f"and data.num_validation={data.num_validation}, such as "
+            f"{math.gcd(data.num_train, data.num_validation)}; or 0 for all at once."
         )
     if config.upper.steps % config.eval_every:
         raise ValueError(
@@ -126,20 +216,20 @@ def to_dict(config: CleaningConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def _parsed(given: Mapping[str, Any] | ml_collections.ConfigDict) -> CleaningConfig:
+def _parsed(given: Mapping[str, Any] | ml_collections.ConfigDict, kind: type[Config]) -> Config:
     if isinstance(given, ml_collections.ConfigDict):
         given = given.to_dict()
     errors: list[str] = []
-    values = fields.parse_group(CleaningConfig, given, "", errors)
+    values = fields.parse_group(kind, given, "", errors)
     if errors:
         raise ValueError("\n".join(errors))
-    for field in dataclasses.fields(CleaningConfig):
+    for field in dataclasses.fields(kind):
         group = fields.group_type(field)
         if group and field.name in values:
             values[field.name] = group(**values[field.name])
-    return CleaningConfig(**values)
+    return kind(**values)
 
 
 SCHEMA = config_flag.Schema(
-    CleaningConfig, load, validate, "configs/digits_cleaning.py", lambda loaded, overrides: ()
+    TrainConfig, load, validate_train, "configs/digits_cleaning.py", lambda loaded, overrides: ()
 )

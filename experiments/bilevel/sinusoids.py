@@ -27,6 +27,7 @@ RATE = 0.01  # of the steps on a task
 NUM_TASKS, NUM_TEST_TASKS = 25, 600
 SIZES = (1, 40, 40, 1)
 EVALUATED = (0, 1, 5, 10)  # steps
+DIVERGED = 100.0  # error of a task; that of answering 0 is below 25
 
 
 def network(params: PyTree, inputs: jax.Array) -> jax.Array:
@@ -99,7 +100,7 @@ def train(arm: str, start: PyTree, rng: jax.Array, *, shots: int, num_updates: i
 
 @functools.partial(jax.jit, static_argnames="shots")
 def errors(start: PyTree, rng: jax.Array, rate: float, *, shots: int) -> jax.Array:
-    """Mean square error on new tasks after 0 to 10 steps, `f[11]`."""
+    """Mean square error on each new task after 0 to 10 steps, `f[NUM_TEST_TASKS, 11]`."""
 
     def of_task(batches: bilevel.Batches) -> jax.Array:
         def step(y: PyTree, _: None) -> tuple[PyTree, jax.Array]:
@@ -108,7 +109,7 @@ def errors(start: PyTree, rng: jax.Array, rate: float, *, shots: int) -> jax.Arr
 
         return jax.lax.scan(step, start, length=max(EVALUATED) + 1)[1]
 
-    return jax.vmap(of_task)(tasks(rng, NUM_TEST_TASKS, shots, 100)).mean(0)
+    return jax.vmap(of_task)(tasks(rng, NUM_TEST_TASKS, shots, 100))
 
 
 def run(arm: str, shots: int, seed: int, *, num_updates: int) -> dict[str, Any]:
@@ -117,12 +118,17 @@ def run(arm: str, shots: int, seed: int, *, num_updates: int) -> dict[str, Any]:
     start = train(arm, init(seed), first, shots=shots, num_updates=num_updates)
     rates = (RATE,) if ARMS[arm] else (1e-3, 3e-3, 1e-2, 2e-2)
     found = {rate: np.asarray(errors(start, second, rate, shots=shots)) for rate in rates}
-    best = min(found, key=lambda rate: float(np.nan_to_num(found[rate][1], nan=np.inf)))
+    means = {rate: each.mean(0) for rate, each in found.items()}
+    best = min(means, key=lambda rate: float(np.nan_to_num(means[rate][1], nan=np.inf)))
+    medians = np.median(np.nan_to_num(found[best], nan=np.inf), 0)
+    diverged = np.sum(~(found[best] < DIVERGED), 0)  # those that are no numbers, too
     return {
         "arm": arm,
         "seed": seed,
         "shots": shots,
         "rate": best,
         "num_updates": num_updates,
-        "errors": {str(k): float(found[best][k]) for k in EVALUATED},
+        "errors": {str(k): float(means[best][k]) for k in EVALUATED},
+        "medians": {str(k): float(medians[k]) for k in EVALUATED},
+        "diverged": {str(k): int(diverged[k]) for k in EVALUATED},
     }

@@ -1,1 +1,1 @@
-"""What `compare` and `compare_orders` are made of: tasks, runs, figures, pictures."""
+"""What `compare` is made of, and what the other comparisons share: spreads, ticks."""

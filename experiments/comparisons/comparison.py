@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from absl import logging
 
-from experiments.comparisons import order_results, pictures
+from experiments.comparisons import pictures, spreads
 from hetjax import config as config_lib
 
 COLOURS = ("#30343b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a6d3b", "#56b4e9")
@@ -316,7 +316,7 @@ def table(found: Comparison) -> str:
         rate = found.rates[label] or arm.fields["optimizer"]["learning_rate"]
         times = list(found.times(label).values())
         ratios = found.speedups(label, first)
-        stat = order_results.Stat.of
+        stat = spreads.Stat.of
         never = sum(map(math.isinf, times))
         gossip = [s["gossip"] for s in summaries if "gossip" in s]
         returned = [s["gate"]["returned_fraction"] for s in summaries if "gate" in s]

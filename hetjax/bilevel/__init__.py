@@ -24,7 +24,8 @@ from hetjax.bilevel.multipliers import (
     growing,
     ramp,
 )
-from hetjax.bilevel.problem import Answer, At, Batches, Bilevel, Cost, Kind, Stack, What
+from hetjax.bilevel.per_example import PerExample
+from hetjax.bilevel.problem import Answer, At, Batches, Bilevel, Blocks, Cost, Kind, Stack, What
 from hetjax.bilevel.recipes import RECIPES, Recipe, per_coordinate
 from hetjax.bilevel.solvers import Solver, cg, neumann, one_step, rank_one, scaled
 from hetjax.bilevel.unroll import unroll
@@ -37,6 +38,7 @@ __all__ = [
     "At",
     "Batches",
     "Bilevel",
+    "Blocks",
     "Cost",
     "Estimator",
     "Info",
@@ -44,6 +46,7 @@ __all__ = [
     "Learned",
     "Lower",
     "Multiplier",
+    "PerExample",
     "Recipe",
     "Result",
     "Solver",

@@ -1,5 +1,6 @@
 """What is wrong with a problem or a hypergradient, in words that say what to do."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,7 @@ def check_stack(level: str, given: Any, number: int) -> None:
     """
     if not isinstance(given, problem_lib.Stack):
         return
-    sizes = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(given.batches)}
+    sizes = problem_lib.lengths_of(given.batches)
     if len(sizes) != 1 or min(sizes) < number:
         raise ValueError(
             f"hypergradient: the stack of {level} batches has leading axes {sorted(sizes)}, and "
@@ -92,14 +93,19 @@ def pull_through(step: Callable, *arguments: PyTree) -> Callable:
     return pull
 
 
-def check(result: machine.Result) -> None:
+def check(result: machine.Result, *, stacklevel: int = 2) -> None:
     """Refuses a hypergradient that is not one; on the host, after a jitted function has returned.
 
-    `hypergradient` does it by itself where it is not traced.
+    `hypergradient` does it by itself where it is not traced. Steps that a barrier took back are
+    warned of, by `warnings`; they are an error where no step was left.
+
+    Args:
+        result: of `hypergradient`, or of several, mapped.
+        stacklevel: of the warning: 2 names the line of the caller.
 
     Raises:
         ValueError: conjugate gradients met a curvature that is not positive, a linear system was
-            not solved, or the gradient is not finite.
+            not solved, all steps crossed a barrier, or the gradient is not finite.
     """
     info = result.info
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.grad_x)):
@@ -107,6 +113,17 @@ def check(result: machine.Result) -> None:
             "hypergradient: it is not finite. hetjax.bilevel.explain(problem, estimator, x, y, "
             "batches, state) names the first request whose answer was not"
         )
+    check_solved(info)
+    check_barrier(info)
+    _warn_of_barrier(info, stacklevel + 1)
+
+
+def check_solved(info: machine.Info) -> None:
+    """Refuses what is not the solution of a linear system.
+
+    Raises:
+        ValueError: as `check`.
+    """
     residual = -np.inf if isinstance(info.residual, tuple) else float(np.max(info.residual))
     curvature = np.inf if isinstance(info.curvature, tuple) else float(np.min(info.curvature))
     if curvature <= 0:
@@ -122,6 +139,45 @@ def check(result: machine.Result) -> None:
             "right side: the steps of its solution grow. Give neumann a smaller eta (below 2 over "
             "the greatest curvature) or a damp, or take cg"
         )
+
+
+def check_barrier(info: machine.Info) -> None:
+    """Refuses a hypergradient all of whose steps a barrier took back.
+
+    Raises:
+        ValueError: as `check`.
+    """
+    if isinstance(info.crossed, tuple):
+        return
+    crossed, stood = np.asarray(info.crossed), np.asarray(info.stood)
+    is_stuck = (crossed > 0) & (stood == 0)
+    if is_stuck.any():
+        of = f"in {is_stuck.sum()} of {is_stuck.size} hypergradients " if crossed.ndim else ""
+        raise ValueError(
+            f"value_gap: {of}all steps of y crossed the barrier, {crossed[is_stuck].max()} one "
+            "after the other, and were taken back by half. So y is where z is, and nothing is left "
+            f"of the lower level in the gradient. {_BARRIER}"
+        )
+
+
+def _warn_of_barrier(info: machine.Info, stacklevel: int) -> None:
+    if isinstance(info.crossed, tuple):
+        return
+    crossed, stood = np.asarray(info.crossed), np.asarray(info.stood)
+    if crossed.any():
+        warnings.warn(
+            f"value_gap: {crossed.sum()} of {crossed.sum() + stood.sum()} steps of y crossed the "
+            "barrier and were taken back by half, which costs their gradients; y went on from the "
+            f"others. If they are many: {_BARRIER[0].lower()}{_BARRIER[1:]}",
+            stacklevel=stacklevel,
+        )
+
+
+_BARRIER = (
+    "Lower the learning rate of the lower steps, or give the barrier a larger sigma, which turns y "
+    "back sooner, or a larger shift, which lets y farther; upper_steps=, more steps of y, leaves "
+    "more halvings"
+)
 
 
 def explain(
@@ -141,14 +197,14 @@ def explain(
     position, number = estimator.init(x, y, state), 0
     while not position.is_done:
         what, at = estimator.request(position)
-        answer = problem_lib.answer(problem, what, at, problem_lib.batch_of(given, what, at))
-        for name, tree in zip(answer._fields, answer, strict=True):
-            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)):
-                return (
-                    f"request {number}, {what.kind.value} of the {what.level} level on batch "
-                    f"{int(at.batch)}: {_NAMES[name]} is not finite. "
-                    f"{_points(at)}"
-                )
+        batch = problem_lib.batch_of(given, what, at)
+        answer = problem_lib.answer(problem, what, at, batch)
+        if name := _not_finite(answer):
+            return (
+                f"request {number}, {what.kind.value} of the {what.level} level on batch "
+                f"{int(at.batch)}{_block(problem, what, at, batch)}: {_NAMES[name]} is not "
+                f"finite. {_points(at)}"
+            )
         position, number = estimator.receive(position, answer), number + 1
     return ""
 
@@ -159,6 +215,26 @@ _NAMES = {
     "y": "what is like y",
     "tangents": "a derivative along a tangent",
 }
+
+
+def _not_finite(answer: problem_lib.Answer) -> str:
+    """The first of an answer's sums that is not finite; "" where all are."""
+    for name, tree in zip(answer._fields, answer, strict=True):
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)):
+            return name
+    return ""
+
+
+def _block(
+    problem: problem_lib.Bilevel, what: problem_lib.What, at: problem_lib.At, batch: Any
+) -> str:
+    """The first block whose own answer is not finite."""
+    if not isinstance(batch, problem_lib.Blocks):
+        return ""
+    for number in range(batch.num_blocks):
+        if _not_finite(problem_lib.answer(problem, what, at, batch.block(number))):
+            return f", block {number} of {batch.num_blocks}"
+    return ""
 
 
 def _points(at: problem_lib.At) -> str:

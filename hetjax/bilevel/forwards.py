@@ -123,6 +123,10 @@ class Displaced(Unrolled):
         away = vectors.add(walk.reached[0], walk.y, -1.0)
         return walk._replace(reached=(walk.y, walk.opt), adjoint=(away, walk.adjoint[1]))
 
+    def end(self, walk: walks.Walk) -> machine.Result:
+        found = super().end(walk)
+        return found._replace(info=found.info._replace(upper_loss=()))  # nobody asked for it
+
 
 class Forward(Unrolled):
     """Carries `d y / d x`, a tangent for each number of x; nothing is held of the steps."""

@@ -27,7 +27,8 @@ def hypergradient(
         estimator: from `unroll`, `implicit` or `value_gap`.
         x: the upper variable, a pytree of floating-point arrays.
         y: where the lower level begins, where no state says it.
-        batches: of each level; None for losses that need none.
+        batches: of each level; None for losses that need none. Either may be a `Stack`, a batch
+            for each request, and in `Blocks`, of which one at a time is in memory.
         state: what the last hypergradient kept; None for the first.
 
     Returns:
@@ -36,8 +37,8 @@ def hypergradient(
 
     Raises:
         ValueError: x or y is no pytree of floating-point arrays; the upper loss does not depend on
-            y; the lower step cannot be differentiated; and, where nothing is traced, what `check`
-            says of the result.
+            y; the lower step cannot be differentiated; a `Stack` or `Blocks` of wrong shapes;
+            and, where nothing is traced, what `check` says of the result.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -64,8 +65,11 @@ def hypergradient(
         diagnosis.check_stack(level, getattr(given, level), number)
     carry = estimator.begin(x, y, state)
     at = problem_lib.At(carry.x, carry.y)
-    diagnosis.check_upper(problem.upper, at.x, at.y, problem_lib.batch_of(given, _UPPER, at))
+    first = problem_lib.batch_of(given, _UPPER, at)
+    if isinstance(first, problem_lib.Blocks):
+        first = first.block(0)
+    diagnosis.check_upper(problem_lib.mean(problem.upper), at.x, at.y, first)
     result = estimator.finish(machine.run(program, carry, answered), program)
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(result)):
-        diagnosis.check(result)
+        diagnosis.check(result, stacklevel=3)
     return result

@@ -17,6 +17,10 @@ from hetjax.bilevel.problem import LOWER, UPPER, Answer, At, Kind, What
 from hetjax.types import PyTree
 
 _CROSSES = ("jvp", "fd")
+_NEEDS_ALL = (
+    "its linear system is that of one Hessian at one point; of replicas that differ the products "
+    "are of no symmetric matrix"
+)
 
 
 class Implied(NamedTuple):
@@ -84,7 +88,7 @@ def implicit(
         raise ValueError(f"implicit: fd_step is {fd_step}; it is a distance: give a positive one")
     distance = fd_step if cross == "fd" else None
     made = _Implicit(lower, num_steps, solve, distance, warm and solve.warm is not None)
-    return machine.Estimator(made.begin, made.program, made.end)
+    return machine.Estimator(made.begin, made.program, made.end, needs_all=_NEEDS_ALL)
 
 
 class _Implicit:

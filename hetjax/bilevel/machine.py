@@ -20,6 +20,8 @@ class Ask(NamedTuple):
     what: problem_lib.What
     at: Callable[[PyTree], problem_lib.At]  # carry -> where
     receive: Callable[[PyTree, problem_lib.Answer], PyTree]  # carry, answer -> carry
+    moves: tuple[str, ...] = ()  # fields of the carry that it moves, which gossip averages then
+    keeps: tuple[str, ...] = ()  # fields beside them that stay with a worker which did nothing
 
 
 class Then(NamedTuple):
@@ -43,14 +45,15 @@ Step: TypeAlias = Ask | Then | Repeat
 class Info(NamedTuple):
     """What an estimator found beside the hypergradient. Cost is static."""
 
-    upper_loss: Any  # F at the lower variable that was reached
+    upper_loss: Any  # F at the lower variable that was reached; () where nobody asks for it
     lower_loss: Any = ()  # f there, of a value gap; else before the last step; () without steps
     gap: Any = ()  # f(x, y) - f(x, z), of a value gap
     residual: Any = ()  # of the linear system, over the norm of its right side
     multiplier: Any = ()  # of a value gap
     step_chosen: Any = ()  # t, the iterate that was taken, 1 to T
     curvature: Any = ()  # the least p' (H + damp) p / p' p that conjugate gradients met
-    crossed: Any = ()  # steps that a barrier took back
+    crossed: Any = ()  # steps that a barrier took back by half
+    stood: Any = ()  # steps that it let stand; 0: y is where z is
     cost: problem_lib.Cost = problem_lib.Cost()
     """Of the whole; at most that where a `Repeat` did fewer."""
 
@@ -98,6 +101,11 @@ class Estimator(NamedTuple):
     begin: Callable[[PyTree, PyTree, State | None], PyTree]
     program: Callable[[PyTree], tuple[Step, ...]]
     end: Callable[[PyTree], Result]
+    needs_all: str = ""
+    """Why each sum must be that of all workers, for an error; '' where they may gossip."""
+    needs_x: str = ""
+    """Why the gradient in x must be whole in each answer, for an error; '' where it is only added
+    up, and each worker may keep the part of its own examples."""
 
     def init(self, x: PyTree, y: PyTree, state: State | None = None) -> Position:
         """Before the first request."""
@@ -111,7 +119,7 @@ class Estimator(NamedTuple):
     def receive(self, position: Position, answer: problem_lib.Answer) -> Position:
         """After the sum that was asked for."""
         carry = _asked(position).receive(position.carry, answer)
-        return _settled(position.program, carry, *_next(position.path, position.left))
+        return _settled(position.program, carry, *behind(position.path, position.left))
 
     def result(self, position: Position) -> Result:
         """After the last request."""
@@ -190,19 +198,27 @@ def _step_at(program: tuple[Step, ...], path: tuple[int, ...]) -> Step:
 def _asked(position: Position) -> Ask:
     if position.is_done:
         raise ValueError("bilevel: nothing more is asked; take estimator.result(position)")
-    ask = _step_at(position.program, position.path)
-    assert isinstance(ask, Ask)
-    return ask
+    return ask_at(position.program, position.path)
 
 
-def _next(path: tuple[int, ...], left: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def behind(path: tuple[int, ...], left: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The place behind a step."""
     return (*path[:-1], path[-1] + 1), left
 
 
-def _settled(
-    program: tuple[Step, ...], carry: PyTree, path: tuple[int, ...], left: tuple[int, ...]
-) -> Position:
-    """Goes on from a place to the next `Ask`, or to the end."""
+class Stop(NamedTuple):
+    """Where a program comes to without asking."""
+
+    thens: tuple[Callable[[PyTree], PyTree], ...]  # computed on the way, in this order
+    path: tuple[int, ...]  # as of a `Position`
+    left: tuple[int, ...]
+    fewer: Callable[[PyTree], jax.Array] | None = None
+    """Of the `Repeat` at `path`: how often it is done, which only the carry can tell."""
+
+
+def stop(program: tuple[Step, ...], path: tuple[int, ...], left: tuple[int, ...]) -> Stop:
+    """From a place to the next `Ask`, to a `Repeat` whose number is not known, or to the end."""
+    thens: list[Callable[[PyTree], PyTree]] = []
     while True:
         steps = program
         if len(path) > 1:
@@ -211,22 +227,47 @@ def _settled(
             steps = repeat.steps
         if path[-1] == len(steps):
             if len(path) == 1:
-                return Position(carry, program, (), ())
+                return Stop(tuple(thens), (), ())
             *others, again = left
             if again > 1:
                 path, left = (*path[:-1], 0), (*others, again - 1)
             else:
-                path, left = _next(path[:-1], tuple(others))
+                path, left = behind(path[:-1], tuple(others))
             continue
         step = steps[path[-1]]
         if isinstance(step, Ask):
-            return Position(carry, program, path, left)
+            return Stop(tuple(thens), path, left)
         if isinstance(step, Then):
-            carry = step.function(carry)
-            path, left = _next(path, left)
+            thens.append(step.function)
+            path, left = behind(path, left)
             continue
-        times = step.times if step.fewer is None else int(step.fewer(carry))
-        if times:
-            path, left = (*path, 0), (*left, times)
-        else:
-            path, left = _next(path, left)
+        if step.fewer is not None:
+            return Stop(tuple(thens), path, left, step.fewer)
+        path, left = entered(path, left, step.times)
+
+
+def entered(
+    path: tuple[int, ...], left: tuple[int, ...], times: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Into a `Repeat` that is done so many times; past it where it is done none."""
+    return ((*path, 0), (*left, times)) if times else behind(path, left)
+
+
+def ask_at(program: tuple[Step, ...], path: tuple[int, ...]) -> Ask:
+    """The `Ask` at a place."""
+    ask = _step_at(program, path)
+    assert isinstance(ask, Ask)
+    return ask
+
+
+def _settled(
+    program: tuple[Step, ...], carry: PyTree, path: tuple[int, ...], left: tuple[int, ...]
+) -> Position:
+    """Goes on from a place to the next `Ask`, or to the end."""
+    while True:
+        found = stop(program, path, left)
+        for function in found.thens:
+            carry = function(carry)
+        if found.fewer is None:
+            return Position(carry, program, found.path, found.left)
+        path, left = entered(found.path, found.left, int(found.fewer(carry)))

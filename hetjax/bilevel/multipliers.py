@@ -64,7 +64,8 @@ def barrier(
 ) -> Multiplier:
     """Of the barrier `-sigma ln(f* + shift - f)`: `sigma / (shift - gap)`.
 
-    A step that would cross it is halved until it does not, and `info.crossed` counts them.
+    A step that crosses it is halved until it does not. `info.crossed` counts the halvings and
+    `info.stood` the steps that stood; `check` warns of the first, and refuses it if none stood.
 
     Args:
         sigma: of the logarithm; falls to 0.

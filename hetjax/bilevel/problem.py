@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hetjax import trees
+from hetjax.bilevel import per_example
 from hetjax.types import PyTree
 
 UPPER, LOWER = "upper", "lower"
@@ -17,7 +19,9 @@ class Bilevel(NamedTuple):
     """`min_x F(x, y)` with y among the minimisers of `f(x, ·)`.
 
     Losses are `(x, y, batch) -> scalar`; a batch is whatever the caller gives, and None where
-    it gives nothing.
+    it gives nothing. Or they return one number an example, f[B], or `(losses, weights)`, as those
+    of `hetjax.fit` do: then the loss is their mean, and the problem can be given to
+    `hetjax.fit_bilevel`, too.
     """
 
     upper: Callable[[PyTree, PyTree, Any], jax.Array]  # F
@@ -30,8 +34,101 @@ class Stack(NamedTuple):
     batches: PyTree
 
 
+class Blocks(NamedTuple):
+    """One batch in B equal blocks, leaves `[B, size, ...]`, of which one at a time is in memory.
+
+    What is asked of it is the mean of what is asked of each block. For losses that are means over
+    the examples of a batch, and for what they add without examples, that is the same as of all
+    examples at once, and so are the derivatives. A loss that reads numbers of x for each example
+    finds them by an index in the batch: `x[batch.index]`.
+
+    A `Stack` of batches in blocks is `Stack(Blocks(tree))`, leaves `[K, B, size, ...]`.
+
+    Example:
+        >>> import numpy as np
+        >>> blocks = Blocks.of({"a": np.zeros((12, 3)), "index": np.arange(12)}, size=4)
+        >>> blocks.batches["a"].shape, blocks.batches["index"].shape
+        ((3, 4, 3), (3, 4))
+    """
+
+    batches: PyTree
+
+    @classmethod
+    def of(cls, batch: PyTree, size: int) -> "Blocks":
+        """Cuts a batch, leaves `[n, ...]`, into blocks of `size` examples; n / size blocks.
+
+        Raises:
+            ValueError: the leaves are of several lengths, or `size` does not divide n.
+        """
+        if isinstance(batch, Stack | Blocks):
+            raise ValueError(
+                f"Blocks.of: got a {type(batch).__name__}; give one batch, leaves [n, ...]. "
+                "Batches in blocks are Stack(Blocks(tree)), leaves [K, B, size, ...]"
+            )
+        lengths = lengths_of(batch)
+        if len(lengths) != 1 or min(lengths) < 1:
+            raise ValueError(
+                f"Blocks.of: the leaves of the batch have leading axes {_said(lengths)}; all "
+                "have to have one of the same length, that of the examples"
+            )
+        (num,) = lengths
+        if size < 1 or num % size:
+            near = sorted(
+                (d for d in range(1, num + 1) if num % d == 0), key=lambda d: abs(d - size)
+            )
+            raise ValueError(
+                f"Blocks.of: {num} examples cannot be cut into blocks of {size}: the mean over "
+                "blocks is that over examples where all blocks are of one size. Sizes that divide "
+                f"{num}: {', '.join(map(str, sorted(near[:3])))}"
+            )
+        return cls(
+            jax.tree.map(lambda a: jnp.reshape(a, (num // size, size, *jnp.shape(a)[1:])), batch)
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        """B.
+
+        Raises:
+            ValueError: the leaves do not have one.
+        """
+        if isinstance(self.batches, Stack):
+            raise ValueError(
+                "Blocks: got a Stack. Batches in blocks are Stack(Blocks(tree)), leaves "
+                "[K, B, size, ...]"
+            )
+        lengths = lengths_of(self.batches)
+        if len(lengths) != 1 or min(lengths) < 1:
+            raise ValueError(
+                f"Blocks: the leaves have leading axes {_said(lengths)}; give all of them "
+                "[B, size, ...] with the same B, at least 1, as Blocks.of(batch, size) does"
+            )
+        return min(lengths)
+
+    def block(self, number: Any) -> PyTree:
+        """One of them, leaves `[size, ...]`.
+
+        Raises:
+            ValueError: as `num_blocks`.
+        """
+        _ = self.num_blocks
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[number], self.batches)
+
+
+def lengths_of(tree: PyTree) -> set[int]:
+    """Those of the leading axes; 0 for a leaf without axes."""
+    return {(*jnp.shape(leaf), 0)[0] for leaf in jax.tree.leaves(tree)}
+
+
+def _said(lengths: set[int]) -> str:
+    return ", ".join(map(str, sorted(lengths))) or "none"
+
+
 class Batches(NamedTuple):
-    """The batches of one hypergradient. What is no `Stack` is taken whole by every request."""
+    """The batches of one hypergradient. What is no `Stack` is taken whole by every request.
+
+    Either may be in `Blocks`, which are answered one after the other.
+    """
 
     upper: Any = None
     lower: Any = None
@@ -119,12 +216,50 @@ def batch_of(batches: Batches, what: What, at: At) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[at.batch], given.batches)
 
 
+def mean(loss: Callable[[PyTree, PyTree, Any], Any]) -> Callable[[PyTree, PyTree, Any], jax.Array]:
+    """A loss of a problem as a scalar: a mean by weights where it returns one number an example."""
+
+    def scalar(x: PyTree, y: PyTree, batch: Any) -> jax.Array:
+        found = loss(per_example.plain(x), y, batch)
+        losses, weights = found[:2] if isinstance(found, tuple) else (found, None)
+        if weights is not None:
+            total = jax.lax.stop_gradient(jnp.sum(weights))
+            return jnp.sum(losses * weights) / jnp.where(total > 0, total, 1)
+        return jnp.mean(losses) if jnp.ndim(losses) else losses
+
+    return scalar
+
+
 def answer(problem: Bilevel, what: What, at: At, batch: Any) -> Answer:
     """What a request asks for, by JAX's derivatives of the problem's losses.
 
-    A product is the derivative of a scalar, `<grad_y f, v>`: no matrix is formed.
+    A product is the derivative of a scalar, `<grad_y f, v>`: no matrix is formed. Of `Blocks` it
+    is the mean over blocks, by a scan that holds one of them.
+
+    Raises:
+        ValueError: the leaves of `Blocks` have no leading axis in common.
     """
-    function = problem.upper if what.level == UPPER else problem.lower
+    function = mean(problem.upper if what.level == UPPER else problem.lower)
+    if isinstance(batch, Blocks) and per_example.split(at.x)[1]:
+        raise ValueError(
+            "Blocks: x has PerExample leaves, one row for each example of the whole batch. Give a "
+            "plain array, and let the loss find its rows by an index: x[batch.index]"
+        )
+    if not isinstance(batch, Blocks):
+        return _answer(function, what, at, batch)
+    num_blocks = batch.num_blocks
+
+    def added(sums: Answer, block: PyTree) -> tuple[Answer, None]:
+        own = _answer(function, what, at, block)
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, own), None
+
+    shapes = jax.eval_shape(lambda block: _answer(function, what, at, block), batch.block(0))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, trees.wider(jnp.float32, s.dtype)), shapes)
+    sums, _ = jax.lax.scan(added, zeros, batch.batches)
+    return jax.tree.map(lambda a, s: (a / num_blocks).astype(s.dtype), sums, shapes)
+
+
+def _answer(function: Callable, what: What, at: At, batch: Any) -> Answer:
     match what.kind:
         case Kind.LOSS:
             return Answer(loss=function(at.x, at.y, batch))

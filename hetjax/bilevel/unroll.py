@@ -10,6 +10,10 @@ asked for. Reverse mode holds the trajectory and asks for its batches again; for
 from hetjax.bilevel import forwards, machine, reverse
 from hetjax.bilevel import lower as lower_lib
 
+_NEEDS_ALL = (
+    "the way back goes through the steps as all workers made them; steps that were averaged with "
+    "neighbours' would need the neighbours' products, too"
+)
 _OPTIONS = {
     "mode": ("reverse", "forward", "displacement"),
     "start": ("warm", "cold", "learned"),
@@ -63,7 +67,7 @@ def unroll(
     }
     kind = reverse.Checkpointed if checkpoint else kinds[mode]
     made = kind(lower, num_steps, back, start, pick)
-    return machine.Estimator(made.begin, made.program, made.end)
+    return machine.Estimator(made.begin, made.program, made.end, needs_all=_NEEDS_ALL)
 
 
 def _check(num_steps: int, back: int, *, checkpoint: bool, **chosen: str) -> None:

@@ -37,7 +37,8 @@ class Gap(NamedTuple):
     grad_gap: PyTree  # d_x f(x, y) - d_x f(x, z)
     grad_y: tuple[PyTree, PyTree]  # d_y F and d_y f at y, of a dynamic multiplier
     safe: PyTree  # the last y that was seen on this side of a barrier
-    crossed: jax.Array  # i32[]
+    crossed: jax.Array  # i32[]: steps that a barrier took back
+    stood: jax.Array  # i32[]: steps that it let stand; -1 until the start of y is seen
     turn: jax.Array  # i32[]: hypergradients before this one
 
 
@@ -58,8 +59,9 @@ def value_gap(
         num_steps: T, of z; begun where the last hypergradient ended.
         multiplier: a number, or one of `const`, `ramp`, `growing`, `exterior`, `barrier`,
             `dynamic`.
-        upper_steps: of y; by default as many. With prox 1: beside a z that does not move, y's
-            loss may be concave, and more steps run away.
+        upper_steps: of y; by default as many. Behind a barrier 2 or more: the last one is not
+            taken, since nobody has seen on which side it is. With prox 1: beside a z that does not
+            move, y's loss may be concave, and more steps run away.
         prox: gamma of the Moreau envelope `min_z f(x, z) + |z - y|^2 / (2 gamma)`, which takes the
             place of the least value where f is not convex (MEHA).
         central: z and y go to the minima of `f - F / lambda` and `f + F / lambda`, and the
@@ -92,6 +94,11 @@ def value_gap(
             f"value_gap: {num_steps} steps of z, {upper_steps} of y, prox={prox}; give at least "
             "one step of z, none or more of y, and a positive prox"
         )
+    if multiplier.is_barrier and upper_steps < 2:
+        raise ValueError(
+            f"value_gap: {upper_steps} steps of y behind a barrier; give at least 2. A step counts "
+            "when the next one has seen that it did not cross, so y would stay where z is"
+        )
     is_special = multiplier.is_barrier or multiplier.pull is not None
     if (central and (is_special or prox is not None)) or (prox is not None and is_special):
         raise ValueError(
@@ -99,7 +106,22 @@ def value_gap(
             "way of their own; take one of them"
         )
     made = _ValueGap(lower, num_steps, upper_steps, multiplier, prox, central)
-    return machine.Estimator(made.begin, made.program, made.end)
+    of_x = "" if multiplier.pull is None else "inner products of gradients in x"
+    return machine.Estimator(
+        made.begin,
+        made.program,
+        made.end,
+        needs_all=_needs_all(multiplier),
+        needs_x=of_x and f"a dynamic multiplier is made of {of_x}",
+    )
+
+
+def _needs_all(multiplier: multipliers.Multiplier) -> str:
+    if multiplier.pull is not None:
+        return "a dynamic multiplier is made of inner products of whole gradients"
+    if multiplier.is_barrier:
+        return "a barrier takes back a step by the loss of all examples, for all workers alike"
+    return ""
 
 
 class _ValueGap:
@@ -147,6 +169,7 @@ class _ValueGap:
             grad_y=(none, none),
             safe=y,
             crossed=zero,
+            stood=zero - 1,
             turn=zero if state is None else jnp.asarray(state.turn, jnp.int32),
         )
 
@@ -180,6 +203,8 @@ class _ValueGap:
             What(Kind.GRADIENT, LOWER, is_new=True),
             _at(which),
             self.step_y if which == "y" else self.step_z,
+            moves=(which,),
+            keeps=(f"opt_{which}",),
         )
         if which == "z" and not self.central:
             return (lower,)
@@ -244,6 +269,7 @@ class _ValueGap:
         new = gap._replace(y=y, opt_y=opt, k=gap.k + 1, multiplier=weight, safe=gap.y)
         if not self.multiplier.is_barrier:
             return new
+        new = new._replace(stood=gap.stood + 1)
         half = jax.tree.map(lambda a, b: (a + b) / 2, gap.y, gap.safe)
         back = gap._replace(y=half, k=gap.k + 1, crossed=gap.crossed + 1)
         return jax.tree.map(lambda a, b: jnp.where(is_behind, a, b), back, new)
@@ -309,6 +335,7 @@ class _ValueGap:
             gap=gap.lower_loss - gap.least,
             multiplier=gap.multiplier,
             crossed=gap.crossed if self.multiplier.is_barrier else (),
+            stood=jnp.maximum(gap.stood, 0) if self.multiplier.is_barrier else (),
         )
         opts, memory = (gap.opt_y, gap.opt_z), (gap.y, gap.z)
         state = machine.State(self.middle(gap), opts, memory, gap.turn + 1)

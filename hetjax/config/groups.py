@@ -44,14 +44,42 @@ class DataConfig:
         says="whose examples count how much, of private data, and of all data with gossip",
     )
     num_train: int = fields.integer(0, says="use only the first num_train examples; 0: all")
+    vocabulary: int = fields.integer(
+        10_000, says="of wikitext2: the most frequent words that are kept; 0: all"
+    )
+    length: int = fields.integer(35, at_least=1, says="of wikitext2: words of a chunk")
+    features: str = fields.choice(
+        "hashed", "hashed", "svd", says="of sst2, cola, rte: what a sentence's words become"
+    )
+    num_features: int = fields.integer(
+        0, says="of sst2, cola, rte: how many; 0: 65536 hashed, 768 svd"
+    )
+    past: int = fields.integer(20, at_least=1, says="of m4_weekly: weeks that a model sees")
+    future: int = fields.integer(6, at_least=1, says="of m4_weekly: weeks that it tells at once")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which of the reference models is trained."""
 
-    name: str = fields.choice("small_cnn", "logistic", "mlp", "lenet", "small_cnn")
-    hidden: tuple[int, ...] = fields.integers((128,), at_least=1, says="widths of the mlp")
+    name: str = fields.choice(
+        "small_cnn",
+        "logistic",
+        "mlp",
+        "lenet",
+        "small_cnn",
+        "resnet8",
+        "bag_of_words",
+        "lstm",
+        "transformer",
+        "forecaster",
+    )
+    hidden: tuple[int, ...] = fields.integers(
+        (128,), at_least=1, says="widths of the layers of mlp, lstm, forecaster"
+    )
+    width: int = fields.integer(0, says="of transformer (0: 128) and resnet8 (0: 16)")
+    blocks: int = fields.integer(2, at_least=1, says="of the transformer")
+    heads: int = fields.integer(2, at_least=1, says="of the transformer")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""Data sets by name: those that hetjax prepares itself, and any that TFDS has prepared.
+"""Data sets by name: those that hetjax reads itself, and any that TFDS has prepared.
+
+Images are prepared once, in TFDS's form. Text, sentences and series are small: they are made of
+their original files whenever they are opened, with options that a configuration gives.
 
 TFDS is imported when a data set is opened, never TensorFlow. A data set that is not one of
 `BUILTIN` must have been prepared by TFDS, in the array_record format, beforehand.
@@ -8,16 +11,28 @@ import dataclasses
 import difflib
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from hetjax.data import sources
-from hetjax.data.builders import cifar10, digits, files, mnist
+from hetjax.data.builders import cifar10, digits, files, glue, m4_weekly, mnist, wikitext2
 
 IMAGE_SETS: dict[str, files.ImageSet] = {
     image_set.name: image_set
     for image_set in (digits.DIGITS, cifar10.CIFAR10, mnist.FASHION_MNIST, mnist.MNIST)
 }
-BUILTIN = tuple(IMAGE_SETS)
+ARRAY_SETS: dict[str, files.ArraySet] = {
+    array_set.name: array_set
+    for array_set in (
+        wikitext2.WIKITEXT2,
+        glue.SST2,
+        glue.COLA,
+        glue.RTE,
+        m4_weekly.M4_WEEKLY,
+    )
+}
+ORIGINAL_SETS: dict[str, files.OriginalSet] = {**IMAGE_SETS, **ARRAY_SETS}
+BUILTIN = tuple(ORIGINAL_SETS)
 DATA_DIR_VARIABLE = "HETJAX_DATA_DIR"
 
 
@@ -27,17 +42,27 @@ class Dataset:
 
     Attributes:
       train: source of the training examples.
-      test: source of the test examples.
-      num_classes: labels are 0..num_classes-1; None where the set has no class labels.
-      example_shape: shape of `image` in an example; None where there is no such field.
+      evals: source of the examples of each set that is evaluated, by its name, the main one first.
+      num_classes: how many numbers a model gives. Labels are 0..num_classes-1, or so are words;
+        of series it is how many points are told at once. None where the set has no class labels.
+      example_shape: shape of the field `kind` in an example; None where there is no such field.
       name: as it was asked for.
+      kind: the field that a model takes: "image", "features", "words", "tokens" or "past".
+      notes: sentences that a report must say of the data.
     """
 
     train: sources.Source
-    test: sources.Source
+    evals: Mapping[str, sources.Source]
     num_classes: int | None
     example_shape: tuple[int, ...] | None
     name: str
+    kind: str = "image"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def test(self) -> sources.Source:
+        """The test set, or what stands for it where there is none."""
+        return self.evals.get("test") or next(iter(self.evals.values()))
 
 
 def default_data_dir() -> pathlib.Path:
@@ -47,20 +72,29 @@ def default_data_dir() -> pathlib.Path:
     ).expanduser()
 
 
-def load(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
+def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -> Dataset:
     """Opens a data set, and prepares it first if it is one of ours and is not yet.
 
     Args:
       name: one of `BUILTIN`, or a TFDS data set prepared under `data_dir` as TFDS names it,
-        `name`, `name/config` or `name/config:version`. An item of ours is
-        `{"image": u8[H, W, C], "label": int}`, in the order of the original files.
+        `name`, `name/config` or `name/config:version`. An item of our image sets is
+        `{"image": u8[H, W, C], "label": int}`, in the order of the original files; those of
+        our other sets are dicts of arrays with a field `kind`.
       data_dir: where original and prepared data lie; `default_data_dir()` if absent.
+      **options: of the set, as `options_of` names them; an image set has none.
 
     Raises:
-      ValueError: unknown name, or the data are missing, wrong or corrupt, or not in a format
-        with random access. It says what to put where, or which command prepares them.
+      ValueError: unknown name or option, or the data are missing, wrong or corrupt, or not in a
+        format with random access. It says what to put where, or which command prepares them.
     """
     root = pathlib.Path(data_dir).expanduser() if data_dir else default_data_dir()
+    if unknown := options.keys() - set(options_of(name)):
+        raise ValueError(
+            f"data set {name}: there is no option {', '.join(sorted(unknown))}; it has "
+            f"{', '.join(options_of(name)) or 'none'}"
+        )
+    if name in ARRAY_SETS:
+        return _open_arrays(ARRAY_SETS[name], root, options)
     if name in IMAGE_SETS:
         from hetjax.data.builders import prepared
 
@@ -73,10 +107,30 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
     return _open(builder, name, getattr(features.get("label"), "num_classes", None), shape)
 
 
+def options_of(name: str) -> tuple[str, ...]:
+    """The options of a data set: `load`'s keyword arguments, and fields `data.NAME`."""
+    return ARRAY_SETS[name].options if name in ARRAY_SETS else ()
+
+
 def nearest(name: str) -> str:
     """A clause that proposes the builtin name that was meant, or an empty string."""
     matches = difflib.get_close_matches(name.lower().replace("-", "_"), BUILTIN, n=1, cutoff=0.6)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def _open_arrays(
+    array_set: files.ArraySet, data_dir: pathlib.Path, options: Mapping[str, Any]
+) -> Dataset:
+    found = array_set.open(files.reader(array_set, data_dir), **options)
+    return Dataset(
+        sources.ArraySource(found.train, notes=found.notes),
+        {name: sources.ArraySource(arrays) for name, arrays in found.evals.items()},
+        found.num_classes,
+        found.example_shape,
+        array_set.name,
+        found.kind,
+        found.notes,
+    )
 
 
 def _open(
@@ -105,7 +159,7 @@ def _open(
                     f"data set {name} in {builder.data_dir} is damaged: {path.name} is "
                     "missing; delete that directory and prepare it again"
                 )
-    return Dataset(train_source, test_source, num_classes, example_shape, name)
+    return Dataset(train_source, {"test": test_source}, num_classes, example_shape, name)
 
 
 def _tfds_builder(name: str, data_dir: pathlib.Path) -> Any:

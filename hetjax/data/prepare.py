@@ -18,8 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code, 2 for a user's mistake."""
     args = _parser().parse_args(argv)
     if args.list:
-        for name, image_set in datasets.IMAGE_SETS.items():
-            print(f"{name:14} {image_set.title}")
+        for name, original in datasets.ORIGINAL_SETS.items():
+            print(f"{name:14} {original.title}")
         return 0
     unknown = [name for name in args.names if name not in datasets.BUILTIN]
     if unknown or not args.names:
@@ -42,6 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare(name: str, data_dir: pathlib.Path) -> str:
+    if name in datasets.ARRAY_SETS:  # nothing is written: it is made of its files when opened
+        opened = datasets.load(name, data_dir)
+        parts = {"train": opened.train, **opened.evals}
+        counts = ", ".join(f"{split} {len(source):,}" for split, source in parts.items())
+        return f"{name}: {counts} examples of the files in {data_dir}"
     from hetjax.data.builders import prepared
 
     builder = prepared.prepare(datasets.IMAGE_SETS[name], data_dir)

@@ -42,6 +42,7 @@ class ArraySource:
     Args:
       arrays: an array `[n, ...]`, or a nested dict or tuple of arrays with equal `n`; a list of
         numbers, or of equally long lists of them, is an array.
+      notes: sentences that the report of a run on these examples says.
 
     Raises:
       ValueError: no array, a leaf that is not an array of numbers, unequal lengths, or n = 0.
@@ -52,7 +53,8 @@ class ArraySource:
       (3, 1)
     """
 
-    def __init__(self, arrays: PyTree):
+    def __init__(self, arrays: PyTree, *, notes: Sequence[str] = ()):
+        self.notes = tuple(notes)
         found = leaves.of_arrays(arrays)
         if not found:
             raise ValueError("a source of arrays needs at least one array; none was given")
@@ -139,7 +141,7 @@ def first(source: Source, num_examples: int) -> Source:
         )
     if isinstance(source, ArraySource):
         first_rows = iter([leaf[:num_examples] for _, leaf in leaves.walk(source.arrays)])
-        return ArraySource(leaves.rebuild(source.arrays, first_rows))
+        return ArraySource(leaves.rebuild(source.arrays, first_rows), notes=source.notes)
     return _First(source, num_examples)
 
 

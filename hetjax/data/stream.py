@@ -61,7 +61,8 @@ def _cut(example_ids: np.ndarray, size: int) -> list[np.ndarray]:
     return [example_ids[start : start + size] for start in range(0, len(example_ids), size)]
 
 
-def _count(rows: np.ndarray) -> int:
+def examples_in(rows: np.ndarray) -> int:
+    """Examples in microbatches, without padding."""
     return int(np.sum(rows != PADDING))
 
 
@@ -197,7 +198,12 @@ class SharedStream:
             if example_signs is None
             else np.concatenate([np.asarray(signs) for signs in example_signs]),
         )
-        return StreamState((own,), ledger, state.examples_processed + _count(processed))
+        return StreamState((own,), ledger, state.examples_processed + examples_in(processed))
+
+    def again(self, rows: Assignment, quotas: np.ndarray) -> Assignment:
+        """The microbatches of a round that is past, cut anew by quotas i64[W] of the same sum."""
+        starts = np.concatenate([[0], np.cumsum(quotas)])
+        return rows._replace(starts=starts)
 
 
 class PrivateStream:
@@ -330,8 +336,20 @@ class PrivateStream:
                 returned=rows[count:],
                 example_signs=None if example_signs is None else np.asarray(example_signs[worker]),
             )
-            examples += _count(rows[:count])
+            examples += examples_in(rows[:count])
         return StreamState(tuple(passes), ledger, examples)
+
+    def again(self, rows: Assignment, quotas: np.ndarray) -> Assignment:
+        """The microbatches of a round that is past; each worker has its own."""
+        del quotas
+        return rows
+
+
+def done_of(plan: Assignment, done: np.ndarray) -> Assignment:
+    """What was done of a round: the first `done[w]` microbatches of each worker."""
+    rows = [plan.microbatches(worker, int(count)) for worker, count in enumerate(done)]
+    starts = np.concatenate([[0], np.cumsum(done)])
+    return plan._replace(example_ids=np.concatenate(rows), starts=starts)
 
 
 def with_every_worker(quotas: np.ndarray, present: np.ndarray) -> np.ndarray:

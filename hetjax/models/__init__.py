@@ -1,26 +1,53 @@
 """Small reference models, by name. The core does not know them: it knows a loss function.
 
-Each factory takes the shape of one example (`[height, width, channels]`), the number of classes
-and `rngs`, and returns a Flax NNX module from images `[B, height, width, channels]`, uint8 or
-float, to logits `f32[B, num_classes]`. None of them keeps state across examples.
+Each factory takes the shape of one example, the number of classes and `rngs`, and returns a Flax
+NNX module. `TAKES` says which field of an example a model takes. Of images `[B, height, width,
+channels]`, uint8 or float, of features `f[B, size]` and of words `i32[B, most]` it makes logits
+`f32[B, num_classes]`; of tokens `i32[B, length + 1]`, logits `f32[B, length, num_classes]`; of the
+past of a series, `f[B, past]`, its next points. None of them keeps state across examples.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from flax import nnx
 
 from hetjax import values
-from hetjax.models import convolutional, dense
+from hetjax.models import convolutional, dense, forecasting, residual, text
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {
     "logistic": dense.logistic,
     "mlp": dense.MLP,
     "lenet": convolutional.LeNet,
     "small_cnn": convolutional.SmallCNN,
+    "resnet8": residual.ResNet8,
+    "bag_of_words": text.BagOfWords,
+    "lstm": text.LSTM,
+    "transformer": text.Transformer,
+    "forecaster": forecasting.Forecaster,
 }
+TAKES: dict[str, tuple[str, ...]] = {
+    "logistic": ("image", "features"),
+    "mlp": ("image", "features"),
+    "lenet": ("image",),
+    "small_cnn": ("image",),
+    "resnet8": ("image",),
+    "bag_of_words": ("words",),
+    "lstm": ("tokens",),
+    "transformer": ("tokens",),
+    "forecaster": ("past",),
+}
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """The options of a model beside those that all have: keyword arguments of its factory."""
+    factory = MODELS[name]
+    signature = inspect.signature(factory.__init__ if inspect.isclass(factory) else factory)
+    common = ("self", "example_shape", "num_classes", "rngs", "options")
+    return tuple(option for option in signature.parameters if option not in common)
 
 
 def make(
@@ -30,17 +57,18 @@ def make(
 
     Args:
       name: a key of `MODELS`.
-      example_shape: `(height, width, channels)` of one image.
-      num_classes: number of logits.
+      example_shape: of the field that the model takes; `(height, width, channels)` of an image.
+      num_classes: number of logits, words of the vocabulary, or points that are told at once.
       rngs: keys for the initial parameters.
-      **options: of the model: `hidden` (mlp), `input_max` (all: the largest value of a pixel,
-        255.0 by default, 16.0 for the digits), `param_dtype` (all).
+      **options: of the model: `hidden` (mlp, lstm, forecaster), `width` (resnet8, transformer),
+        `blocks` and `heads` (transformer), `input_max` (those that take images: the largest value
+        of a pixel, 255.0 by default, 16.0 for the digits), `param_dtype` (all).
 
     Returns:
-      a Flax NNX module from images to logits.
+      a Flax NNX module.
 
     Raises:
-      ValueError: there is no such model, or it cannot take images of this size.
+      ValueError: there is no such model, or it cannot take examples of this shape.
 
     Example:
       >>> import numpy as np

@@ -42,7 +42,7 @@ class LeNet(nnx.Module):
         input_max: float = 255.0,
         param_dtype: Any = jnp.float32,
     ):
-        height, width, channels = _image_shape("lenet", example_shape, 16)
+        height, width, channels = layers.check_image_shape("lenet", example_shape, 16)
         rest = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         shared: Any = {"param_dtype": param_dtype, "rngs": rngs}
         self.conv1 = nnx.Conv(channels, 6, (5, 5), padding="VALID", **shared)
@@ -91,7 +91,7 @@ class SmallCNN(nnx.Module):
         input_max: float = 255.0,
         param_dtype: Any = jnp.float32,
     ):
-        height, width, channels = _image_shape("small_cnn", example_shape, 4)
+        height, width, channels = layers.check_image_shape("small_cnn", example_shape, 4)
         shared: Any = {"param_dtype": param_dtype, "rngs": rngs}
         self.conv1 = nnx.Conv(channels, widths[0], (3, 3), **shared)
         self.norm1 = nnx.GroupNorm(widths[0], num_groups=None, group_size=8, **shared)
@@ -103,23 +103,10 @@ class SmallCNN(nnx.Module):
 
     def __call__(self, images: jax.Array) -> jax.Array:
         features = layers.scale_images(images, self.input_max, self.param_dtype)
-        features = layers.max_pool_2x2(nnx.relu(_normalized(self.norm1, self.conv1(features))))
-        features = layers.max_pool_2x2(nnx.relu(_normalized(self.norm2, self.conv2(features))))
-        return self.dense(features.reshape(features.shape[0], -1))
-
-
-def _image_shape(name: str, example_shape: Sequence[int], least_size: int) -> tuple[int, int, int]:
-    if len(example_shape) != 3 or min(example_shape[:2]) < least_size:
-        raise ValueError(
-            f"model {name!r}: got examples of shape {tuple(example_shape)}, must be (height, "
-            f"width, channels) with height and width of at least {least_size}. For small "
-            "images take 'small_cnn', for other shapes 'mlp'."
+        features = layers.max_pool_2x2(
+            nnx.relu(layers.normalized(self.norm1, self.conv1(features)))
         )
-    height, width, channels = example_shape
-    return height, width, channels
-
-
-def _normalized(norm: nnx.GroupNorm, features: jax.Array) -> jax.Array:
-    """`norm(features)`; Flax takes the wider of two types inside, also where JAX is strict."""
-    with jax.numpy_dtype_promotion("standard"):
-        return norm(features)
+        features = layers.max_pool_2x2(
+            nnx.relu(layers.normalized(self.norm2, self.conv2(features)))
+        )
+        return self.dense(features.reshape(features.shape[0], -1))

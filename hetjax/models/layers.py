@@ -8,6 +8,36 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+
+
+def check_image_shape(
+    name: str, example_shape: Sequence[int], least_size: int
+) -> tuple[int, int, int]:
+    """The shape of an image, `(height, width, channels)`.
+
+    Raises:
+      ValueError: it is none, or too small for the model of this name.
+    """
+    if len(example_shape) != 3 or min(example_shape[:2]) < least_size:
+        raise ValueError(
+            f"model {name!r}: got examples of shape {tuple(example_shape)}, must be (height, "
+            f"width, channels) with height and width of at least {least_size}. For small "
+            "images take 'small_cnn', for other shapes 'mlp'."
+        )
+    height, width, channels = example_shape
+    return height, width, channels
+
+
+def group_norm(width: int, **shared: Any) -> nnx.GroupNorm:
+    """Normalisation of each example in groups of 8 channels."""
+    return nnx.GroupNorm(width, num_groups=None, group_size=8, **shared)
+
+
+def normalized(norm: Any, features: jax.Array) -> jax.Array:
+    """`norm(features)`; Flax takes the wider of two types inside, also where JAX is strict."""
+    with jax.numpy_dtype_promotion("standard"):
+        return norm(features)
 
 
 def scale_images(images: jax.Array, input_max: float, dtype: Any) -> jax.Array:

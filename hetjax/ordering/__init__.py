@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hetjax.ordering.herding import parallel_herding_bound
 from hetjax.ordering.methods import (
     ORDERINGS,
+    block_reshuffling,
     d_grab,
     d_grab_exact,
     fixed_map,
@@ -38,6 +39,7 @@ __all__ = [
     "Ordering",
     "Sizes",
     "balance_signs",
+    "block_reshuffling",
     "d_grab",
     "d_grab_exact",
     "fixed_map",

@@ -19,7 +19,7 @@ from hetjax.ordering import balance, halves, pairs
 from hetjax.ordering.ordering import Observer, Sizes
 
 
-def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
+def two_level(sizes: Sizes, *, block_pairs: int, preconditioned: bool = False) -> Observer:
     """Each worker balances its own pairs in blocks, then the workers' signed sums are balanced.
 
     Within a round each worker goes on from the common running sum r by itself; its signed sum
@@ -36,8 +36,9 @@ def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
         training", 2023, arXiv 2302.00845, for D-GraB; blocks, the matrix-free form and the
         second level are hetjax's own.
     """
+    own = alone(sizes, block_pairs=block_pairs, preconditioned=preconditioned)
     if sizes.num_workers == 1:
-        return alone(sizes, block_pairs=block_pairs)._replace(coordinated=True, sizes=sizes)
+        return own._replace(coordinated=True, sizes=sizes)
 
     def coordinate(
         running_sum: types.PyTree, private_sum: types.PyTree, axis_name: str
@@ -53,12 +54,12 @@ def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
         rows = jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), one, running_sum)
         return rows, flips
 
-    return alone(sizes, block_pairs=block_pairs)._replace(
+    return own._replace(
         coordinate=coordinate, coordinate_array=coordinate_array, coordinated=True, sizes=sizes
     )
 
 
-def alone(sizes: Sizes, *, block_pairs: int) -> Observer:
+def alone(sizes: Sizes, *, block_pairs: int, preconditioned: bool = False) -> Observer:
     """PairBalance in blocks by each worker alone, with a running sum of its own.
 
     With blocks of one pair the signs are those of PairBalance.
@@ -66,9 +67,12 @@ def alone(sizes: Sizes, *, block_pairs: int) -> Observer:
     del sizes
     return independent(
         trees.accumulator_zeros,
-        make_observe(block_pairs),
+        make_observe(block_pairs, preconditioned=preconditioned),
         new_pass=lambda running_sum: jax.tree.map(jnp.zeros_like, running_sum),
-    )._replace(refusal=functools.partial(_refusal, block_pairs=block_pairs))
+    )._replace(
+        refusal=functools.partial(_refusal, block_pairs=block_pairs),
+        preconditioned=preconditioned,
+    )
 
 
 def independent(init: Callable, observe: Callable, *, new_pass: Callable) -> Observer:
@@ -97,7 +101,7 @@ def independent(init: Callable, observe: Callable, *, new_pass: Callable) -> Obs
     )
 
 
-def make_observe(block_pairs: int) -> Callable:
+def make_observe(block_pairs: int, *, preconditioned: bool = False) -> Callable:
     """`Observer.observe`, its `evidence` the running sum that this worker goes on from.
 
     The block of the odd example at a pass's end, which has no partner, adds nothing to the sum.
@@ -106,6 +110,8 @@ def make_observe(block_pairs: int) -> Callable:
     Args:
         block_pairs: pairs of a block; a microbatch has blocks of this size and maybe a smaller
             one, or is one block (`halves.Microbatch.blocks`).
+        preconditioned: balance S g in place of the gradients g, with S the diagonal of
+            `shared.moments.scale()`: one product along S r, and r += S (G₊ - G₋).
     """
 
     def observe(
@@ -118,10 +124,12 @@ def make_observe(block_pairs: int) -> Callable:
     ) -> tuple[tuple[jax.Array, Any], tuple, types.PyTree, jax.Array]:
         del position, rng
         size, params = microbatch.example_ids.shape[0], shared.params
+        scale = shared.moments.scale() if preconditioned else None
         batch = halves.Microbatch(losses, params, size, block_pairs)
         grad_parts, changes, signs = [], [], []
         for start, stop in batch.blocks:
-            dots = batch.products((start, stop), _direction(private_sum, params))
+            along = private_sum if scale is None else _times(private_sum, scale)
+            dots = batch.products((start, stop), _direction(along, params))
             first, second = pairs.split(dots)
             sign = jnp.where(first - second <= 0, 1, -1).astype(jnp.int8)
             plus, minus = (
@@ -131,6 +139,8 @@ def make_observe(block_pairs: int) -> Callable:
             mask = microbatch.example_mask[start:stop]
             counted = jnp.sum(mask > 0) % 2 == 0
             change = jax.tree.map(lambda a, b, c=counted: (a - b) * c.astype(a.dtype), plus, minus)
+            if scale is not None:
+                change = _times(change, scale)
             if stop < size:
                 private_sum = jax.tree.map(jnp.add, private_sum, change)
             grad_parts.append((plus, minus))
@@ -154,6 +164,10 @@ def _direction(running_sum: types.PyTree, params: types.PyTree) -> types.PyTree:
         scale = 1 / jnp.where(largest > 0, largest, 1)
         running_sum = jax.tree.map(lambda r: r * scale.astype(r.dtype), running_sum)
     return jax.tree.map(lambda r, p: r.astype(p.dtype), running_sum, params)
+
+
+def _times(tree: types.PyTree, scale: types.PyTree) -> types.PyTree:
+    return jax.tree.map(lambda x, s: x * s.astype(x.dtype), tree, scale)
 
 
 def _sum(terms: list[types.PyTree]) -> types.PyTree:

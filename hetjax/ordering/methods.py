@@ -21,6 +21,14 @@ BlockPairs = Annotated[
 ]
 
 
+Precondition = Annotated[
+    bool,
+    parts.flag(
+        says="balance gradients over √v̂ of an optimiser like Adam, which is what it adds up"
+    ),
+]
+
+
 def _of_devices(module: str, function: str, **options: Any) -> Callable[[Sizes], Observer]:
     """A maker of the part on the devices, imported when it is called: it needs JAX."""
 
@@ -60,18 +68,43 @@ def fixed_map() -> Ordering:
 
 
 @parts.factory
-def d_grab(*, block_pairs: BlockPairs = 16) -> Ordering:
+def block_reshuffling(
+    *,
+    block_size: Annotated[
+        int,
+        parts.integer(unit="examples", says="in each fixed block; 0: the square root of all"),
+    ] = 0,
+) -> Ordering:
+    """Fixed blocks of examples in a fresh sequence, and each second pass the one before, backwards.
+
+    Needs no gradients. `orders.block_reshuffling` says which reading of the paper this is.
+
+    References:
+        Nguyen, Phan, Kalagnanam, "Learning to shuffle: block reshuffling and reversal schemes for
+        stochastic optimization", 2026, arXiv 2604.00260.
+    """
+    return Ordering(*orders.block_reshuffling(block_size=block_size))
+
+
+@parts.factory
+def d_grab(*, block_pairs: BlockPairs = 16, precondition: Precondition = False) -> Ordering:
     """Two-level balancing without gradients of single examples: the one to take for training.
 
     Args:
         block_pairs: pairs that are given their signs at once, by the running sum before them; all
             of a microbatch's where its loss has to be taken as a whole.
+        precondition: gradients are multiplied by S = 1 / (√v̂ + 1e-8), or by 1 where v̂ is 0, with
+            v̂ of the optimiser's state at the beginning of the round. So it is the sum of S g, which
+            moves the parameters, that stays small. r is not scaled anew where v̂ changes, so within
+            a pass it adds vectors of mixed units. The optimiser must keep v̂.
 
     References:
         Cooper, Guo, et al., "Coordinating distributed example orders for provably accelerated
         training", 2023, arXiv 2302.00845; `matrix_free.two_level` says how it departs from it.
     """
-    observer = _of_devices("matrix_free", "two_level", block_pairs=block_pairs)
+    observer = _of_devices(
+        "matrix_free", "two_level", block_pairs=block_pairs, preconditioned=precondition
+    )
     return _balanced(observer, coordinated=True)
 
 
@@ -82,9 +115,10 @@ def frozen(
     freeze_after: Annotated[
         int, parts.integer(unit="passes", says="after which the order is kept")
     ] = 1,
+    precondition: Precondition = False,
 ) -> Ordering:
     """`d_grab` for `freeze_after` passes; the order they lead to is kept for good."""
-    inner = d_grab(block_pairs=block_pairs)
+    inner = d_grab(block_pairs=block_pairs, precondition=precondition)
     kept = orders.frozen(orders.Parts(inner.init, inner.place), freeze_after=freeze_after)
     return inner._replace(init=kept.init, place=kept.place)
 
@@ -109,21 +143,25 @@ def grab_random_sign(
 
 
 @parts.factory
-def pair_balance(*, block_pairs: BlockPairs = 16) -> Ordering:
+def pair_balance(*, block_pairs: BlockPairs = 16, precondition: Precondition = False) -> Ordering:
     """PairBalance in blocks by each worker alone, without gradients of single examples."""
-    return _balanced(_of_devices("matrix_free", "alone", block_pairs=block_pairs))
+    return _balanced(
+        _of_devices("matrix_free", "alone", block_pairs=block_pairs, preconditioned=precondition)
+    )
 
 
 @parts.factory
-def pair_balance_exact() -> Ordering:
+def pair_balance_exact(*, precondition: Precondition = False) -> Ordering:
     """PairBalance by each worker alone, by the gradient of every example."""
-    return _balanced(_of_devices("per_example", "pair_balance"))
+    return _balanced(_of_devices("per_example", "pair_balance", preconditioned=precondition))
 
 
 @parts.factory
-def d_grab_exact() -> Ordering:
+def d_grab_exact(*, precondition: Precondition = False) -> Ordering:
     """D-GraB as in the paper, by the gradient of every example."""
-    return _balanced(_of_devices("per_example", "d_grab"), coordinated=True)
+    return _balanced(
+        _of_devices("per_example", "d_grab", preconditioned=precondition), coordinated=True
+    )
 
 
 ORDERINGS: dict[str, Callable[..., Ordering]] = {
@@ -131,6 +169,7 @@ ORDERINGS: dict[str, Callable[..., Ordering]] = {
     "synchronised_reshuffling": synchronised_reshuffling,
     "shuffle_once": shuffle_once,
     "fixed_map": fixed_map,
+    "block_reshuffling": block_reshuffling,
     "frozen": frozen,
     "grab": grab,
     "grab_random_sign": grab_random_sign,

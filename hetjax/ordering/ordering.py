@@ -79,6 +79,13 @@ class Observer(NamedTuple):
     sizes: Sizes | None = None
     """What it may be used for alone; None: anything."""
 
+    preconditioned: bool = False
+    """`observe` multiplies gradients by `shared.moments.scale()`, by which the optimiser scales
+    them. So the optimiser has to keep second moments."""
+
+    read_moments: Callable[[PyTree], Any] | None = None
+    """`opt_state -> shared.moments`; the run sets it where the observer is `preconditioned`."""
+
 
 class Ordering(NamedTuple):
     """A method of ordering: `state = init(num_examples, seed)`, then `place` after each round."""

@@ -44,13 +44,24 @@ def _gradients(
     return (jnp.sum(values), weights.sum()), grad_sum, jnp.concatenate(flat, axis=1)
 
 
-def _differences(gradients: jax.Array, mask: pairs.Array) -> jax.Array:
-    """f[B / 2, d]: the first less the second of each pair, zero where it is not whole."""
+def _differences(
+    gradients: jax.Array, mask: pairs.Array, shared: types.Shared, *, preconditioned: bool
+) -> jax.Array:
+    """f[B / 2, d]: the first less the second of each pair, zero where it is not whole.
+
+    `preconditioned`: multiplied by `shared.moments.scale()`.
+    """
     first, second = pairs.split(gradients)
-    return jnp.where(pairs.whole(mask)[:, None], first - second, 0)
+    differences = jnp.where(pairs.whole(mask)[:, None], first - second, 0)
+    if not preconditioned:
+        return differences
+    leaves = [
+        s.reshape(-1).astype(gradients.dtype) for s in jax.tree.leaves(shared.moments.scale())
+    ]
+    return differences * jnp.concatenate(leaves)[None]
 
 
-def d_grab(sizes: Sizes) -> Observer:
+def d_grab(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
     """D-GraB: one running sum for all pairs of all workers, in the order (timestep, rank).
 
     The differences of a round are kept until its end; then each worker gets its d/W
@@ -81,7 +92,9 @@ def d_grab(sizes: Sizes) -> Observer:
     ) -> tuple:
         del rng
         sums, grad_sum, gradients = _gradients(losses, shared.params, 2 * num_pairs)
-        differences = _differences(gradients, microbatch.example_mask)
+        differences = _differences(
+            gradients, microbatch.example_mask, shared, preconditioned=preconditioned
+        )
         start = position * num_pairs
         change = jax.lax.dynamic_update_slice(
             jnp.zeros_like(kept), differences, (start, jnp.zeros_like(start))
@@ -111,10 +124,11 @@ def d_grab(sizes: Sizes) -> Observer:
         new_pass=jnp.zeros_like,
         coordinated=True,
         sizes=sizes,
+        preconditioned=preconditioned,
     )
 
 
-def pair_balance(sizes: Sizes) -> Observer:
+def pair_balance(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
     """PairBalance by each worker alone: the signs of its pairs one after the other."""
     del sizes
 
@@ -132,12 +146,15 @@ def pair_balance(sizes: Sizes) -> Observer:
         del position, rng
         size = microbatch.example_ids.shape[0]
         sums, grad_sum, gradients = _gradients(losses, shared.params, size)
-        differences = _differences(gradients, microbatch.example_mask)
+        differences = _differences(
+            gradients, microbatch.example_mask, shared, preconditioned=preconditioned
+        )
         signs, after = balance.balance_signs(differences, running_sum)
         signs = pairs.example_signs(signs, microbatch.example_mask)
         return sums, (grad_sum,), after - running_sum, signs
 
-    return independent(init, observe, new_pass=jnp.zeros_like)
+    own = independent(init, observe, new_pass=jnp.zeros_like)
+    return own._replace(preconditioned=preconditioned)
 
 
 class GrabSums(NamedTuple):

@@ -283,3 +283,30 @@ def _check_port(host: str, port: int) -> None:
             f"process 0 cannot listen at {host}:{port}: {error.strerror}. Is another run still "
             "going on there? Give all processes a --coordinator=HOST:PORT with a port that is free"
         ) from error
+
+
+def own_workers(num_workers: int, local: str, place: Place | None) -> int:
+    """How many of a run's workers a process has, each on a device of its own.
+
+    Args:
+        num_workers: of the run.
+        local: who calls the workers' function, as the configuration says.
+        place: of the process; None: it is alone.
+
+    Raises:
+        ValueError: workers cannot be shared out among the processes.
+    """
+    if local == "virtual":
+        if place is not None:
+            raise ValueError(
+                f"local: got 'virtual', which plays all workers in one process, and this run has "
+                f"{place.num_processes}. Start one process, or set local='stepped'"
+            )
+        return 1
+    num_processes = 1 if place is None else place.num_processes
+    if num_workers % num_processes:
+        raise ValueError(
+            f"cluster.num_workers={num_workers} with {num_processes} processes: each has the same "
+            f"number of workers. Set --config.cluster.num_workers={num_processes}, or a multiple"
+        )
+    return num_workers // num_processes

@@ -10,6 +10,7 @@ round has the other of two places, so that who is ahead overwrites nothing.
 import mmap
 import os
 import pathlib
+import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -25,6 +26,8 @@ _MOST_BYTES = 1 << 30  # in all: more is left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
 _ALIGNED = 64  # bytes; what lies otherwise JAX copies
 _PATIENCE_SECS = 600.0
+_readers: list[tuple[board_lib.Board, int]] = []
+"""In process 0: where others say that they have mapped the newest file, and how many they are."""
 
 
 class Sums:
@@ -168,13 +171,29 @@ def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
     path = pathlib.Path(os.environ[join.SHARED_MEMORY]) / "sums"
     if mesh_lib.own_workers(mesh)[0] == 0:
         try:
-            path.unlink(missing_ok=True)  # of a run before in the same processes
+            _wait_for_readers()
+            path.unlink(missing_ok=True)  # of sums before, which all have mapped
             sums = SharedSums(path, mesh, like, sockets)
         except OSError:  # no room
             path.unlink(missing_ok=True)
             board.post("shared", False)
             return Sums()
         board.post("shared", True)
+        _readers.append((board, len({device.process_index for device in mesh.devices.flat}) - 1))
         return sums
-    shared = board.wait("shared", _PATIENCE_SECS, what="make the memory for the sums")
-    return SharedSums(path, mesh, like, sockets) if shared else Sums()
+    if not board.wait("shared", _PATIENCE_SECS, what="make the memory for the sums"):
+        return Sums()
+    sums = SharedSums(path, mesh, like, sockets)
+    board.add("mapped")
+    return sums
+
+
+def _wait_for_readers() -> None:
+    """Waits until the other processes have mapped the file of the sums before."""
+    deadline = time.monotonic() + _PATIENCE_SECS
+    while _readers:
+        board, num_readers = _readers[-1]
+        if board.add("mapped", 0) >= num_readers or time.monotonic() > deadline:
+            _readers.clear()
+        else:
+            time.sleep(0.001)

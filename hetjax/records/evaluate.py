@@ -13,7 +13,8 @@ from hetjax.data import choosing, sources, stream
 from hetjax.rounds import losses as losses_lib
 
 MetricsFn = Callable[[types.PyTree, types.PyTree], dict[str, Any]]
-"""`(params, examples) -> {name: f32[B]}`; a value may be `(f32[B, ...], weights f32[B, ...])`."""
+"""`(params, examples) -> {name: f32[B]}`; a value may be `(f32[B, ...], weights f32[B, ...])`, or a
+`hetjax.OfMeans` of such."""
 
 _BATCH_SIZE = 256
 _KEPT = 4  # functions whose programs are kept, with what these close over
@@ -50,12 +51,13 @@ def evaluate(
         params: a pytree of arrays without worker axis, such as `fit(...).params`.
         source: as for `fit`; kept in the memory of `device` meanwhile.
         metrics_fn: `(params, examples) -> {name: f32[B]}`, numbers or truths, one an example; or
-            `(values, weights)` for a name, two arrays of one shape [B, ...], such as one a token.
+            `(values, weights)` for a name, two arrays of one shape [B, ...], such as one a token;
+            or a `hetjax.OfMeans` of such, for what follows from means, such as perplexity.
             `hetjax.nnx_metrics` and `hetjax.linen_metrics` make one from a Flax model.
         device: where it is computed; by default JAX's first.
 
     Returns:
-        `{name: mean}`; NaN where the sum of the weights is 0.
+        `{name: mean}`, or the function of the means; NaN where the sum of the weights is 0.
 
     Raises:
         ValueError: `source` is none, or the metrics are no dict of one number an example each.
@@ -121,7 +123,7 @@ class Evaluator:
         padding = np.full(-len(ids) % batch_size, stream.PADDING, np.int32)
         self._rows = np.concatenate([ids, padding]).reshape(-1, batch_size)
         first = self._feed.load(0, self._rows[0])
-        _check_metrics(metrics_fn, params, first.examples)
+        self._functions = _check_metrics(metrics_fn, params, first.examples)
         self._add = _adder(metrics_fn)
         shapes = jax.eval_shape(functools.partial(_sums, metrics_fn), params, first)
         self.names = list(shapes)
@@ -130,19 +132,23 @@ class Evaluator:
         jax.block_until_ready(self._add(placed, first, self._zeros))
 
     def __call__(self, params: types.PyTree) -> dict[str, float]:
-        """Returns `{name: mean over the source}`; `params` without worker axis."""
+        """Returns `{name: mean, or function of means}`; `params` without worker axis."""
         totals = self._zeros
         for row in self._rows:
             self._on_batch()
             totals = self._add(params, self._feed.load(0, row), totals)
-        sums = jax.device_get(totals).items()
-        return {k: float(total / count) if count else np.nan for k, (total, count) in sums}
+        found: dict[str, float] = {}
+        for name, pairs in jax.device_get(totals).items():
+            means = [float(total / count) if count else np.nan for total, count in pairs]
+            function = self._functions.get(name)
+            found[name] = means[0] if function is None else float(function(*means))
+        return found
 
 
 def _sums(
     metrics_fn: MetricsFn, params: types.PyTree, microbatch: types.Microbatch
-) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """`{name: (sum of weight * value, sum of weights)}` of a microbatch."""
+) -> dict[str, list[tuple[jax.Array, jax.Array]]]:
+    """`(sum of weight * value, sum of weights)` of each part of a metric in a microbatch."""
 
     def pair(value: Any) -> tuple[jax.Array, jax.Array]:
         values, weights = value if isinstance(value, tuple) else (value, None)
@@ -151,7 +157,12 @@ def _sums(
         return jnp.sum(totals[0]), jnp.sum(totals[1])
 
     found = metrics_fn(params, microbatch.examples)
-    return {name: pair(value) for name, value in found.items()}
+    return {name: [pair(part) for part in _parts(value)] for name, value in found.items()}
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    """What the means are taken of."""
+    return value.parts if isinstance(value, types.OfMeans) else (value,)
 
 
 @_once_a_function
@@ -164,7 +175,10 @@ def _adder(metrics_fn: MetricsFn) -> Callable[[types.PyTree, types.Microbatch, A
     return jax.jit(add)
 
 
-def _check_metrics(metrics_fn: MetricsFn, params: types.PyTree, examples: Any) -> None:
+def _check_metrics(
+    metrics_fn: MetricsFn, params: types.PyTree, examples: Any
+) -> dict[str, Callable[..., float]]:
+    """Refuses what no mean can be taken of; the functions of those metrics that are of means."""
     if not callable(metrics_fn) or not parts.takes(metrics_fn, 2):
         raise ValueError(
             f"metrics_fn is {parts.shown(metrics_fn)}; it must be a function (params, examples) -> "
@@ -186,19 +200,25 @@ def _check_metrics(metrics_fn: MetricsFn, params: types.PyTree, examples: Any) -
             'as {"loss": f32[B], "accuracy": f32[B]}'
         )
     for name, value in values.items():
-        value, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-        shape = getattr(value, "shape", None)
-        if shape == (batch_size,) and weights is None:
-            continue
-        if weights is not None and shape and shape[0] == batch_size and weights.shape == shape:
-            continue
-        with_weights = "" if weights is None else f", with weights {_shape_of(weights)}"
-        raise ValueError(
-            f"metrics_fn returned {name!r} of shape {shape}{with_weights} for {batch_size} "
-            f"examples; it must have one number an example, [{batch_size}], or be (values, "
-            f"weights), two arrays of one shape [{batch_size}, …], such as one a token: "
-            "hetjax takes the mean, over examples that are no padding"
-        )
+        for part in _parts(value):
+            _check_part(name, part, batch_size)
+    return {name: v.function for name, v in values.items() if isinstance(v, types.OfMeans)}
+
+
+def _check_part(name: str, value: Any, batch_size: int) -> None:
+    value, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    shape = getattr(value, "shape", None)
+    if shape == (batch_size,) and weights is None:
+        return
+    if weights is not None and shape and shape[0] == batch_size and weights.shape == shape:
+        return
+    with_weights = "" if weights is None else f", with weights {_shape_of(weights)}"
+    raise ValueError(
+        f"metrics_fn returned {name!r} of shape {shape}{with_weights} for {batch_size} "
+        f"examples; it must have one number an example, [{batch_size}], or be (values, "
+        f"weights), two arrays of one shape [{batch_size}, …], such as one a token: "
+        "hetjax takes the mean, over examples that are no padding"
+    )
 
 
 def _shape_of(value: Any) -> Any:

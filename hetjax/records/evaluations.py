@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hetjax import types
+from hetjax.data import sources
 from hetjax.records import evaluate
 
 ALONE = "test"  # the name of a set that was given without one
@@ -62,6 +63,33 @@ def judge(names: Mapping[str, list[str]], *, best_by: str, best_mode: str) -> Ju
             file=sys.stderr,
         )
     return Judge(found, best_mode == "max")
+
+
+def sets_of(
+    source: Any, sets: Mapping[str, Any] | None, metrics_fn: Any, *, caller: str = "fit"
+) -> dict[str, Any]:
+    """The sets that are evaluated, by name: `eval_source=` or `eval_sources=`, checked.
+
+    Raises:
+        ValueError: both are given, or none where there is a metrics_fn, or one is no source.
+    """
+    if source is not None and sets is not None:
+        raise ValueError(f"{caller}: give eval_source= or eval_sources=, not both")
+    if sets is not None and (not isinstance(sets, Mapping) or not sets):
+        raise ValueError(
+            f"{caller}: eval_sources must be a dict of sets by name, such as "
+            '{"val": …, "test": …}'
+        )
+    given = sets if sets is not None else {} if source is None else {ALONE: source}
+    if metrics_fn is not None and not given:
+        raise ValueError(
+            f"{caller}: metrics_fn is given, and nothing that it could be computed for; give "
+            "eval_source=, a set as the first one"
+        )
+    sets = {name: sources.as_source(each) for name, each in given.items()}
+    for each in sets.values():
+        sources.read(each, 0)  # or a wrong example is told after everything is compiled
+    return sets
 
 
 class Evaluations:

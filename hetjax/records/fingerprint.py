@@ -23,13 +23,17 @@ _WHOLE_BYTES = 1 << 28  # of arrays, up to which all of the data are looked at
 _SAMPLE = 1024  # examples of larger arrays, evenly spaced
 _READ = 4  # examples of a source that has to be read
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-_PROGRAMS = ("loss", "optimizer")  # written otherwise by another JAX
+_PROGRAMS = ("loss", "optimizer", "upper loss", "estimator")  # written otherwise by another JAX
 _MEANING = {
     "examples": "the data have {here} examples, and had {there}",
     "data": "the data hold other values",
     "params": "the initial parameters have other values",
     "loss": "the loss computes something else, or with other constants",
     "optimizer": "the optimizer updates otherwise: another kind, learning rate or setting",
+    "upper examples": "the upper data have {here} examples, and had {there}",
+    "upper data": "the upper data hold other values",
+    "upper loss": "the upper loss computes something else, or with other constants",
+    "estimator": "the estimator does something else, or with other settings",
 }
 
 
@@ -61,12 +65,10 @@ def make(
     state = jax.eval_shape(optimizer.init, grads)
     return {
         "examples": len(source),
-        "data": _of_data(source),
-        "params": _of_arrays(params),
-        "loss": _of_programs((loss_fn, (grads, first, keys))),
-        "optimizer": _of_programs(
-            (optimizer.init, (grads,)), (step, (grads, state, grads, number))
-        ),
+        "data": of_data(source),
+        "params": of_arrays(params),
+        "loss": of_programs((loss_fn, (grads, first, keys))),
+        "optimizer": of_programs((optimizer.init, (grads,)), (step, (grads, state, grads, number))),
         "jax": jax.__version__,
     }
 
@@ -88,22 +90,23 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _of_data(source: Any) -> str:
-    """Of the examples' values; of their shapes alone where reading one twice gives two."""
+def of_data(source: Any) -> str:
+    """A digest of the examples' values; of their shapes alone where reading one twice gives two."""
     if isinstance(source, sources.ArraySource):
         if sum(leaf.nbytes for leaf in jax.tree.leaves(source.arrays)) <= _WHOLE_BYTES:
-            return _of_arrays(source.arrays)
-        return _of_arrays(sources.fetch(source, _spaced(len(source), _SAMPLE)))
+            return of_arrays(source.arrays)
+        return of_arrays(sources.fetch(source, _spaced(len(source), _SAMPLE)))
     found = sources.fetch(source, _spaced(len(source), _READ))
     changes = trial.look(source, num_readers=1).difference is not None
-    return _of_arrays(jax.tree.map(np.zeros_like, found) if changes else found)
+    return of_arrays(jax.tree.map(np.zeros_like, found) if changes else found)
 
 
 def _spaced(length: int, count: int) -> np.ndarray:
     return np.unique(np.linspace(0, length - 1, min(count, length)).astype(np.int64))
 
 
-def _of_arrays(tree: types.PyTree) -> str:
+def of_arrays(tree: types.PyTree) -> str:
+    """A digest of all values of a tree of arrays, and of their names, types and shapes."""
     digest = hashlib.blake2b(digest_size=16)
     for path, leaf in jax.tree.leaves_with_path(tree):
         array = np.ascontiguousarray(leaf)
@@ -112,13 +115,14 @@ def _of_arrays(tree: types.PyTree) -> str:
     return digest.hexdigest()
 
 
-def _of_programs(*calls: tuple[Callable, tuple]) -> str:
+def of_programs(*calls: tuple[Callable, tuple]) -> str:
+    """A digest of what functions compute of their arguments, with all constants in them."""
     digest = hashlib.blake2b(digest_size=16)
     for function, arguments in calls:
         program = jax.make_jaxpr(function)(*arguments)
         digest.update(_ADDRESS.sub("", str(program.jaxpr)).encode())
         for constant in _constants(program):
-            digest.update(_of_arrays(_plain(constant)).encode())
+            digest.update(of_arrays(_plain(constant)).encode())
     return digest.hexdigest()
 
 

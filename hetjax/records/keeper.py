@@ -6,7 +6,10 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from hetjax import types
 from hetjax.checkpoints import checkpoint, leaves
@@ -14,7 +17,7 @@ from hetjax.config import recorded
 from hetjax.processes import board as board_lib
 from hetjax.records import fingerprint as fingerprint_lib
 from hetjax.records import record
-from hetjax.rounds import arguments, round_report, run_records, setup
+from hetjax.rounds import arguments, round_report, setup
 from hetjax.rounds import resume as resume_lib
 
 
@@ -52,38 +55,68 @@ def find(
         ValueError: the directory is another configuration's, its run depends on something else,
             or it cannot be used.
     """
+    saved, grown = find_saved(
+        workdir, config, parts=parts, fingerprint=fingerprint, resume=resume, may_grow=_MAY_GROW
+    )
+    start = Start(saved)
+    if workdir is None or saved is None or not parts.leads:
+        return start
+    start.lines, dropped = record.kept_lines(workdir, saved.about["rounds"])
+    start.examples_recomputed = saved.about["examples_recomputed"] + dropped
+    if is_restarted() and saved.about["finished"] and not grown:
+        start.stopped_by = saved.about.get("stopped_by")
+    return start
+
+
+def find_saved(
+    workdir: pathlib.Path | None,
+    config: dict[str, Any],
+    *,
+    parts: setup.RunParts,
+    fingerprint: dict[str, Any],
+    resume: bool | str,
+    may_grow: Sequence[str],
+    unit: str = "round",
+) -> tuple[checkpoint.Saved | None, list[str]]:
+    """The checkpoint that a run goes on from, and what it is to have more of; as `find`.
+
+    Args:
+        may_grow: fields that a run may be resumed with more of, also when it is finished.
+        unit: of which the run counts how many are done.
+    """
     if workdir is None:
-        return Start()
+        return None, []
     directory = workdir / resume_lib.DIRECTORY
     board = None if parts.meeting.alone else board_lib.Board("resume")
     if not parts.leads:
         assert board is not None
         step = board.wait("step", 600.0, what="find the checkpoint to go on from")
-        return Start() if step is None else Start(checkpoint.read(directory, step))
-    restarted = int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
+        return None if step is None else checkpoint.read(directory, step), []
     saved = checkpoint.newest(directory) if resume and directory.is_dir() else None
-    grown = _grown(workdir, config) if saved is not None else []
-    if saved is not None and not (restarted or grown or not saved.about["finished"]):
+    grown = _grown(workdir, config, may_grow) if saved is not None else []
+    if saved is not None and not (is_restarted() or grown or not saved.about["finished"]):
         saved = None
-    may_differ, may_grow = (_MAY_DIFFER, _MAY_GROW) if saved else ((), ())
-    recorded.check(workdir, config, may_differ=may_differ, may_grow=may_grow)
-    start = Start(saved)
+    may_differ = _MAY_DIFFER if saved else ()
+    recorded.check(workdir, config, may_differ=may_differ, may_grow=may_grow if saved else ())
     if saved is None:
         checkpoint.clear(directory)
     else:
         resume_lib.check_workers(saved, parts)
-        _check_fingerprint(workdir, saved, fingerprint, force=resume == "force", grown=grown)
-        start.lines, dropped = record.kept_lines(workdir, saved.about["rounds"])
-        start.examples_recomputed = saved.about["examples_recomputed"] + dropped
-        if restarted and saved.about["finished"] and not grown:
-            start.stopped_by = saved.about.get("stopped_by")
-        _say(workdir, saved, grown)
+        _check_fingerprint(
+            workdir, saved, fingerprint, force=resume == "force", grown=grown, unit=unit
+        )
+        _say(workdir, saved, grown, unit)
     if board is not None:
         board.post("step", None if saved is None else saved.step)
-    return start
+    return saved, grown
 
 
-def _grown(workdir: pathlib.Path, config: dict[str, Any]) -> list[str]:
+def is_restarted() -> bool:
+    """Whether a supervisor has started the run again."""
+    return int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
+
+
+def _grown(workdir: pathlib.Path, config: dict[str, Any], may_grow: Sequence[str]) -> list[str]:
     """What the run is to have more of than it had: 'epochs 3 to 5'."""
     try:
         theirs = recorded.read(workdir, config)
@@ -91,7 +124,7 @@ def _grown(workdir: pathlib.Path, config: dict[str, Any]) -> list[str]:
         return []  # `check_workdir` says what is wrong
     if theirs is None:
         return []
-    names = [name for name in _MAY_GROW if recorded.grown(theirs, config, name)]
+    names = [name for name in may_grow if recorded.grown(theirs, config, name)]
     return [f"{name} {theirs[name]} to {config[name] or 'any number'}" for name in names]
 
 
@@ -102,6 +135,7 @@ def _check_fingerprint(
     *,
     force: bool,
     grown: list[str],
+    unit: str,
 ) -> None:
     """Refuses to go on with something else than what the run began with.
 
@@ -119,23 +153,24 @@ def _check_fingerprint(
     if not found:
         return
     text = "; ".join(found.values())
-    at = f"of which {saved.about['rounds']} rounds are done"
-    if force and "examples" not in found:
+    at = f"of which {saved.about['rounds']} {unit}s are done"
+    is_other_size = any(name.endswith("examples") for name in found)
+    if force and not is_other_size:
         print(f"hetjax: going on all the same, as resume='force' says: {text}", file=sys.stderr)
         return
     way = "resume=False begins anew, another workdir keeps both"
-    if "examples" not in found:
+    if not is_other_size:
         way += ", and resume='force' goes on all the same"
     raise ValueError(
         f"workdir {str(workdir)!r} holds a run, {at}, that began with something else: {text}. {way}"
     )
 
 
-def _say(workdir: pathlib.Path, saved: checkpoint.Saved, grown: list[str]) -> None:
+def _say(workdir: pathlib.Path, saved: checkpoint.Saved, grown: list[str], unit: str) -> None:
     """That a run goes on, and from where."""
-    more = f", with more: {', '.join(grown)}; schedules go on at that round" if grown else ""
+    more = f", with more: {', '.join(grown)}; schedules go on at that {unit}" if grown else ""
     print(
-        f"hetjax: going on with the run in {str(workdir)!r} from round {saved.about['rounds']}"
+        f"hetjax: going on with the run in {str(workdir)!r} from {unit} {saved.about['rounds']}"
         f"{more} (resume=False begins anew)",
         file=sys.stderr,
     )
@@ -186,37 +221,44 @@ class Keeper:
 
     def save(
         self,
-        state: run_records.RunState,
-        best_params: types.PyTree,
+        arrays: dict[str, np.ndarray],
         *,
+        done: int,
+        params: types.PyTree,
+        best_params: types.PyTree,
         finished: bool,
         **about: Any,
     ) -> None:
         """Takes the run as it is, and returns while it is written; waits for the save before.
 
-        All processes call it. What is known of the run goes into `about`.
+        Args:
+            arrays: all that the run goes on from; every process gathered them.
+            done: rounds, or outer steps.
+            params: of the form in which `hetjax.load` returns them.
+            best_params: of the run so far; None: there are none.
+            finished: whether the run is at its end.
+            about: what else is known of the run.
 
         Raises:
             ValueError: it, or the save before it, could not be written.
         """
-        arrays = resume_lib.to_arrays(state, best_params, self._parts)
         if self._checkpoints is None:
             return
         self._checkpoints.wait()
-        if self._checkpoints.latest == state.rounds_done:  # as when one is interrupted after it
+        if self._checkpoints.latest == done:  # as when one is interrupted after it
             return
         about |= {
             "finished": finished,
-            "rounds": state.rounds_done,
+            "rounds": done,
             "num_workers": len(self._parts.devices),
             "has_best": best_params is not None,
-            "form": leaves.form_of(self._parts.state.params),
+            "form": leaves.form_of(params),
             "fingerprint": self._fingerprint,
             "saved": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "solutions": self._parts.solved.save(),
             "versions": arguments.versions(),
         }
-        self._checkpoints.save(state.rounds_done, arrays, about)
+        self._checkpoints.save(done, arrays, about)
         self._last = time.monotonic()
 
     def __enter__(self) -> "Keeper":

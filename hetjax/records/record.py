@@ -91,7 +91,7 @@ class Recorder:
         self.close()
         if self.workdir is not None:
             try:
-                _write_whole(self.workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
+                write_whole(self.workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
                 report.write_report(
                     self.workdir / "report.html",
                     config=self.config,
@@ -145,9 +145,9 @@ def _begin_files(
 ) -> TextIO:
     """Removes what an earlier run left, but these lines of it; `metrics.jsonl` to write to."""
     try:
-        _write_whole(workdir / "config.json", json.dumps(config, indent=2) + "\n")
+        write_whole(workdir / "config.json", json.dumps(config, indent=2) + "\n")
         kept = "".join(line.to_json() + "\n" for line in lines)
-        _write_whole(workdir / "metrics.jsonl", kept)
+        write_whole(workdir / "metrics.jsonl", kept)
         for name in _FILES[1:]:
             (workdir / name).unlink(missing_ok=True)
         return (workdir / "metrics.jsonl").open("a", buffering=1)
@@ -155,8 +155,8 @@ def _begin_files(
         raise recorded.unusable(workdir, error) from error
 
 
-def _write_whole(path: pathlib.Path, text: str) -> None:
-    """A kill now, or a full disk, leaves the file as it was."""
+def write_whole(path: pathlib.Path, text: str) -> None:
+    """Writes a file: a kill now, or a full disk, leaves the file as it was."""
     new = path.with_name(f"{path.name}.new")
     try:
         new.write_text(text)
@@ -164,6 +164,14 @@ def _write_whole(path: pathlib.Path, text: str) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
+
+
+def whole_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a file of JSON up to the first that is not whole; none of no file."""
+    lines: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError, ValueError):
+        lines.extend(json.loads(text) for text in path.read_text().splitlines())
+    return lines
 
 
 def kept_lines(workdir: pathlib.Path, rounds_done: int) -> tuple[list[RoundReport], int]:

@@ -45,11 +45,18 @@ class SavedRun:
 
     def _repr_html_(self) -> str:
         """The report, in a frame of its own: no style of a notebook's page reaches into it."""
-        page = report.render(config=self.config, summary=self.summary, history=self.history)
+        page = self._page()
         return (
             f'<pre>{html.escape(repr(self))}</pre><iframe srcdoc="{html.escape(page)}" '
             f'style="width:100%;height:{_FRAME_HEIGHT}px;border:0"></iframe>'
         )
+
+    def _page(self) -> str:
+        """The report, as its HTML file."""
+        written = None if self.workdir is None else self.workdir / "report.html"
+        if written is not None and written.is_file():
+            return written.read_text(encoding="utf-8")
+        return report.render(config=self.config, summary=self.summary, history=self.history)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -58,6 +65,10 @@ class FitResult(SavedRun):
 
     state: types.TrainState
     """Of all workers, leaves `[num_workers, ...]`; `fit(..., init_state=…)` goes on from it."""
+
+    def _page(self) -> str:
+        """Drawn anew: another run may have written into the workdir since."""
+        return report.render(config=self.config, summary=self.summary, history=self.history)
 
 
 def load(workdir: str | pathlib.Path) -> SavedRun:
@@ -121,6 +132,8 @@ def aligned(rows: list[tuple[str, str]]) -> str:
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """The few lines that a person reads at the end of a run."""
+    if "outer_steps" in summary:
+        return _bilevel_rows(summary)
     if not summary["rounds"]:
         return [("note", "interrupted before the first round was done")]
     rows = _evaluated(summary)
@@ -148,9 +161,29 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, *(("note", text) for text in _notes(summary))]
 
 
+def _bilevel_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = _evaluated(summary)
+    steps, levels = summary["outer_steps"], summary["levels"]
+    for name, title in (("gap", "gap"), ("residual", "residual")):
+        if summary.get(name) is not None:
+            rows.append((title, f"{summary[name]:.4g}"))
+    rows.append(("outer steps", f"{steps:,} in {summary['rounds']:,} rounds"))
+    each = summary["step_secs_mean"]
+    rows.append(("mean step", f"{each * 1e3:.2f} ms{', emulated' * summary['emulated']}"))
+    rows.append(("waiting", f"{summary['waiting_fraction'] or 0:.1%} of the workers' time"))
+    for name, of_level in levels.items():
+        text = "{examples_processed} processed, {examples_missing} missing, "
+        text += "{examples_duplicated} duplicated; {examples_revisited} revisits"
+        rows.append((f"{name} examples", text.format(**of_level)))
+    if summary["stopped_by"]:
+        rows.append(("note", f"ended by {summary['stopped_by']} after {steps} outer steps"))
+    return rows
+
+
 def _evaluated(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """The metrics of the last evaluation, each with its value at the best one."""
-    names = [name.removeprefix("best_") for name in summary if name.startswith("best_")]
+    at_best = [name for name in summary if name.startswith("best_") and name != "best_step"]
+    names = [name.removeprefix("best_") for name in at_best]
     names = names or [name for name in summary if name.startswith("test_")]
     rows = []
     for name in names[:_MOST_METRICS]:

@@ -172,6 +172,8 @@ class Summary:
             "interrupted": interrupted,
             "stopped_by": self.stopped_by,
             **({"resumed": self.resumed} if self.resumed else {}),
+            **({"judged_by": self._judge.metric} if self._judge.metric else {}),
+            **({"notes": self._parts.notes} if self._parts.notes else {}),
             "emulated": self._parts.emulated,
             "clock": "virtual" if self._parts.virtual_clock else "wall",
             "num_workers": len(self._parts.devices),

@@ -17,10 +17,13 @@ from hetjax import types
 from hetjax.data import stream as stream_lib
 from hetjax.ordering import herding
 from hetjax.ordering import ordering as ordering_lib
-from hetjax.rounds import gradients, rules, run_records, setup
+from hetjax.rounds import gradients, rules, run_records, second_moments, setup
 from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import state as state_lib
 
 _COST_REPEATS = 5
+
+_SCALE = jax.jit(second_moments.SecondMoments.scale)
 
 
 class OrderTelemetry:
@@ -42,7 +45,16 @@ class OrderTelemetry:
             parts.feed.load(0, ids),
             parts.rng,
             per_example_rng=parts.per_example_rng,
+            moments=self._no_moments(),
         )
+
+    def _no_moments(self) -> Any:
+        """Of the optimiser before its first update, for an order that takes them."""
+        parts = self._parts
+        if parts.observer is None or parts.observer.read_moments is None:
+            return ()
+        like = parts.observer.read_moments(parts.state.opt_state)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), like)
 
     def herding(
         self, epochs_done: int, params: types.PyTree, state: run_records.RunState
@@ -57,11 +69,14 @@ class OrderTelemetry:
         if not due:
             return None
         order = parts.stream.whole_pass(state.stream, state.full_quotas)
-        return {"epoch": epochs_done, **self._measure(params, order, epochs_done)}
+        bounds = self._measure(params, order, epochs_done, opt_state=state.train.opt_state)
+        return {"epoch": epochs_done, **bounds}
 
 
 class Herding:
     """The herding bound of the order to come, and of a random one, at the same parameters.
+
+    Where the optimiser keeps second moments, also that of the gradients over √v̂, as they are now.
 
     Costs three passes over the data, forward and backward (the mean gradient, then both orders),
     on one device; no gradient is kept but that of the round in hand, the mean and the sum so
@@ -75,14 +90,20 @@ class Herding:
         self._add = jax.jit(self._steps.add, donate_argnums=(1,))
 
     def __call__(
-        self, params: types.PyTree, rounds: Sequence[np.ndarray], epoch: int
+        self,
+        params: types.PyTree,
+        rounds: Sequence[np.ndarray],
+        epoch: int,
+        *,
+        opt_state: types.PyTree = (),
     ) -> dict[str, float]:
-        """Both bounds in both norms, and the seconds it took.
+        """Both bounds in both norms, `preconditioned_` too, and the seconds it took.
 
         Args:
             params: without worker axis, on the first worker's device.
             rounds: for each round of the order the ids of its examples, i32[k].
             epoch: names the random order.
+            opt_state: the optimiser's, leaves `[W, ...]`.
         """
         began = time.perf_counter()
         stream = self._parts.stream
@@ -96,20 +117,20 @@ class Herding:
         for gradient_sum, num_examples in sums(rounds):
             mean, count = mean + gradient_sum, count + num_examples
         mean = mean / max(count, 1)
-        bounds = []
-        for order in (rounds, [shuffled[ids] for ids in rounds]):
-            bound = herding.RunningBound(mean)
+        scales: dict[str, np.ndarray | None] = {"": None}
+        if self._parts.read_moments is not None:
+            own = state_lib.own_row(self._parts.read_moments(opt_state))
+            scales["preconditioned_"] = _flat(_SCALE(own))
+        found = {}
+        for whose, order in (("", rounds), ("random_", [shuffled[ids] for ids in rounds])):
+            bounds = {kind: herding.RunningBound(mean, scale=s) for kind, s in scales.items()}
             for gradient_sum, num_examples in sums(order):
-                bound.add(gradient_sum, num_examples)
-            bounds.append(bound)
-        own, random = bounds
-        return {
-            "inf_norm": own.inf_norm,
-            "two_norm": own.two_norm,
-            "random_inf_norm": random.inf_norm,
-            "random_two_norm": random.two_norm,
-            "secs": time.perf_counter() - began,
-        }
+                for bound in bounds.values():
+                    bound.add(gradient_sum, num_examples)
+            for kind, bound in bounds.items():
+                found[f"{whose}{kind}inf_norm"] = bound.inf_norm
+                found[f"{whose}{kind}two_norm"] = bound.two_norm
+        return {**found, "secs": time.perf_counter() - began}
 
     def _gradient_sums(
         self, params: types.PyTree, rounds: Iterable[np.ndarray]
@@ -126,9 +147,7 @@ class Herding:
                 self._parts.beacons.at("evaluating")
                 microbatch = self._parts.feed.load(0, row)
                 carried, _ = self._add(shared, carried, microbatch, self._parts.rng)
-            leaves = jax.tree.leaves(jax.device_get(carried.sums.grad_sum))
-            flat = np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in leaves])
-            yield flat, int(carried.tally.example_count)
+            yield _flat(carried.sums.grad_sum), int(carried.tally.example_count)
 
 
 def cost(
@@ -139,15 +158,16 @@ def cost(
     rng: jax.Array,
     *,
     per_example_rng: bool,
+    moments: Any = (),
 ) -> dict[str, float]:
     """Seconds of a microbatch with and without the order's signs, one device alone, and memory.
 
     Medians of a few calls, in turn. Bytes are those of one worker, `memory` and
-    `evidence` together.
+    `evidence` together. `moments` are those of `Shared`.
     """
     calls = []
     rule = gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
-    shared = types.Shared(params)
+    shared = types.Shared(params, moments=moments)
     for own in (observer, None):
         steps = rules.with_observer(rule, own)
         carried = steps.begin(shared, (), () if own is None else own.init(params))
@@ -167,6 +187,12 @@ def cost(
         "microbatch_secs": float(balanced),
         "plain_microbatch_secs": float(plain),
     }
+
+
+def _flat(tree: types.PyTree) -> np.ndarray:
+    """f64[d], on the host."""
+    leaves = jax.tree.leaves(jax.device_get(tree))
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in leaves])
 
 
 def _num_bytes(tree: Any) -> int:

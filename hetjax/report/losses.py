@@ -93,6 +93,28 @@ def draw_metrics(
     return canvas.to_svg(figure, f"metrics-{width}", "Training metrics against epochs")
 
 
+@canvas.own_settings
+def draw_evaluated(
+    found: Mapping[str, Mapping[str, FloatArray]],
+    history: Sequence[Record],
+    summary: Record,
+    *,
+    width: int,
+) -> str:
+    """Metrics of the evaluated sets against epochs, one below the other."""
+    x = series.epochs_done(history, summary)
+    figure = canvas.make_figure(width, METRIC_HEIGHT * len(found) + 28)
+    for index, (name, of_sets) in enumerate(found.items()):
+        top = 32 + METRIC_HEIGHT * index
+        axes = canvas.add_axes(figure, 46, top, width - 46 - 8, METRIC_HEIGHT - 50)
+        _evaluated_lines(axes, x, of_sets)
+        _from_zero(axes, x)
+        canvas.plain_ticks(axes, logarithmic=False)
+        canvas.title(axes, name.replace("_", " ").replace("$", r"\$"))  # no formula
+    axes.set_xlabel("epochs", **canvas.AXIS_LABEL)
+    return canvas.to_svg(figure, f"evaluated-{width}", "Evaluated metrics against epochs")
+
+
 def _training_line(axes: Axes, x: FloatArray, train: FloatArray) -> None:
     middle, mean, low, high = series.thin(x, train)
     if np.isfinite(mean).any():

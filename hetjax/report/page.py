@@ -31,16 +31,30 @@ def render(*, config: Record, summary: Record, history: Sequence[Record]) -> str
     """The report as the text of an HTML file; arguments as for `write_report`."""
     history = [record for record in history if isinstance(record, Mapping)]
     title = _title(config, summary, history)
-    body = [
-        f"<h1>{words.escaped(title)}</h1>",
-        f'<p class="about">{words.escaped(_about(summary))}</p>',
-        *(f'<p class="note">{words.escaped(note)}</p>' for note in _notes(summary, history)),
-        tiles.tiles(summary, history),
-        *sections.sections(summary, history),
-    ]
+    parts = [tiles.tiles(summary, history), *sections.sections(summary, history)]
     if history:
         table = tables.rounds_table(history)
-        body.append(details("The first and the last rounds in numbers", table))
+        parts.append(details("The first and the last rounds in numbers", table))
+    about, notes = _about(summary), _notes(summary, history)
+    return of_run(title, about=about, notes=notes, parts=parts, config=config, summary=summary)
+
+
+def of_run(
+    title: str,
+    *,
+    about: str,
+    notes: Sequence[str],
+    parts: Sequence[str],
+    config: Record,
+    summary: Record,
+) -> str:
+    """The page of a run: its head, its parts in HTML, and what it was and found as JSON has it."""
+    body = [
+        f"<h1>{words.escaped(title)}</h1>",
+        f'<p class="about">{words.escaped(about)}</p>',
+        *(f'<p class="note">{words.escaped(note)}</p>' for note in notes),
+        *parts,
+    ]
     for heading, record in (
         ("Configuration", config),
         ("Summary, as written to summary.json", summary),
@@ -106,6 +120,8 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
         notes.append(
             f"The run went on from a checkpoint of {began['saved']}, at round {began['round']:,}."
         )
+    said = summary.get("notes")
+    notes += [str(note) for note in said] if isinstance(said, list | tuple) else []
     if not history:
         notes.append("No round was finished, so there is nothing to draw.")
     skipped = np.nansum(series.column(history, "skipped_examples"))

@@ -34,7 +34,7 @@ def sections(summary: Record, history: Sequence[Record]) -> list[str]:
         parts = [_timeline(summary, history), _quotas(history), _gate(summary, history), *parts]
     if series.evaluations(history, "accuracy"):
         parts.append(_accuracies(summary, history))
-    parts.append(_metrics(summary, history))
+    parts += [_evaluated(summary, history), _metrics(summary, history)]
     return [part for part in (*parts, _gossip(summary, history), _order(summary, history)) if part]
 
 
@@ -195,6 +195,22 @@ def _accuracies(summary: Record, history: Sequence[Record]) -> str:
         + _replicas("accuracy", history),
         lambda width: losses.draw_accuracies(history, summary, width=width),
         key=training + _evaluated_key("accuracy", history),
+    )
+
+
+def _evaluated(summary: Record, history: Sequence[Record]) -> str:
+    """Empty where losses and accuracies are all that is evaluated."""
+    found = series.evaluated_metrics(history)
+    if not found:
+        return ""
+    shown = dict(list(found.items())[:MOST_METRICS])
+    more = f" The first {MOST_METRICS} of {len(found)}." if len(found) > MOST_METRICS else ""
+    ending = next(iter(shown))
+    return section(
+        "Evaluated metrics",
+        f"Of the evaluated sets, at each evaluation.{more}" + _replicas(ending, history),
+        lambda width: losses.draw_evaluated(shown, history, summary, width=width),
+        key=_evaluated_key(ending, history),
     )
 
 

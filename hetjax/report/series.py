@@ -117,6 +117,19 @@ def evaluations(history: Sequence[Record], ending: str) -> dict[str, FloatArray]
     return {n: found[n] for n in sorted(known, key=lambda n: (not n.startswith("test"), n))}
 
 
+def evaluated_metrics(history: Sequence[Record]) -> dict[str, dict[str, FloatArray]]:
+    """Evaluated numbers by metric, then by name, but losses and accuracies.
+
+    Names are those of `evaluations`, and so is the order; a metric's is that of the first set.
+    """
+    found: dict[str, dict[str, FloatArray]] = {}
+    for name, values in evaluations(history, "").items():
+        metric = name.removeprefix("worst_").partition("_")[2]
+        if metric and metric not in ("loss", "accuracy"):
+            found.setdefault(metric, {})[name] = values
+    return found
+
+
 def training_metrics(history: Sequence[Record]) -> dict[str, FloatArray]:
     """Metrics of the loss function: name -> f64[num_rounds], those alone that have a number."""
     cells = [record.get("metrics") for record in history]

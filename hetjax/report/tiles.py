@@ -50,24 +50,40 @@ def _start(summary: Record) -> Tile:
 
 
 def _learning(summary: Record) -> list[Tile]:
-    """Accuracy with the losses below it, or the best-known loss where there is none."""
-    accuracy = words.percent(summary.get("test_accuracy"))
-    best = words.percent(summary.get("best_test_accuracy"))
-    test, train = words.loss(summary.get("test_loss")), words.loss(summary.get("train_loss"))
+    """What the best evaluation is chosen by, accuracy with the losses below it, or a loss."""
+    judged_by = str(summary.get("judged_by") or "")
+    set_name = judged_by.partition("_")[0] or "test"
+    title = set_name.capitalize()
+    accuracy = words.percent(summary.get(f"{set_name}_accuracy"))
+    best = words.percent(summary.get(f"best_{set_name}_accuracy"))
+    evaluated = words.loss(summary.get(f"{set_name}_loss"))
+    train = words.loss(summary.get("train_loss"))
     in_training = words.percent(summary.get("train_accuracy"))
     numbers = [
         ("best", best),
         ("in training", in_training),
-        ("test loss", test),
+        (f"{set_name} loss", evaluated),
         ("training loss", train),
     ]
     below = ", ".join(f"{name} {value}" for name, value in numbers if value)
-    loss_name, loss = ("Test loss", test) if test else ("Training loss", train)
+    loss_name, loss = (f"{title} loss", evaluated) if evaluated else ("Training loss", train)
     return [
-        ("Test accuracy", accuracy, below),
-        (loss_name, "" if accuracy else loss, train and test and f"training loss {train}"),
+        _judged(summary, judged_by),
+        (f"{title} accuracy", accuracy, below),
+        (loss_name, "" if accuracy else loss, train and evaluated and f"training loss {train}"),
         ("Training accuracy", "" if accuracy else in_training, "over the last epoch"),
     ]
+
+
+def _judged(summary: Record, judged_by: str) -> Tile:
+    """The metric by which an evaluation is the best, where no other tile has it."""
+    if judged_by.endswith(("_loss", "_accuracy")):
+        return "", "", ""
+    value, best = (words.loss(summary.get(name)) for name in (judged_by, f"best_{judged_by}"))
+    naive = words.loss(summary.get(judged_by.replace("_", "_naive_", 1)))
+    numbers = [("best", best), ("naive", naive)]
+    below = ", ".join(f"{name} {value}" for name, value in numbers if value)
+    return judged_by.replace("_", " ").capitalize(), value, below
 
 
 def _speed(summary: Record) -> list[Tile]:

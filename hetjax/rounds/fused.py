@@ -23,7 +23,7 @@ from hetjax import mesh as mesh_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.ordering import ordering as ordering_lib
-from hetjax.rounds import gradients, inputs, jitted, local, rules, sync
+from hetjax.rounds import gradients, inputs, jitted, local, rules, second_moments, sync
 from hetjax.rounds import losses as losses_lib
 
 StepFn = Callable[..., tuple]
@@ -67,21 +67,21 @@ def make_fused_local(steps: rules.LocalSteps, mesh: Mesh) -> Callable:
     """The local phase of all workers as one function without any collective.
 
     Returns:
-        `(given, params, carried, microbatches, counts, rngs) -> (contributed, example_signs)`;
-        all leaves but those of `given` `[W, ...]`, those of `microbatches` `[W, M, B, ...]`,
-        `counts` i32[W] ≤ M, `rngs` key[W].
+        `(given, params, carried, microbatches, counts, rngs, moments) -> (contributed,
+        example_signs)`; all leaves but those of `given` `[W, ...]`, those of `microbatches` `[W, M,
+        B, ...]`, `counts` i32[W] ≤ M, `rngs` key[W], `moments` of `steps.moments`.
     """
 
     def body(given: types.PyTree, *arguments: types.PyTree) -> tuple[types.Contribution, Any]:
-        params, *others = trees.first_row(arguments)
-        shared = types.Shared(params, given)
+        params, *others, moments = trees.first_row(arguments)
+        shared = types.Shared(params, given, moments)
         return trees.add_row_axis(_run_microbatches(steps, shared, *others))
 
     rows = P(mesh_lib.WORKER_AXIS)
     # Unchecked: users' scans mix constants with what varies by worker, and nothing here is
     # replicated that `grad` could sum over the workers.
     return jax.shard_map(
-        body, mesh=mesh, in_specs=(P(), *(rows,) * 5), out_specs=(rows, rows), check_vma=False
+        body, mesh=mesh, in_specs=(P(), *(rows,) * 6), out_specs=(rows, rows), check_vma=False
     )
 
 
@@ -167,7 +167,9 @@ def make_train_step(
     gossips = reducer_part.gossips
 
     @functools.cache
-    def programs(metrics: tuple[str, ...] = ()) -> tuple[Callable, Callable, sync.SyncFn]:
+    def programs(
+        observer: ordering_lib.Observer | None, metrics: tuple[str, ...] = ()
+    ) -> tuple[rules.LocalSteps, Callable, Callable, sync.SyncFn]:
         own = gradients.rule_of(rule, loss_fn, metrics, per_example_rng=per_example_rng)
         steps = rules.with_observer(own, observer)
         synchronise = sync.make_sync(
@@ -181,9 +183,9 @@ def make_train_step(
             weighting=weighting,
             stop_on_nonfinite=stop_on_nonfinite,
         )
-        return make_fused_local(steps, mesh), sync.make_begin(steps, mesh), synchronise
+        return steps, make_fused_local(steps, mesh), sync.make_begin(steps, mesh), synchronise
 
-    programs()  # refuses what does not fit, before the names of the metrics are known
+    programs(observer)  # refuses what does not fit, before the names of the metrics are known
 
     def step(
         state: types.TrainState,
@@ -194,26 +196,23 @@ def make_train_step(
         active: Any = (),
         given: types.PyTree = (),
     ) -> tuple:
-        if gossips and isinstance(active, tuple):
-            raise ValueError(
-                "this step's reducer gossips: give active=step.active(round), which says who "
-                "exchanges with whom in this round"
-            )
+        _check_active(active, gossips=gossips)
         metrics = _check_step(
             loss_fn, state, microbatches, rng, observer, per_example_rng=per_example_rng
         )
-        run_local, begin, synchronise = programs(metrics)
-        batch_size = microbatches.example_ids.shape[-1]
+        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
+        reads = second_moments.attach(observer, optimizer, row)
+        steps, run_local, begin, synchronise = programs(reads, metrics)
+        moments = steps.moments(state.opt_state)
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
+        begun = begin(state, given)
         contributed, example_signs = run_local(
-            given, state.params, begin(state, given), microbatches, counts, rngs
+            given, state.params, begun, microbatches, counts, rngs, moments
         )
         done = synchronise(state, contributed, shares, active, (), given)
         if observer is not None:
-            flips = done.flips
-            flips = flips.reshape(mesh.size, *((-1, batch_size) if flips.ndim == 2 else (1, 1)))
-            example_signs = example_signs * flips[:, : example_signs.shape[1]]
+            example_signs = _turned(example_signs, done.flips)
         found = done.state, done.metrics, example_signs
         return (*found, done.mean) if optimizer is None else found
 
@@ -222,6 +221,21 @@ def make_train_step(
         return () if mixing is None else mixing.gossip.active(round_index)
 
     return TrainStep(step, observer, active)
+
+
+def _check_active(active: Any, *, gossips: bool) -> None:
+    if gossips and isinstance(active, tuple):
+        raise ValueError(
+            "this step's reducer gossips: give active=step.active(round), which says who "
+            "exchanges with whom in this round"
+        )
+
+
+def _turned(example_signs: jax.Array, flips: jax.Array) -> jax.Array:
+    """Signs i8[W, M, B], of each worker by its `flips`, i8[W] or i8[W, M * B]."""
+    num_workers, count, size = example_signs.shape
+    flips = flips.reshape(num_workers, *((-1, size) if flips.ndim == 2 else (1, 1)))
+    return example_signs * flips[:, :count]
 
 
 def _observer_of(
@@ -285,7 +299,7 @@ class Fused:
     ) -> None:
         self._feed, self._mesh, self._clock = feed, mesh, clock
         self._workers = mesh_lib.own_workers(mesh)
-        self._max_microbatches = max_microbatches
+        self._max_microbatches, self._moments = max_microbatches, steps.moments
         self._run = jitted.InPlace(make_fused_local(steps, mesh), 2)
         self._threads = local.worker_threads(len(self._workers))
 
@@ -324,6 +338,7 @@ class Fused:
             microbatches,
             mesh_lib.place(np.asarray(limits, np.int32), self._mesh),
             mesh_lib.join_rows([jnp.expand_dims(rng, 0) for rng in rngs], self._mesh),
+            self._moments(state.opt_state),
         )
         meanwhile()
         parts = mesh_lib.worker_rows(contributed.loss_sum)

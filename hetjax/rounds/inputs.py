@@ -36,7 +36,7 @@ def check(loss_fn: Any, params: Any, optimizer: Any) -> None:
     check_loss_fn(loss_fn)
     _check_params(params)
     if optimizer is not None:
-        _check_optimizer(optimizer, params)
+        check_optimizer(optimizer, params)
 
 
 def check_callbacks(callbacks: Any) -> None:
@@ -131,11 +131,16 @@ def _check_params(params: Any) -> None:
             )
 
 
-def _check_optimizer(optimizer: Any, params: Any) -> None:
+def check_optimizer(optimizer: Any, params: Any, *, caller: str = "fit") -> None:
+    """Refuses what is no optimiser, and one whose update needs more than a round has.
+
+    Raises:
+        ValueError: it is one of them; with what to give instead.
+    """
     if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
         raise ValueError(
-            f"fit: optimizer is {parts.shown(optimizer)}; it must be an optax optimiser such as "
-            f"optax.sgd(0.1), with an init and an update.{_optax_for(optimizer)}"
+            f"{caller}: optimizer is {parts.shown(optimizer)}; it must be an optax optimiser, such "
+            f"as optax.sgd(0.1), with an init and an update.{_optax_for(optimizer)}"
         )
     complete = update.with_extra_arguments(optimizer)
     assert complete is not None
@@ -154,7 +159,7 @@ def _check_optimizer(optimizer: Any, params: Any) -> None:
                 missing = re.findall(r"'(\w+)'", str(error))
     if missing:
         raise ValueError(
-            f"fit: the update of this optimizer needs {' and '.join(missing)}, too. "
+            f"{caller}: the update of this optimizer needs {' and '.join(missing)}, too. "
             f"{groups.LINE_SEARCH} (and value, the mean loss). Take an optimiser that needs "
             "gradients alone, such as optax.adam(1e-3) or optax.sgd(0.1, momentum=0.9)"
         )

@@ -174,7 +174,7 @@ class Stepped:
         self._feed, self._mesh, self._clock, self._gate = feed, mesh, clock, gate
         self._beacons = beacons
         self._workers = mesh_lib.own_workers(mesh)
-        self._add, self._finish = jit_add(steps), jit_finish(steps)
+        self._steps, self._add, self._finish = steps, jit_add(steps), jit_finish(steps)
         self._signed = signed
         self._threads = worker_threads(len(self._workers))
         check_threads(self._threads)
@@ -200,6 +200,10 @@ class Stepped:
         handed_out = [given] * len(self._workers)
         if jax.tree.leaves(given):
             handed_out = [jax.device_put(given, self._mesh.devices[w]) for w in self._workers]
+        moments = self._steps.moments(state.opt_state)
+        of_workers = (
+            mesh_lib.worker_rows(moments) if jax.tree.leaves(moments) else [moments] * len(replicas)
+        )
         gate = self._gate if may_close else gate_lib.AlwaysOpen()
         gate.begin(plan.quotas)
         tasks: list[concurrent.futures.Future] = []
@@ -209,7 +213,7 @@ class Stepped:
                     self._work,
                     round_index,
                     worker,
-                    types.Shared(replicas[index], handed_out[index]),
+                    types.Shared(replicas[index], handed_out[index], of_workers[index]),
                     carries[index],
                     plan.microbatches(worker, int(limits[worker])),
                     rngs[index],
@@ -355,7 +359,9 @@ def finish(
 
 
 def _without_row_axis(shared: types.Shared) -> types.Shared:
-    return shared._replace(params=trees.first_row(shared.params))
+    return shared._replace(
+        params=trees.first_row(shared.params), moments=trees.first_row(shared.moments)
+    )
 
 
 def stack_signs(signs: Sequence[Sequence[Any]], size: int) -> list[np.ndarray]:

@@ -2,9 +2,10 @@
 
 import jax
 import numpy as np
+import optax
 
 from hetjax import kinds, ordering, types
-from hetjax.rounds import apart, rules
+from hetjax.rounds import apart, rules, second_moments
 from hetjax.rounds import losses as losses_lib
 
 
@@ -16,6 +17,7 @@ def make(
     params: types.PyTree,
     examples: types.PyTree,
     keys: jax.Array,
+    optimizer: optax.GradientTransformation | None,
 ) -> tuple[ordering.Observer | None, str]:
     """The order's part on the devices, and why it takes its dearer form with this loss.
 
@@ -27,20 +29,21 @@ def make(
         params: the parameters.
         examples: a microbatch of them.
         keys: one key, or one an example: whether the loss is given one for each.
+        optimizer: whose second moments an order may take.
 
     Returns:
         the part, None where the order needs none; and the reason, '' where it takes no dearer form.
 
     Raises:
-        ValueError: the method cannot work with this loss.
+        ValueError: the method cannot work with this loss, or with this optimiser.
     """
-    observer = method.observer(sizes)
+    observer = second_moments.attach(method.observer(sizes), optimizer, params)
     if observer is None:
         return None, ""
     rules.with_observer(rule, observer)  # or the rule computes something else
     apart.refuse(loss_fn, params, examples, keys)
     try:
-        return observer, _refusal(observer, rule, loss_fn, params, examples, keys)
+        return observer, _refusal(observer, rule, loss_fn, params, examples, keys, optimizer)
     except (AttributeError, TypeError, ValueError) as error:
         name = kinds.name_of("ordering", method)
         raise ValueError(
@@ -58,6 +61,7 @@ def _refusal(
     params: types.PyTree,
     examples: types.PyTree,
     keys: jax.Array,
+    optimizer: optax.GradientTransformation | None,
 ) -> str:
     """Lowers the local phase, without compiling: a custom_vjp is noticed then at the earliest."""
     size = jax.tree.leaves(examples)[0].shape[0]
@@ -72,6 +76,9 @@ def _refusal(
 
     steps, shared = rules.with_observer(rule, observer), types.Shared(params)
     carried = steps.begin(shared, rule.init(params), observer.init(params))
+    if observer.read_moments is not None and optimizer is not None:
+        state = jax.eval_shape(optimizer.init, params)
+        shared = shared._replace(moments=steps.moments(state))
     jax.jit(steps.add).lower(shared, carried, microbatch, jax.random.key(0))
     jax.eval_shape(refusal, params, microbatch, jax.random.key(0))
     return reasons[0]

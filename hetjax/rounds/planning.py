@@ -9,14 +9,23 @@ import numpy as np
 
 from hetjax import parts as parts_lib
 from hetjax import quota, types
+from hetjax.data import stream as stream_lib
 from hetjax.rounds import gathering, local, programs, setup, sync
 from hetjax.rounds.run_records import Plan, RunState
 
 
 def plan(
-    parts: setup.RunParts, state: RunState, *, kind: str = programs.MAIN, given: types.PyTree = ()
+    parts: setup.RunParts,
+    state: RunState,
+    *,
+    kind: str = programs.MAIN,
+    given: types.PyTree = (),
+    again: stream_lib.Assignment | None = None,
 ) -> Plan:
     """The next round: quotas by the policy or the trace, and the microbatches that come next.
+
+    `again` are the microbatches of a round that is past, to be done once more in place of those
+    that come next: they are cut by the quotas of this round, and no gate closes it.
 
     Raises:
         ValueError: the trace that is replayed does not fit.
@@ -27,10 +36,14 @@ def plan(
     if parts.cluster is not None:
         present = parts.cluster.present_at(index)
     caps = np.where(present, config.quota.max_microbatches or config.budget, 0)
-    quotas, limits, policy = _assign(parts, state, kind, present, caps)
-    may_close = parts.trace is None and not parts.stream.is_last(state.stream, quotas)
+    quotas, limits, policy = _assign(parts, state, kind, present, caps, again)
+    may_close = parts.trace is None and again is None
+    may_close = may_close and not parts.stream.is_last(state.stream, quotas)
     closing = parts.clock.close(index, quotas) if may_close else None
-    assigned = parts.stream.plan(state.stream, quotas)
+    if again is None:
+        assigned = parts.stream.plan(state.stream, quotas)
+    else:
+        assigned = parts.stream.again(again, quotas)
     epoch = parts.stream.epoch(state.stream)
     passes, observer = state.passes, parts.observer
     if observer is not None:  # all begin a pass with the epoch, or each begins its own
@@ -52,6 +65,7 @@ def plan(
         active=parts.active(index),
         kind=kind,
         given=given,
+        is_again=again is not None,
     )
 
 
@@ -100,9 +114,11 @@ def commit(
     policy = plan.policy
     if parts.trace is None:  # of a trace the policy was never asked
         policy = parts.policy.observe(policy, _times(done, clocks))
-    stream = parts.stream.commit(
-        state.stream, plan.assigned, done.microbatches_done, done.flipped_signs()
-    )
+    stream = state.stream
+    if not plan.is_again:  # else its examples are counted already, and the orders stay
+        stream = parts.stream.commit(
+            stream, plan.assigned, done.microbatches_done, done.flipped_signs()
+        )
     keeps_quotas = plan.is_full or not state.full_quotas.any()
     return RunState(
         train=sums.state,
@@ -118,20 +134,44 @@ def commit(
 
 
 def _assign(
-    parts: setup.RunParts, state: RunState, kind: str, present: np.ndarray, caps: np.ndarray
+    parts: setup.RunParts,
+    state: RunState,
+    kind: str,
+    present: np.ndarray,
+    caps: np.ndarray,
+    again: stream_lib.Assignment | None,
 ) -> tuple[np.ndarray, np.ndarray, Any]:
     """`(quotas, limits, policy's state)`: by the policy, or as the trace has them."""
     config, stream, policy = parts.config, parts.stream, state.policies[kind]
+    total = len(again.example_ids) if again is not None else 0
+    if total > caps.sum():
+        raise ValueError(
+            f"again: {total} microbatches are to be done once more, and the workers that are "
+            f"present may have {caps.tolist()}; raise quota.max_microbatches or lower the budget"
+        )
     if parts.trace is None:
         gated = parts.gate.closes
-        total = stream.total(state.stream, config.budget, gated=gated)
+        total = total or stream.total(state.stream, config.budget, gated=gated)
         quotas, policy = _checked(parts.policy.assign(policy, total, caps), total, caps)
-        quotas = stream.fitted(state.stream, quotas, present)
+        if again is None:
+            quotas = stream.fitted(state.stream, quotas, present)
+        else:
+            quotas = stream.again(again, quotas).quotas
         return quotas, quotas, policy
+    if state.rounds_done >= len(parts.trace):
+        raise ValueError(
+            f"replay: {config.replay!r} has {len(parts.trace)} rounds, and here is one more; ask "
+            "for fewer, or replay with the configuration that wrote it"
+        )
     quotas, done = parts.trace[state.rounds_done]
-    served = stream.fitted(state.stream, quotas, quotas > 0)
-    total = stream.total(state.stream, config.budget)
-    if quotas.sum() > total or np.any((quotas > caps) | (quotas > served) | (done > quotas)):
+    if again is None:
+        total = stream.total(state.stream, config.budget)
+        served = stream.fitted(state.stream, quotas, quotas > 0)
+        fits = quotas.sum() <= total and np.all((quotas <= served) & (done <= quotas))
+    else:  # all of it once more, and of private examples by those who have them
+        fits = quotas.sum() == total and np.all(done == quotas)
+        fits = fits and np.array_equal(stream.again(again, quotas).quotas, quotas)
+    if not fits or np.any(quotas > caps):
         raise ValueError(
             f"replay: round {state.rounds_done} of {config.replay!r} has quotas "
             f"{quotas.tolist()}, but here it has {total} microbatches, caps {caps.tolist()}; "

@@ -208,14 +208,26 @@ def _make_sync(
         totals=sums.totals,
         stop_on_nonfinite=config.nonfinite == "stop",
     )
+    if optimizer is None:
+        synchronise = _leaving_params(synchronise)
     options: dict[str, Any] = {}
     if where.mesh is not None and len(where.own) < where.mesh.size:
         rows, whole = mesh_lib.worker_sharding(where.mesh), mesh_lib.everywhere(where.mesh)
-        placed: Any = rows, rows, whole, whole, rows, rows
+        placed: Any = rows, rows, whole, whole, rows, rows, rows
         options["out_shardings"] = sync.Synchronised(*placed)
     if sums.meet_before:
         return jax.jit(synchronise, **options)
     return jitted.InPlace(synchronise, 1, **options)
+
+
+def _leaving_params(synchronise: sync.SyncFn) -> sync.SyncFn:
+    """Without the parameters in its result, which `Run` has: they need not be written again."""
+
+    def without(*arguments: Any) -> sync.Synchronised:
+        done = synchronise(*arguments)
+        return done._replace(state=done.state._replace(params=()))
+
+    return without
 
 
 def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> local.LocalPhase:

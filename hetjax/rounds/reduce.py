@@ -20,6 +20,7 @@ class Reduced(NamedTuple):
 
     sums: types.PyTree
     weight: jax.Array  # f[]; 0 where there is nothing to update from
+    own: types.PyTree = ()  # of this worker alone; over the same weight
 
 
 class How(NamedTuple):
@@ -56,13 +57,16 @@ def reduce(
         metrics: of all workers, where the caller knows them.
     """
     metrics = metrics or form.each(_metrics_of_all, (0,), None)(contributed)
-    if how.totals is not None:
-        return Reduced(*how.totals(contributed, metrics)), metrics
+    if how.totals is not None:  # by weight of example
+        sums, weight = how.totals(contributed, metrics)
+        return Reduced(sums, weight, contributed.own), metrics
 
-    def own(contributed: types.Contribution) -> tuple[types.PyTree, jax.Array]:
+    def counted(contributed: types.Contribution) -> tuple[tuple, jax.Array]:
+        """`((sums, own), weight)`."""
+        both = contributed.sums, contributed.own
         share = shares.astype(contributed.weight.dtype)[jax.lax.axis_index(mesh_lib.WORKER_AXIS)]
         if how.reducer.mixing is None:
-            return weighting_lib.summands(how.weighting, contributed, share)
+            return weighting_lib.summands(how.weighting, contributed._replace(sums=both), share)
         divisor = weighting_lib.own_divisor(
             how.weighting,
             contributed,
@@ -73,10 +77,12 @@ def reduce(
             num_workers=how.num_workers,
             nominal_examples=how.nominal_examples,
         )
-        return contributed.sums, divisor
+        return both, divisor
 
     with jax.named_scope("reduce"):
-        return Reduced(*form.sum(form.each(own)(contributed))), metrics
+        (sums, own), weight = form.each(counted)(contributed)
+        sums, weight = form.sum((sums, weight))
+        return Reduced(sums, weight, own), metrics
 
 
 def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:

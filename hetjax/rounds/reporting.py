@@ -70,9 +70,28 @@ class Report:
         return self._executed.asked
 
     @property
+    def done(self) -> stream.Assignment:
+        """The microbatches that were done, for `Run.round(..., again=…)`; without waiting."""
+        return stream.done_of(self._plan.assigned, self._executed.done.microbatches_done)
+
+    @property
     def mean(self) -> types.PyTree:
         """Of a round without update: the mean contribution, leaves `[W, ...]` on the devices."""
         return self._executed.sums.mean
+
+    @property
+    def own(self) -> types.PyTree:
+        """Of a round without update: the rule's `own_sums` over the round's weight, `[W, ...]`."""
+        return self._executed.sums.own
+
+    def release(self) -> None:
+        """Gives up the arrays of the round, `mean` and `own` among them; its numbers stay."""
+        nothing: Any = None
+        self._plan = self._plan._replace(state=nothing)
+        sums = self._executed.sums._replace(
+            state=nothing, carried=nothing, mean=nothing, own=nothing
+        )
+        self._executed = self._executed._replace(sums=sums)
 
     def end(self, now: float) -> None:
         """Says when the round was over, unless that is known already."""

@@ -81,6 +81,11 @@ class LocalRule(NamedTuple):
     metric_sums: Callable[[types.PyTree], Mapping[str, tuple[jax.Array, jax.Array]]] | None = None
     """`sums -> {name: (weighted sum f[], weight f[])}` of `metrics`, for the report."""
 
+    own_sums: Callable[[types.PyTree], types.PyTree] | None = None
+    """`sums -> tree`: sums that stay with the worker, such as numbers that belong to one example
+    each. They are divided as the contribution is, and not added up over the workers: `report.own`
+    of a round without update. They cost no communication."""
+
     made_by: Any = None
     """How it can be written down; None: it cannot."""
 
@@ -98,6 +103,9 @@ class LocalSteps(NamedTuple):
 
     finish: Callable[[types.Shared, types.Carried], types.Contribution]
     """`(shared, carried) -> contribution`. The leaves of `carried` may have a leading axis of 1."""
+
+    moments: Callable[[types.PyTree], Any] = lambda opt_state: ()
+    """`opt_state -> shared.moments`, which `add` needs beside the parameters; computes nothing."""
 
 
 _ARGUMENTS = {"begin": 2, "add": 5, "finish": 3, "init": 1, "checked": 2}
@@ -171,11 +179,13 @@ def with_observer(rule: LocalRule, observer: ordering.Observer | None = None) ->
             "ordering.method='random_reshuffling', or a rule that adds up gradients"
         )
 
-    return LocalSteps(
+    steps = LocalSteps(
         functools.partial(_begin, rule, observer),
         functools.partial(_add, rule, observer),
         functools.partial(_finish, rule),
     )
+    read = None if observer is None else observer.read_moments
+    return steps if read is None else steps._replace(moments=read)
 
 
 def _begin(
@@ -265,6 +275,7 @@ def _finish(rule: LocalRule, shared: types.Shared, carried: types.Carried) -> ty
             evidence=carried.evidence,
             tally=carried.tally,
             metric_sums=() if rule.metric_sums is None else rule.metric_sums(carried.sums),
+            own=() if rule.own_sums is None else rule.own_sums(carried.sums),
         )
 
     has_row_axis = carried.tally.example_count.ndim == 1

@@ -17,7 +17,7 @@ import optax
 from hetjax import compiled, starting, types
 from hetjax import config as config_lib
 from hetjax.checkpoints import checkpoint
-from hetjax.data import sources
+from hetjax.data import sources, stream
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import join, solutions, watch
@@ -53,6 +53,7 @@ class Run:
         config: a checked configuration; or give `fields`.
         solved: numbers that the run solved before it was interrupted, by problem (`restore`).
         begins: told what goes on before the first round.
+        beside: another run, whose rounds take turns with this one's on the same workers.
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
 
     Raises:
@@ -88,6 +89,7 @@ class Run:
         config: config_lib.ExperimentConfig | None = None,
         solved: Callable[[], dict[str, solutions.Numbers]] = dict,
         begins: starting.Starting | None = None,
+        beside: "Run | None" = None,
         **fields: Any,
     ) -> None:
         join.check_joined()
@@ -97,13 +99,15 @@ class Run:
         self.config, self.recorded = given.config, given.recorded
         compiled.keep(self.config.compilation_cache)
         source = sources.as_source(source)
-        self.beacons = beacons_lib.start()
-        watch.follow(self.beacons)
+        self._is_guest = beside is not None
+        self.beacons: beacons_lib.Beacons = beside.beacons if beside else beacons_lib.start()
+        if beside is None:
+            watch.follow(self.beacons)
         self.beacons.at("starting")
         several = jax.process_count() > 1 and self.config.local != "virtual"
         if several:
             gathering.check_same_run(self.recorded, num_examples=len(source))
-        self.parts = parts = setup.build(
+        self.parts: setup.RunParts = setup.build(
             loss_fn,
             params,
             optimizer,
@@ -120,7 +124,9 @@ class Run:
                 kept=solved,
             ),
             begins=self._begins,
+            meeting=None if beside is None else beside.parts.meeting,
         )
+        parts = self.parts
         if several:
             gathering.check_same_parts(
                 parts.state.params,
@@ -133,7 +139,7 @@ class Run:
         self._warm: dict[str, run_records.Shapes] = {}  # what each kind of round is given
         self._pass_keys = local.PassKeys(parts.rng, parts.devices, parts.workers)
         self._last: reporting.Report | None = None  # whose round may not be over yet
-        self._last_state: types.TrainState | None = None
+        self._last_made: types.PyTree = None  # by the last round
         self._gathered = 0.0  # perf_counter, after the gathering of the last round
         self._tail_secs = 0.0  # of the last round, after its gathering
 
@@ -149,7 +155,8 @@ class Run:
         """Frees threads; no round can be run any more."""
         self.is_closed = True
         self.parts.close()
-        self.beacons.close()
+        if not self._is_guest:
+            self.beacons.close()
 
     def init(self, given: types.PyTree = (), *, train: types.TrainState | None = None) -> RunState:
         """The state before the first round; the first call compiles and warms up.
@@ -222,6 +229,7 @@ class Run:
         *,
         kind: str = programs.MAIN,
         given: types.PyTree = (),
+        again: stream.Assignment | None = None,
         request: gathering.Request = gathering.Request.NOTHING,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[RunState, reporting.Report]:
@@ -231,6 +239,8 @@ class Run:
             state: from `init`, `restore` or the round before; it is spent.
             kind: of round: a name in `rules`; by default the run's own rule, with its update.
             given: values of the round, the same for all workers: `shared.given` of the rule.
+            again: `report.done` of a past round: its microbatches are done once more, cut by new
+                quotas. No gate closes it; orders and ledger stay as they are.
             request: what this process asks of all of them.
             meanwhile: called while the workers compute.
 
@@ -248,8 +258,7 @@ class Run:
         began, last = time.perf_counter(), self._last
         index = state.rounds_done
         self.beacons.at("computing" if self.config.local == "fused" else "waiting", index)
-        plan = self.plan(state, kind=kind, given=given)
-        examples_before = state.stream.examples_processed
+        plan = self.plan(state, kind=kind, given=given, again=again)
         if last is not None:
             last.end(began)
 
@@ -262,16 +271,17 @@ class Run:
             executed = self.execute(plan, request=request, meanwhile=host_work, began=began)
             new = self.commit(state, plan, executed.done, executed.clocks, executed.sums)
         processed = new.stream.examples_processed
+        before = state.stream.examples_processed
         report = reporting.Report(
             self.parts,
             plan,
             executed,
             settle=self.settle,
-            examples=processed - examples_before,
+            examples=stream.examples_in(again.example_ids) if again else processed - before,
             examples_processed=processed,
             began=began,
         )
-        self._last, self._last_state = report, new.train
+        self._last, self._last_made = report, executed.sums.made
         self._tail_secs = time.perf_counter() - self._gathered
         return new, report
 
@@ -280,17 +290,19 @@ class Run:
 
         Call it before a pause: the run's clock stands still from there to the next round.
         """
-        if self._last is None or self._last_state is None:
+        if self._last is None:
             return
         began = time.perf_counter()
-        jax.block_until_ready(self._last_state)
+        jax.block_until_ready(self._last_made)
         now = time.perf_counter()
         self._tail_secs += now - began
         self._last.end(now)
 
     # --- The steps of a round ---
 
-    def plan(self, state: RunState, *, kind: str = programs.MAIN, given: types.PyTree = ()) -> Plan:
+    def plan(
+        self, state: RunState, *, kind: str = programs.MAIN, given: Any = (), again: Any = None
+    ) -> Plan:
         """What the next round is to do; has no effect, but that the feed hears what comes.
 
         Raises:
@@ -299,8 +311,8 @@ class Run:
         run_records.check_state(state, self)
         self.parts.check_kind(kind)
         run_records.check_given(given, self._warm.get(kind))
-        plan = planning.plan(self.parts, state, kind=kind, given=given)
-        if self.parts.feed.reads_ahead:
+        plan = planning.plan(self.parts, state, kind=kind, given=given, again=again)
+        if self.parts.feed.reads_ahead and again is None:
             upcoming = self.parts.stream.upcoming(state.stream, plan.quotas, self.parts.workers)
             self.parts.feed.read_ahead(upcoming)
         return plan
@@ -365,8 +377,8 @@ class Run:
             clocks = clocks._replace(
                 compute_secs=plan.closing.compute_secs, local_secs=float(plan.closing.round_secs)
             )
-        train = sums.state if is_main else sums.state._replace(worker=kept)
-        sums = sums._replace(state=train, metrics=told.metrics or sums.metrics)
+        after = sums.whole_state(train)._replace(**({} if is_main else {"worker": kept}))
+        sums = sums._replace(state=after, metrics=told.metrics or sums.metrics)
         return Executed(told.done._replace(flips=sums.flips), clocks, sums, told.asked)
 
     def commit(

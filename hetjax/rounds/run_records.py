@@ -132,6 +132,7 @@ class Plan(NamedTuple):
     active: Any  # exchanges of a reducer that gossips: bool[M], or ()
     kind: str  # of round
     given: types.PyTree = ()  # values of the round, the same for all workers
+    is_again: bool = False  # its microbatches are those of a round that is past
 
     def digests(self) -> tuple[int, ...]:
         """Numbers that this round's plans of all processes share when they are the same."""

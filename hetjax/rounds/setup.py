@@ -24,7 +24,17 @@ from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import solutions
-from hetjax.rounds import apart, gathering, gradients, order, replay, rules, state, sync
+from hetjax.rounds import (
+    apart,
+    gathering,
+    gradients,
+    order,
+    replay,
+    rules,
+    second_moments,
+    state,
+    sync,
+)
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import programs as programs_lib
 from hetjax.rounds.local import WorkerClock
@@ -57,12 +67,14 @@ class RunParts:
     per_example_rng: bool
     state: types.TrainState
     shares: jax.Array  # f[W]: each shard's share of the examples, on every device
+    optimizer: optax.GradientTransformation | None
     reducer: reducers.Reduction
     clock: WorkerClock
     meeting: meeting_lib.Meeting
     gather: gathering.Gathering
     solved: solutions.Solutions
     beacons: beacons_lib.Beacons
+    notes: tuple[str, ...]  # of the source, for the report
 
     @property
     def leads(self) -> bool:
@@ -99,6 +111,16 @@ class RunParts:
         return () if mixing is None else mixing.gossip.active(round_index)
 
     @functools.cached_property
+    def read_moments(self) -> second_moments.Reader | None:
+        """`opt_state -> second moments`; None where the optimiser keeps none."""
+        params = self.state.params
+        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params)
+        try:
+            return second_moments.reader(self.optimizer, row)
+        except ValueError:
+            return None
+
+    @functools.cached_property
     def copy_bytes(self) -> int:
         """Of what one worker sends of its parameters; asked for in every round."""
         params = self.state.params
@@ -128,13 +150,14 @@ def build(
     beacons: beacons_lib.Beacons | None = None,
     solved: solutions.Solutions | None = None,
     begins: starting.Starting | None = None,
+    meeting: meeting_lib.Meeting | None = None,
 ) -> RunParts:
     """Checks what only the data and the devices can tell, and makes what the parts need of them.
 
     `chosen` are the parts; None: those that the configuration names. `rule` is what a worker does
     with its microbatches; None adds up gradients. Without an optimiser rounds have no update.
     `more_rules` are those of further kinds of rounds, by name, which have none either. `begins` is
-    told of what takes long.
+    told of what takes long. `meeting` is another run's, where they are of the same processes.
 
     Raises:
         ValueError: more workers than devices, a loss that is not one number an example, a trace
@@ -150,14 +173,14 @@ def build(
     metrics = losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = programs_lib.sizes(config)
     rule = gradients.rule_of(rule, loss_fn, metrics, per_example_rng=per_example_rng)
-    tried = (rule, loss_fn, params, first, keys)
+    tried = (rule, loss_fn, params, first, keys, optimizer)
     observer, refusal = _try_order(config, chosen.ordering, tried, leads=where.own[0] == 0)
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     stream = _make_stream(config, len(source), chosen)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     feed = _make_feed(config, source, where, progress=begins.shown)
-    meeting = meeting_lib.make(where.mesh, num_workers)
+    meeting = meeting or meeting_lib.make(where.mesh, num_workers)
     gather = _make_gathering(meeting, sizes, observer, [rule, *more_rules.values()])
     clock = programs_lib.make_clock(config, chosen.gate, cluster if emulated else None)
     common = programs_lib.Common(
@@ -195,12 +218,14 @@ def build(
             rule=rule,
         ),
         shares=_place_shares(stream.shares, where.mesh),
+        optimizer=optimizer,
         reducer=reducer,
         clock=clock,
         meeting=meeting,
         gather=gather,
         solved=solved,
         beacons=beacons,
+        notes=tuple(getattr(source, "notes", ())),
     )
 
 
@@ -216,14 +241,21 @@ def first_examples(
 def _try_order(
     config: config_lib.ExperimentConfig,
     method: ordering.Ordering,
-    tried: tuple[rules.LocalRule, losses_lib.LossFn, types.PyTree, types.PyTree, jax.Array],
+    tried: tuple[
+        rules.LocalRule,
+        losses_lib.LossFn,
+        types.PyTree,
+        types.PyTree,
+        jax.Array,
+        optax.GradientTransformation | None,
+    ],
     *,
     leads: bool,
 ) -> tuple[ordering.Observer | None, str]:
-    """As `order.make`, of a rule, a loss, parameters, examples and keys; tells what was noticed."""
+    """As `order.make`, whose last arguments are `tried`; tells what was noticed."""
     observer, refusal = order.make(method, programs_lib.sizes(config), *tried)
     if observer is None:
-        apart.check(config.examples_apart, *tried[1:], leads=leads)
+        apart.check(config.examples_apart, *tried[1:5], leads=leads)
     if refusal and leads:
         print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
     return observer, refusal

@@ -33,7 +33,21 @@ class Synchronised(NamedTuple):
     metrics: types.SyncMetrics
     flips: Any  # i8[W, ...]: multiply the example signs of each worker; () without an observer
     mean: types.PyTree = ()  # the mean contribution of a round without update
+    own: types.PyTree = ()  # of a round without update: what each worker kept of its sums
     step: types.Step | tuple[()] = ()  # of a round with an update
+
+    def whole_state(self, before: types.TrainState) -> types.TrainState:
+        """With the parameters, where a round without update has left them out."""
+        if jax.tree.leaves((self.step, self.state.params)):
+            return self.state
+        return self.state._replace(params=before.params)
+
+    @property
+    def made(self) -> types.PyTree:
+        """What the devices have made; parameters that a round leaves as they are are older."""
+        if jax.tree.leaves(self.step):
+            return self.state
+        return self.state._replace(params=()), self.mean, self.own
 
 
 def make_sync(
@@ -100,11 +114,11 @@ def make_sync(
         with jax.named_scope("coordinate_order"):
             memory, flips = form.coordinate(state.memory, contributed.evidence)
         kept = memory, contributed.worker
-        state, mean, step = update_lib.update(
+        state, (mean, own), step = update_lib.update(
             how_to_update, form, state, reduced, kept, metrics, active=active
         )
         carried = form.each(_begin_row(steps), (0, None))(state, given)
-        return Synchronised(state, carried, metrics, flips, mean, step)
+        return Synchronised(state, carried, metrics, flips, mean, own, step)
 
     if mesh is None:
         return functools.partial(body, forms.array(reducer, observer))
@@ -119,15 +133,15 @@ def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
     ) -> Synchronised:
         opened = trees.first_row(parcels.unpack(contributed))
         done = body(trees.first_row(state), opened, *others)
-        of_rows = done.state, done.carried, done.flips, done.mean, done.step
-        state, carried, flips, mean, step = trees.add_row_axis(of_rows)
+        of_rows = done.state, done.carried, done.flips, done.mean, done.own, done.step
+        state, carried, flips, mean, own, step = trees.add_row_axis(of_rows)
         carried = parcels.pack_like(contributed, carried)
         step = parcels.pack_like(contributed, step)
         metrics = parcels.pack_like(contributed, done.metrics, row_axes=0)
-        return Synchronised(state, carried, metrics, flips, mean, step)
+        return Synchronised(state, carried, metrics, flips, mean, own, step)
 
     rows, whole = P(mesh_lib.WORKER_AXIS), P()
-    placed: Any = rows, rows, whole, rows, rows, rows
+    placed: Any = rows, rows, whole, rows, rows, rows, rows
     on_mesh = jax.shard_map(
         body_of_rows,
         mesh=mesh,

@@ -48,9 +48,9 @@ def update(
     *,
     active: Any = (),
 ) -> tuple[types.TrainState, types.PyTree, types.Step | tuple[()]]:
-    """The state after the round, the mean contribution, and how far the update went.
+    """The state after the round, `(mean contribution, own sums)`, and how far the update went.
 
-    The second is () where there is an update, the third where there is none.
+    The second is `((), ())` where there is an update, the third () where there is none.
 
     A round of weight 0 leaves everything as it was, and so may one that is not finite.
 
@@ -76,10 +76,11 @@ def update(
 
     with jax.named_scope("update"):
         if how.optimizer is None:
-            mean = mix(form.each(_mean)(reduced))
+            mean, own = form.each(_mean)(reduced)
+            mean = mix(mean), own
             new = state._replace(memory=kept[0], worker=kept[1])
         else:
-            mean = ()
+            mean = (), ()
             first = mixing is not None and mixing.before_update
             base = mix(state.params) if first else state.params
             new = form.each(one)(state, base, reduced, kept)
@@ -103,8 +104,9 @@ def _scale(reduced: Reduced) -> jax.Array:
 
 
 def _mean(reduced: Reduced) -> types.PyTree:
+    """`(mean contribution, the worker's own sums over the same weight)`."""
     scale = _scale(reduced)
-    return jax.tree.map(lambda s: s * scale.astype(s.dtype), reduced.sums)
+    return jax.tree.map(lambda s: s * scale.astype(s.dtype), (reduced.sums, reduced.own))
 
 
 def _update_worker(

@@ -26,7 +26,7 @@ class Virtual:
         signed: whether the order takes signs.
         same_evidence: all workers begin a round with the same evidence, which then is not
             multiplied.
-        replicas_equal: all workers have the same parameters, likewise.
+        replicas_equal: all workers have the same parameters and moments, likewise.
     """
 
     def __init__(
@@ -41,13 +41,16 @@ class Virtual:
         replicas_equal: bool,
     ) -> None:
         self._feed, self._num_workers = feed, num_workers
-        self._clock, self._signed = clock, signed
+        self._clock, self._signed, self._moments = clock, signed, steps.moments
         self._keys: tuple[Any, jax.Array] | None = None
-        shared_axes = types.Shared(None if replicas_equal else 0, None)
+        own = None if replicas_equal else 0
+        shared_axes = types.Shared(own, None, own)
 
         def common(shared: types.Shared) -> types.Shared:
-            params = shared.params
-            return shared._replace(params=trees.first_row(params) if replicas_equal else params)
+            if not replicas_equal:
+                return shared
+            params, moments = trees.first_row((shared.params, shared.moments))
+            return shared._replace(params=params, moments=moments)
 
         def add(
             shared: types.Shared,
@@ -85,7 +88,7 @@ class Virtual:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> local.LocalResult:
         del may_close  # `limits` are what the gate leaves done
-        shared = types.Shared(state.params, given)
+        shared = types.Shared(state.params, given, self._moments(state.opt_state))
         if self._keys is None or self._keys[0] is not rngs:
             self._keys = rngs, jnp.stack(rngs)
         signs: list[Any] = []

@@ -23,6 +23,8 @@ from hetjax.topology import gossip as gossip_lib
 
 PyTree = Any
 
+_LONG_ROW = 65_536  # elements; shorter rows XLA may add up in another order, and is fast enough
+
 
 class Mixing(NamedTuple):
     """How the parameters of the workers are averaged; `active` is bool[M], the same on all."""
@@ -68,12 +70,24 @@ def all_reduce() -> Reduction:
     def collective(sums: PyTree, axis_name: str) -> PyTree:
         return _bucketed(lambda x: jax.lax.psum(x, axis_name), sums)
 
-    def array(sums: PyTree) -> PyTree:
-        return jax.tree.map(
-            lambda x: jnp.broadcast_to(jnp.sum(x, axis=0, keepdims=True), x.shape), sums
-        )
+    return Reduction(collective, lambda sums: jax.tree.map(_sum_of_rows, sums))
 
-    return Reduction(collective, array)
+
+def _sum_of_rows(rows: jax.Array) -> jax.Array:
+    """The sum of `[W, ...]` over the workers, in each row.
+
+    Long rows are added up one after the other. So does XLA's own sum over the first axis (to the
+    bit in JAX 0.10), but it goes through memory element by element on CPU.
+    """
+    if rows[0].size < _LONG_ROW:
+        total = jnp.sum(rows, axis=0)
+    else:
+
+        def add(row: int | jax.Array, total: jax.Array) -> jax.Array:
+            return total + jax.lax.dynamic_index_in_dim(rows, row, keepdims=False)
+
+        total = jax.lax.fori_loop(1, rows.shape[0], add, rows[0])
+    return jnp.broadcast_to(total[None], rows.shape)
 
 
 def ring(num_workers: int) -> Reduction:

@@ -119,9 +119,61 @@ def test_steps_behind_a_barrier_stay_there_and_are_counted():
     strong = bilevel.value_gap(
         bilevel.descent(optax.sgd(1.0)), 20, multiplier=bilevel.barrier(1e-3, 0.01)
     )
-    found = hypergradient(estimator=strong)
-    assert 0 < int(found.info.crossed) <= 20
+    with pytest.warns(UserWarning, match=r"17 of 19 steps of y crossed the barrier.*larger sigma"):
+        found = hypergradient(estimator=strong)
+    assert (int(found.info.crossed), int(found.info.stood)) == (17, 2)
     assert float(found.info.gap) < 0.01
+
+
+@pytest.mark.parametrize(
+    "options", [{"rate": 0.03}, {"sigma": 1.0}, {"shift": 10.0}], ids=lambda o: next(iter(o))
+)
+def test_what_is_advised_beside_a_barrier_helps(options):
+    """Nothing crosses; a warning would be an error here."""
+    assert int(barred(**options).info.crossed) == 0
+
+
+def barred(*, rate=1.0, num_steps=20, sigma=1e-3, shift=0.01, **named):
+    multiplier = bilevel.barrier(sigma, shift)
+    estimator = bilevel.value_gap(
+        bilevel.descent(optax.sgd(rate)), num_steps, multiplier=multiplier
+    )
+    return hypergradient(estimator=estimator, **named)
+
+
+def test_more_steps_leave_y_where_it_may_be():
+    with pytest.raises(ValueError, match="all steps of y crossed the barrier, 4 one after"):
+        barred(num_steps=5)
+    with pytest.warns(UserWarning, match="crossed the barrier"):
+        assert float(barred(num_steps=20).info.gap) > 0
+
+
+def test_a_crossed_barrier_is_named_where_the_user_called():
+    with pytest.warns(UserWarning, match="crossed the barrier") as eager:
+        found = barred()
+    with pytest.warns(UserWarning, match="crossed the barrier") as checked:
+        bilevel.check(found)
+    assert checked[0].filename == __file__
+    assert eager[0].filename == __file__
+
+
+def test_of_mapped_hypergradients_those_without_a_step_are_counted():
+    """The first begins at its minimum, where no step crosses."""
+    estimator = bilevel.value_gap(
+        bilevel.descent(optax.sgd(1.0)), 5, multiplier=bilevel.barrier(1e-3, 0.01)
+    )
+    xs = np.array([0.0, 1.5, 1.5], np.float32)
+    found = jax.jit(jax.vmap(lambda x: hypergradient(estimator=estimator, x=x)))(xs)
+    np.testing.assert_array_equal(found.info.crossed, [0, 4, 4])
+    with pytest.raises(ValueError, match=r"in 2 of 3 hypergradients all steps of y crossed"):
+        bilevel.check(found)
+
+
+def test_a_barrier_wants_a_step_that_is_seen():
+    multiplier = bilevel.barrier(0.1, 0.5)
+    with pytest.raises(ValueError, match="1 steps of y behind a barrier; give at least 2"):
+        bilevel.value_gap(STEPS, 1, multiplier=multiplier)
+    assert bilevel.value_gap(STEPS, 1, multiplier=multiplier, upper_steps=2)
 
 
 @pytest.mark.parametrize(

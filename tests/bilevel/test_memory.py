@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.benchmarks import bilevel_figures, bilevel_plain
+from experiments.benchmarks import bilevel_blocks, bilevel_figures, bilevel_plain
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,18 @@ def test_counts_and_memory_have_rows():
         "201 gradients, 100 hessian products, 100 cross products",
     ]
     assert len(bilevel_figures.memory_rows()) == len(bilevel_figures.BY_STEPS)
+
+
+@pytest.mark.slow
+def test_blocks_have_rows():
+    """A value gap of few steps, and 500 steps back that hold more."""
+    found = bilevel_blocks.block_rows(2, bilevel_plain.Shape(200, 100, 8, 10))
+    assert [row.figure.split(",")[0] for row in found] == [
+        *["temporary memory"] * 3,
+        "value gap",
+        "a hypergradient by RHG",
+    ]
+    assert float(found[4].reached.split()[0]) > 1
+    unrolled = float(found[1].reached.rpartition("1/")[2])
+    checkpointed = float(found[2].reached.rpartition("1/")[2])
+    assert unrolled > 5 * checkpointed > 5

@@ -39,6 +39,7 @@ def given(key):
 
 
 @pytest.mark.parametrize("key", bilevel.RECIPES)
+@pytest.mark.filterwarnings("ignore:.*steps of y crossed the barrier")  # they are halved
 def test_every_recipe_runs_under_jit_and_from_its_state(key):
     problem, x = given(key)
     estimator = bilevel.RECIPES[key].make(optax.sgd(RATE), 5)
@@ -66,6 +67,7 @@ def test_after_many_steps_the_gradient_is_that_of_the_best_response(key):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*steps of y crossed the barrier")  # they are halved
 def test_descent_by_every_recipe_lowers_the_upper_loss():
     """From the same start; DARTS of the first order has no direct gradient here, and stays.
 

@@ -203,7 +203,9 @@ def test_an_adaptive_policy_goes_on_as_if_never_stopped(tmp_path, guard):
 
 
 @pytest.mark.parametrize("kind", [stream_lib.SharedStream, stream_lib.PrivateStream])
-@pytest.mark.parametrize("method", [orders.random_reshuffling, orders.fixed_map])
+@pytest.mark.parametrize(
+    "method", [orders.random_reshuffling, orders.fixed_map, orders.block_reshuffling]
+)
 def test_a_stream_goes_on_as_if_never_stopped(tmp_path, kind, method):
     def play(stream, state, count: int) -> tuple:
         ids = []

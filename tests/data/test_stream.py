@@ -15,6 +15,7 @@ ORDERINGS = {
     "random_reshuffling": orders.random_reshuffling,
     "balanced": orders.balanced,
     "fixed_map": orders.fixed_map,
+    "block_reshuffling": lambda: orders.block_reshuffling(block_size=2),
     "frozen": lambda: orders.frozen(orders.balanced(), freeze_after=1),
 }
 
@@ -59,10 +60,18 @@ class SlowPass:
             return realised[::2] + realised[1::2][::-1]
         if self.name == "frozen" and self.index > 1:
             return self.order
+        if self.name == "block_reshuffling":
+            return realised[::-1] if self.index % 2 else self.blocks_of_two()
         left, middle, right = (
             [position for position, own in self.placed if own == sign] for sign in (1, 0, -1)
         )
         return left + middle + right[::-1]
+
+    def blocks_of_two(self):
+        first = np.random.default_rng((*self.seed, 0)).permutation(len(self.examples)).tolist()
+        blocks = [first[start : start + 2] for start in range(0, len(first), 2)]
+        sequence = np.random.default_rng((*self.seed, self.index)).permutation(len(blocks))
+        return [example for index in sequence for example in blocks[index]]
 
 
 class SlowStream:

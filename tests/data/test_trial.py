@@ -1,5 +1,6 @@
 """What a few readings before the run find out, and what its user is told."""
 
+import math
 import random
 
 import jax
@@ -32,7 +33,8 @@ def test_a_source_that_gives_the_same_again_is_resident_without_a_word(capsys):
     assert choose(nan, capsys) == (feed.ResidentFeed, "")
 
 
-def test_a_source_that_changes_is_streamed_and_a_line_says_so(capsys):
+def test_a_source_that_changes_is_streamed_and_a_line_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(trial, "SLOW_SECS", math.inf)  # a busy machine reads slowly
     kind, said = choose(examples.Augmented(), capsys)
     assert kind is feed.StreamedFeed
     (line,) = said.splitlines()

@@ -247,13 +247,12 @@ def test_the_guardian_puts_away_what_was_not_dropped(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["dropped"]
 
 
-def test_a_worker_that_cannot_take_its_place_says_so():
+def test_a_worker_that_cannot_take_its_place_says_so(tmp_path):
     entrance = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid())]
-    done = subprocess.run(
-        [*entrance, "", "/nowhere/cgroup.procs", "true"], capture_output=True, text=True
-    )
+    group, program = str(tmp_path / "missing" / "cgroup.procs"), str(tmp_path / "program")
+    done = subprocess.run([*entrance, "", group, "true"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "cannot take its CPU share" in done.stderr
-    done = subprocess.run([*entrance, "", "", "/nowhere/program"], capture_output=True, text=True)
+    done = subprocess.run([*entrance, "", "", program], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "/nowhere/program cannot be run: No such file" in done.stderr
+    assert f"{program} cannot be run: No such file" in done.stderr

@@ -24,6 +24,7 @@ from hetjax.models import layers
         ("logistic", (28, 28, 1), {}, 7_850),
         ("mlp", (28, 28, 1), {"hidden": (256, 128)}, 235_146),
         ("small_cnn", (8, 8, 1), {}, 6_186),
+        ("resnet8", (32, 32, 3), {}, 77_850),
     ],
 )
 def test_number_of_parameters(name, shape, options, count):
@@ -100,12 +101,13 @@ def test_pixels_are_scaled_by_their_range(name):
     np.testing.assert_allclose(*both(images), rtol=1e-5, atol=1e-6)
 
 
-def test_normalised_examples_do_not_depend_on_their_batch():
+@pytest.mark.parametrize("name", ["small_cnn", "resnet8"])
+def test_normalised_examples_do_not_depend_on_their_batch(name):
     images = np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3)).astype(np.uint8)
 
     @jax.jit
     def both(images):
-        model = models.make("small_cnn", (16, 16, 3), 10, rngs=nnx.Rngs(0))
+        model = models.make(name, (16, 16, 3), 10, rngs=nnx.Rngs(0))
         return model(images)[1:2], model(images[1:2])
 
     np.testing.assert_allclose(*both(images), rtol=1e-5, atol=1e-5)
@@ -116,12 +118,20 @@ def test_the_configuration_allows_exactly_the_registered_names():
     assert set(rule["rule"].names) == set(models.MODELS)
 
 
+def test_every_model_says_what_it_takes_and_only_those():
+    assert models.TAKES.keys() == models.MODELS.keys()
+    assert models.options_of("mlp") == ("hidden", "input_max", "param_dtype")
+    assert models.options_of("logistic") == ()
+
+
 def test_an_unknown_model_names_the_nearest():
     with pytest.raises(ValueError, match=r"model: got 'lenet5', must be .* Did you mean 'lenet'"):
         models.make("lenet5", (32, 32, 3), 10, rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("lenet", (8, 8, 1)), ("small_cnn", (64,))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("lenet", (8, 8, 1)), ("small_cnn", (64,)), ("resnet8", (4, 4, 1))]
+)
 def test_images_that_a_model_cannot_take_are_refused(name, shape):
     with pytest.raises(ValueError, match=r"model .* got examples of shape .* height and width of"):
         models.make(name, shape, 10, rngs=nnx.Rngs(0))

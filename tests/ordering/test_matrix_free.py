@@ -11,6 +11,7 @@ from flax import nnx
 
 import hetjax
 from experiments import problems as classifiers
+from experiments import tasks
 from experiments.benchmarks import ordering_losses
 from hetjax import models, ordering, parts, types
 from hetjax.ordering import halves, matrix_free
@@ -52,13 +53,32 @@ def refusal(loss_fn, params, examples, *, block_pairs=16, per_example_rng=False)
     return reasons[0]
 
 
+def _integers(most, shape):
+    return np.random.default_rng(0).integers(most, size=shape, dtype=np.int32)
+
+
+# By the field of an example that a model takes: its shape, what the model gives, eight examples.
+EXAMPLES = {
+    "image": ((16, 16, 1), 10, classifiers.images(8, (16, 16, 1))),
+    "words": ((50,), 2, {"words": _integers(50, (8, 5)), "label": _integers(2, 8)}),
+    "tokens": ((7,), 11, {"tokens": _integers(11, (8, 7))}),
+    "past": (
+        (20,),
+        6,
+        {name: np.float32(_integers(9, (8, size))) for name, size in (("past", 20), ("future", 6))},
+    ),
+}
+
+
 @pytest.mark.parametrize("block_pairs", [16, 2, 1])
 @pytest.mark.parametrize("name", models.MODELS)
 def test_nothing_is_computed_twice_for_the_reference_models(name, block_pairs):
-    shape, size = (16, 16, 1), 8
-    batch = classifiers.images(size, shape)
-    dtype = jnp.bfloat16 if block_pairs == 2 else jnp.float32
-    loss_fn, params = classifiers.classifier(name, shape, input_max=255.0, param_dtype=dtype)
+    kind, dtype = models.TAKES[name][0], jnp.bfloat16 if block_pairs == 2 else jnp.float32
+    shape, num_outputs, batch = EXAMPLES[kind]
+    options = {"input_max": 255.0} if kind == "image" else {}
+    model = models.make(name, shape, num_outputs, rngs=nnx.Rngs(0), param_dtype=dtype, **options)
+    measures = tasks.measures_of(kind, num_outputs)
+    loss_fn, params = hetjax.nnx_loss(model, measures.loss)
     assert refusal(loss_fn, params, batch, block_pairs=block_pairs) == ""
 
 

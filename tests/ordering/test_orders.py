@@ -12,6 +12,8 @@ METHODS = {
     "synchronised_reshuffling": orders.synchronised_reshuffling,
     "shuffle_once": orders.shuffle_once,
     "fixed_map": orders.fixed_map,
+    "block_reshuffling": orders.block_reshuffling,
+    "blocks_of_3": lambda: orders.block_reshuffling(block_size=3),
     "balanced": orders.balanced,
     "frozen": lambda: orders.frozen(orders.balanced(), freeze_after=2),
 }
@@ -79,9 +81,25 @@ def order_slowly(name, num_examples, seed, order, pass_index, signs):
         return sorted(range(num_examples), key=lambda example: keys[example])
     if name == "fixed_map":
         return order[::2] + order[1::2][::-1]
+    if name in ("block_reshuffling", "blocks_of_3"):
+        return blocks_slowly(name, num_examples, seed, order, pass_index)
     if name == "balanced" or (name == "frozen" and pass_index <= 2):
         return place_slowly(order, signs)
     return order
+
+
+def blocks_slowly(name, num_examples, seed, order, pass_index):
+    """One block after the other, or the pass before from its end to its beginning."""
+    if pass_index % 2:
+        return list(reversed(order))
+    size = 3 if name == "blocks_of_3" else max(1, round(num_examples**0.5))
+    left = np.random.default_rng((*seed, 0)).permutation(num_examples).tolist()
+    blocks = []
+    while left:
+        blocks.append(left[:size])
+        left = left[size:]
+    sequence = np.random.default_rng((*seed, pass_index)).permutation(len(blocks))
+    return [example for index in sequence for example in blocks[index]]
 
 
 def checked(place):
@@ -170,6 +188,53 @@ def test_the_fixed_map_is_balanced_placement_by_alternating_signs(num_examples, 
         state = fixed.place(state, state.order, None)
         other = balanced.place(other, other.order, signs)
         np.testing.assert_array_equal(state.order, other.order)
+
+
+@given(problem=passes(), seed=seeds, block_size=st.integers(0, 30))
+def test_blocks_stay_together_and_every_second_pass_is_the_one_before_backwards(
+    problem, seed, block_size
+):
+    """By what was realised, which need not be what was planned, as where a gate closes."""
+    num_examples, each = problem
+    init, place = orders.block_reshuffling(block_size=block_size)
+    state = init(num_examples, seed)
+    size = block_size or max(1, round(num_examples**0.5))
+    blocks = {tuple(state.order[i : i + size].tolist()) for i in range(0, num_examples, size)}
+    sequences = []
+    for pass_index, (_, rounds) in enumerate(each):
+        order = state.order.tolist()
+        realised = order[:]
+        if pass_index % 2 == 0:
+            at, found = 0, []
+            while at < num_examples:
+                (block,) = [b for b in blocks if b[0] == order[at]]
+                assert tuple(order[at : at + len(block)]) == block
+                at, found = at + len(block), [*found, block]
+            assert set(found) == blocks
+            sequences.append(found)
+            cut = num_examples // 3
+            realised = order[cut:] + order[:cut]  # the first third went back and came last
+        start = 0
+        for count in rounds:
+            state = place(state, np.array(realised[start : start + count], np.int32), None)
+            start += count
+        if pass_index % 2 == 0:
+            assert state.order.tolist() == realised[::-1]
+
+
+def test_the_sequence_of_blocks_is_drawn_afresh():
+    init, place = orders.block_reshuffling(block_size=10)
+    state, seen = init(300, (0,)), []
+    for _ in range(6):
+        seen.append(tuple(state.order.tolist()))
+        state = place(state, state.order, None)
+    assert len(set(seen)) == 6
+    assert seen[1::2] == [order[::-1] for order in seen[::2]]
+
+
+def test_a_negative_block_size_is_refused():
+    with pytest.raises(ValueError, match=r"block_size is -1; give the examples of a block, or 0"):
+        orders.block_reshuffling(block_size=-1)
 
 
 @given(one=sizes, other=sizes, seed=seeds, pass_index=st.integers(0, 3))

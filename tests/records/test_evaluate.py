@@ -148,3 +148,27 @@ def test_a_loss_with_a_key_an_example_is_evaluated(float64):
     plain = np.asarray(problems.softmax_loss(result.params, data, None)).mean()
     noise = result.summary["test_loss"] - plain
     assert 0 < abs(noise) < 5 / np.sqrt(300)
+
+
+def test_a_metric_of_means_is_the_function_of_the_means_over_the_whole_set(float64):
+    rng = np.random.default_rng(0)
+    data = {"x": rng.normal(size=700), "w": rng.uniform(size=700)}
+
+    def metrics_fn(params, batch):
+        values, weighted = batch["x"] * params, (batch["x"] ** 2, batch["w"])
+        made = hetjax.OfMeans(lambda a, b: a / b, values, weighted)  # another one at each call
+        return {"value": values, "ratio": made}
+
+    found = hetjax.evaluate(np.float64(3.0), data, metrics_fn)
+    mean = 3 * data["x"].mean()
+    assert found["value"] == pytest.approx(mean, rel=1e-12)
+    weighted = (data["w"] * data["x"] ** 2).sum() / data["w"].sum()
+    assert found["ratio"] == pytest.approx(mean / weighted, rel=1e-12)
+
+
+def test_a_part_of_a_metric_of_means_is_checked_as_a_metric_is():
+    def metrics_fn(params, batch):
+        return {"ratio": hetjax.OfMeans(float, batch["x"].sum())}
+
+    with pytest.raises(ValueError, match=r"metrics_fn returned 'ratio' of shape \(\) for 3 examp"):
+        hetjax.evaluate(np.float32(1), {"x": np.ones(3, np.float32)}, metrics_fn)

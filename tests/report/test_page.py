@@ -147,3 +147,22 @@ assert "jax" not in sys.modules
 assert not [name for name in sys.modules if name.startswith("hetjax.rounds")]
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "report.html")], check=True)
+
+
+def test_evaluated_metrics_are_drawn_but_losses_and_accuracies(tmp_path):
+    values = {"val_loss": 4.5, "val_perplexity": 90.0, "test_perplexity": 95.0, "test_loss": 4.6}
+    history = runs.make_history(20, 4, eval=lambda i: values if i % 10 == 9 else None)
+    page = runs.section(runs.write(tmp_path, history=history), "Evaluated metrics")
+    assert "perplexity" in page
+    assert "val perplexity" in page
+    assert page.count("<svg") == 2  # for a wide screen and a narrow one
+    known = runs.write(tmp_path, history=runs.make_history(20, 4))  # a loss and an accuracy
+    assert not runs.section(known, "Evaluated metrics")
+
+
+def test_the_notes_of_the_data_stand_before_the_numbers(tmp_path):
+    summary = runs.SUMMARY | {"notes": ["Chunks begin with a zero state.", "9.7 % <unk>"]}
+    page = runs.write(tmp_path, summary=summary, history=runs.make_history(3, 2))
+    assert '<p class="note">Chunks begin with a zero state.</p>' in page
+    assert "9.7 % &lt;unk&gt;" in page
+    runs.write(tmp_path, summary=runs.SUMMARY | {"notes": 3})  # what nobody expects is left out

@@ -82,3 +82,16 @@ def test_the_accuracy_of_training_has_a_tile_or_a_place_below_that_of_the_test_s
     del measured["test_accuracy"]
     shown = read(tiles.tiles(measured, runs.make_history(20, 4)))
     assert shown["Training accuracy"] == ("99.1 %", "over the last epoch")
+
+
+def test_the_metric_that_the_best_is_chosen_by_has_a_tile_and_its_set_is_named():
+    judged = {"judged_by": "val_perplexity", "val_perplexity": 129.47, "best_val_perplexity": 119.4}
+    shown = read(tiles.tiles({**judged, "val_loss": 4.863, "train_loss": 4.7}, []))
+    assert shown["Val perplexity"] == ("129.5", "best 119.4")
+    assert shown["Val loss"] == ("4.863", "training loss 4.7")
+    judged = {"judged_by": "test_smape", "test_smape": 8.64, "test_naive_smape": 9.161}
+    assert read(tiles.tiles(judged, []))["Test smape"] == ("8.64", "naive 9.161")
+    judged = {"judged_by": "val_accuracy", "val_accuracy": 0.81}
+    shown = read(tiles.tiles(judged, []))
+    assert shown["Val accuracy"] == ("81.0 %", "")
+    assert list(shown) == ["Val accuracy"]

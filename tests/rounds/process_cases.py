@@ -52,7 +52,8 @@ def resolved(fields):
     """The fields with functions in place of their names."""
     loss_fn = getattr(problems, fields.get("loss_fn", "softmax_loss"))
     rule = {"rule": RULES[fields["rule"]](loss_fn)} if "rule" in fields else {}
-    return {**fields, "loss_fn": loss_fn, **rule}
+    update = {"optimizer": optax.adam(0.05)} if fields.get("optimizer") == "adam" else {}
+    return {**fields, "loss_fn": loss_fn, **rule, **update}
 
 
 def products(data, weights, rounds=3, **fields):

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+import hetjax
 import hetjax.config
 from hetjax import ordering
 from hetjax import parts as parts_lib
@@ -329,3 +330,63 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
     jax.tree.map(np.testing.assert_array_equal, at_again, at)
     np.testing.assert_array_equal(restored.params, state.params)
     assert parts.stream.epoch(at) == again.stream.epoch(at_again) == 3
+
+
+@pytest.mark.parametrize("sharing", ["shared", "private"])
+def test_block_reshuffling_turns_what_was_realised_round(sharing, tmp_path):
+    """With a gate, unequal speeds and a worker that is away; cut, a run goes on."""
+    method = ordering.block_reshuffling(block_size=3)
+
+    def fit(workdir, calls, **options):
+        def place(state, examples, signs):
+            realised, seed = [*state.realised[: state.num_placed], *examples], state.seed
+            state = method.place(state, examples, signs)
+            calls.append((seed, state.pass_index, state.num_placed, realised, state.order.copy()))
+            return state
+
+        return problems.fit(
+            problems.classification(61, np.float32),
+            problems.initial_weights(np.float32),
+            local="virtual",
+            epochs=4,
+            data={"sharing": sharing},
+            gate=gate.after(3),
+            ordering=method._replace(place=place),
+            workdir=tmp_path / workdir,
+            checkpoint={"every_rounds": 1},
+            cluster={
+                "num_workers": 4,
+                "secs_per_microbatch": (1, 2, 3, 4),
+                "changes": [
+                    {"round": 2, "worker": 1, "present": False},
+                    {"round": 6, "worker": 1, "present": True},
+                ],
+            },
+            **options,
+        )
+
+    def stop(line):
+        return hetjax.STOP if line.round == 7 else None
+
+    calls, parts = [], []
+    whole = fit("whole", calls)
+    fit("cut", parts, callbacks=[stop])
+    np.testing.assert_array_equal(fit("cut", parts).params, whole.params)
+    assert len(parts) == len(calls)
+    assert whole.summary["examples_missing"] == whole.summary["examples_duplicated"] == 0
+    ends = 0
+    for call, other in zip(calls, parts, strict=True):
+        seed, pass_index, num_placed, realised, order = call
+        assert call[:4] == other[:4]
+        np.testing.assert_array_equal(order, other[4])
+        if num_placed:
+            continue
+        ends += 1
+        if pass_index % 2:
+            np.testing.assert_array_equal(order, realised[::-1])
+            continue
+        first = np.random.default_rng((*seed, 0)).permutation(len(order))
+        blocks = [first[start : start + 3] for start in range(0, len(first), 3)]
+        sequence = np.random.default_rng((*seed, pass_index)).permutation(len(blocks))
+        np.testing.assert_array_equal(order, np.concatenate([blocks[i] for i in sequence]))
+    assert ends >= 4

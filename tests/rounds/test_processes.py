@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -18,6 +19,10 @@ CASES = {
     "matcha": {"reducer": {"name": "matcha", "graph": "ring"}},
     "d_grab": {"ordering": {"method": "d_grab", "herding_every": 0}},
     "d_grab_exact": {"ordering": {"method": "d_grab_exact", "herding_every": 0}},
+    "preconditioned": {
+        "ordering": {"method": "d_grab", "precondition": True, "herding_every": 0},
+        "optimizer": "adam",
+    },
     "pair_balance": {
         "ordering": {"method": "pair_balance", "herding_every": 0},
         "reducer": {"name": "d_psgd", "graph": "complete"},
@@ -103,6 +108,7 @@ def gang(tmp_path_factory):
 
 SHARED = (
     "all_reduce",
+    "preconditioned",
     "d_grab_exact",
     "private",
     "streamed",
@@ -139,7 +145,8 @@ def shared_gang(tmp_path_factory):
 def test_two_processes_train_as_one_does(name, form, request, float64):
     params, summary, history = request.getfixturevalue(form)[name]
     fields = process_cases.resolved({**EVAL, **{**CASES, **OWN}[name]})
-    alone = problems.fit(problems.classification(), problems.initial_weights(), **fields)
+    with jax.numpy_dtype_promotion("standard"):  # optax's Adam asks for it
+        alone = problems.fit(problems.classification(), problems.initial_weights(), **fields)
     for key in ("quotas", "microbatches_done", "examples_counted", "compute_secs", "bytes_sent"):
         assert [line[key] for line in history] == [line[key] for line in alone.history], key
     np.testing.assert_allclose(params, alone.params, rtol=1e-12 if name in OWN else 1e-10)

@@ -214,3 +214,24 @@ def test_kinds_of_rounds_that_a_run_cannot_have_are_refused(fields, message):
         fields["rules"] = own
     with pytest.raises(ValueError, match=message):
         make(**fields)
+
+
+def test_a_batch_is_done_again_by_other_quotas_with_the_same_sum():
+    product = hessian_product.hessian_product(problems.softmax_loss)
+    fields = {"ordering": "random_reshuffling", "quota": quota.adaptive()}
+    with make(rules={"product": product}, **fields) as run:
+        vector = problems.initial_weights(np.float32)
+        state = run.init()
+        for _ in range(3):  # the clocks tell who is slow
+            state, _ = run.round(state)
+        state, first = run.round(state, kind="product", given=vector)
+        held, mean, stream = first.done, np.asarray(first.mean)[0], state.stream
+        for _ in range(3):
+            state, again = run.round(state, kind="product", given=vector, again=held)
+        assert again.quotas != first.quotas
+        assert again.examples == first.examples
+        np.testing.assert_allclose(np.asarray(again.mean)[0], mean, rtol=1e-5, atol=1e-7)
+        assert state.stream is stream  # no example of the order was taken, none was counted
+        others = held._replace(example_ids=np.tile(held.example_ids, (9, 1)))
+        with pytest.raises(ValueError, match=r"again: 72 microbatches .* may have"):
+            run.plan(state, again=others)

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import hetjax
 from hetjax import mesh as mesh_lib
 from hetjax import parts, topology
-from hetjax.topology import gossip, graphs
+from hetjax.topology import gossip, graphs, reducers
 
 N = 8
 GOSSIP = [
@@ -175,3 +175,21 @@ def test_phases_follow_each_other_and_draws_depend_on_seed_and_round_alone():
 def test_matcha_needs_an_undirected_graph():
     with pytest.raises(ValueError, match=r"one way.*'ring'.*'d_psgd'"):
         make("matcha", "one_peer_exponential")
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4, 64])
+def test_long_rows_are_added_up_one_after_the_other_to_the_bit(num_workers):
+    rows = np.random.default_rng(0).normal(size=(num_workers, 70_000)).astype(np.float32)
+    total = np.zeros(70_000, np.float32)
+    for row in rows:
+        total += row
+    found = jax.jit(reducers.all_reduce().array)(rows)
+    np.testing.assert_array_equal(found, np.tile(total, (num_workers, 1)))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4, 64])
+def test_short_rows_are_added_up_as_xla_does_to_the_bit(num_workers):
+    rows = np.random.default_rng(0).normal(size=(num_workers, 300)).astype(np.float32)
+    found = np.asarray(jax.jit(reducers.all_reduce().array)(rows))
+    total = jax.jit(lambda rows: rows.sum(axis=0, keepdims=True))(rows)
+    np.testing.assert_array_equal(found, np.tile(total, (num_workers, 1)))

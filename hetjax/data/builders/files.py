@@ -1,20 +1,23 @@
 """Where the original files of a data set are, and whether they are the right ones.
 
-A data set is described by an `ImageSet`; the files it needs by `FileSpec`s with the size and
-the SHA-256 that its authors' files have (numbers as in TFDS's own table, and checked against
-real copies). Files are looked for in a few places under the data directory, downloaded from
-the official addresses if they are nowhere, and refused if a byte differs.
+A data set is described by an `ImageSet` or an `ArraySet`; the files it needs by `FileSpec`s with
+the size and the SHA-256 that its authors' files have (numbers as in TFDS's own table where it has
+them, and checked against real copies). Files are looked for in a few places under the data
+directory, downloaded from the official addresses if they are nowhere, and refused if a byte
+differs.
 """
 
 import dataclasses
 import hashlib
 import http.client
+import inspect
 import os
 import pathlib
 import sys
 import tarfile
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,36 +45,82 @@ class FileSpec:
     urls: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageSet:
-    """A labelled set of images and how to read it.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OriginalSet:
+    """A data set as its authors publish it.
 
     Attributes:
       name: what the user calls it.
-      version: of the prepared form; a new one is prepared beside an old one.
       title: one line that says what it is.
       homepage: where its authors describe it.
       citation: BibTeX.
-      image_shape: `(height, width, channels)`, uint8.
-      num_classes: labels are 0..num_classes-1.
       files: the original files; empty if the package has them.
-      read: `(files' contents by name, ImageSet) -> records by split`, in the original order.
       archive: one file that holds all of `files`, if there is one.
     """
 
     name: str
-    version: str
     title: str
     homepage: str
     citation: str
-    image_shape: tuple[int, int, int]
-    num_classes: int
     files: tuple[FileSpec, ...]
-    read: "Callable[[ReadFile, ImageSet], Mapping[str, Iterator[Record]]]"
     archive: FileSpec | None = None
 
 
-def reader(image_set: ImageSet, data_dir: pathlib.Path, *, download: bool = True) -> ReadFile:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageSet(OriginalSet):
+    """A labelled set of images and how to read it.
+
+    Attributes:
+      version: of the prepared form; a new one is prepared beside an old one.
+      image_shape: `(height, width, channels)`, uint8.
+      num_classes: labels are 0..num_classes-1.
+      read: `(files' contents by name, ImageSet) -> records by split`, in the original order.
+    """
+
+    version: str
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    read: "Callable[[ReadFile, ImageSet], Mapping[str, Iterator[Record]]]"
+
+
+class Arrays(NamedTuple):
+    """A data set in memory.
+
+    Attributes:
+      train: the training examples, a dict of arrays with a common leading axis.
+      evals: those of each set that is evaluated, by its name, the main one first.
+      kind: the field that a model takes, which says what an example is.
+      example_shape: shape of that field in one example.
+      num_classes: how many numbers a model gives: classes, words of a vocabulary, or points.
+      notes: sentences that a report must say of the data.
+    """
+
+    train: Mapping[str, np.ndarray]
+    evals: Mapping[str, Mapping[str, np.ndarray]]
+    kind: str
+    example_shape: tuple[int, ...]
+    num_classes: int
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArraySet(OriginalSet):
+    """A set of text, sentences or series that is made anew of its files whenever it is opened.
+
+    Attributes:
+      open: `(files' contents by name, **options) -> Arrays`. Its keyword arguments are the options
+        of the set, which are fields `data.NAME` of a configuration.
+    """
+
+    open: Callable[..., Arrays]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of the options."""
+        return tuple(inspect.signature(self.open).parameters)[1:]
+
+
+def reader(image_set: OriginalSet, data_dir: pathlib.Path, *, download: bool = True) -> ReadFile:
     """Finds the original files and returns a function that reads one, checked.
 
     Looks in `data_dir/NAME`, `data_dir` and `data_dir/downloads/manual`, for each file alone
@@ -156,19 +205,21 @@ def _save(response, part: pathlib.Path, *, limit_bytes: int) -> None:
 
 def _fetch_missing(
     spec: FileSpec,
-    image_set: ImageSet,
+    image_set: OriginalSet,
     data_dir: pathlib.Path,
     missing: list[str],
     download: bool,
 ) -> pathlib.Path:
     target = data_dir / image_set.name / spec.name
-    reason = "downloading is off"
-    if download:
+    reason = "Downloading failed: downloading is off"
+    if not spec.urls:
+        reason = "hetjax does not download it"
+    elif download:
         try:
             download_file(spec, target)
             return target
         except (ValueError, OSError) as error:
-            reason = str(error)
+            reason = f"Downloading failed: {error}"
     wanted = ", ".join(missing)
     if image_set.archive is not None:
         wanted = f"{image_set.archive.name}, or unpacked {wanted},"
@@ -179,11 +230,11 @@ def _fetch_missing(
     raise ValueError(
         f"the data set {image_set.name} is missing: put {wanted} into "
         f"{data_dir / image_set.name} (from {' or '.join(addresses) or image_set.homepage}), "
-        f"or give the directory that has them as data_dir. Downloading failed: {reason}"
+        f"or give the directory that has them as data_dir. {reason}"
     )
 
 
-def _find(name: str, image_set: ImageSet, data_dir: pathlib.Path) -> pathlib.Path | None:
+def _find(name: str, image_set: OriginalSet, data_dir: pathlib.Path) -> pathlib.Path | None:
     bare = pathlib.PurePath(name).name
     for folder in (
         data_dir / image_set.name,
@@ -226,6 +277,20 @@ def _check_sha256(path: pathlib.Path, sha256: str, spec: FileSpec) -> None:
             f"{path} has SHA-256 {sha256}, expected {spec.sha256}: its contents are not the "
             "original's; delete it and get it again"
         )
+
+
+def lines(content: bytes, name: str) -> list[str]:
+    """The lines of a text file in UTF-8, without their ends.
+
+    Raises:
+      ValueError: it is none; names the byte.
+    """
+    try:
+        return content.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name} is not text in UTF-8 (byte {error.start}): the file is damaged, get it again"
+        ) from error
 
 
 def check_labels(labels: np.ndarray, name: str, *, num_classes: int) -> None:

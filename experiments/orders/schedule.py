@@ -1,0 +1,181 @@
+"""What is missing, what it takes, and doing it: nothing is done twice."""
+
+import concurrent.futures
+import json
+import math
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tqdm
+
+from experiments.orders import herding, jobs, results
+from experiments.orders.tasks import Run, Task
+
+WORK = {
+    results.RUNS: "experiments.orders.runs:train",
+    results.HERDING: "experiments.orders.herding:measure",
+    results.EPOCH_SECS: "experiments.orders.timing:epoch_secs",
+}
+
+
+class Left(NamedTuple):
+    """What is left of a task, at most, on one core."""
+
+    count: int
+    secs: float
+
+
+def missing(task: Task, directory: pathlib.Path, kind: str = results.RUNS) -> list[Run]:
+    """The runs of a task that are to be done next."""
+    trained = results.read_records(directory, task)
+    if kind == results.RUNS:
+        return results.wanted(task, trained)
+    return herding.wanted(task, trained, results.read_records(directory, task, kind))
+
+
+def plan(tasks: Iterable[Task], directory: pathlib.Path) -> dict[str, Left]:
+    """By task: the runs that are left at most, and their seconds on one core.
+
+    A run takes as long as those of its arm that are done, in the middle. Before, it takes the
+    measured seconds of its epochs, or a guess.
+    """
+    left = {}
+    for task in tasks:
+        records = list(results.read_records(directory, task).values())
+        epochs = results.read_secs(directory, task)
+        count, secs, next_ones = 0, 0.0, missing(task, directory)
+        for arm in task.arms:
+            done = [record["secs"] for record in records if record["arm"] == arm]
+            asked = sum(run.arm == arm for run in next_ones)  # an extended grid has more
+            more = max(task.most_runs(arm) - len(done), asked) if next_ones else 0
+            measured = statistics.median(epochs[arm]) if arm in epochs else None
+            count += more
+            secs += more * (statistics.median(done) if done else task.run_secs(arm, measured))
+        left[task.name] = Left(count, secs)
+    return left
+
+
+def table(tasks: Sequence[Task], directory: pathlib.Path) -> str:
+    """The plan, in Markdown."""
+    lines = [
+        "| task | examples | epochs | rounds | runs left, at most | minutes of one core |",
+        "|---|---|---|---|---|---|",
+    ]
+    left = plan(tasks, directory)
+    for task in tasks:
+        config, mine = task.experiment, left[task.name]
+        size = f"{config.data.num_train:,} | {config.epochs} | {task.num_rounds:,}"
+        lines.append(f"| {task.name} | {size} | {mine.count} | {mine.secs / 60:.0f} |")
+    hours = sum(each.secs for each in left.values()) / 3600
+    lines.append(f"At most {hours:.1f} hours of one core.")
+    return "\n".join(lines)
+
+
+def run_all(
+    tasks: Iterable[Task],
+    directory: pathlib.Path,
+    *,
+    data_dir: str | None,
+    num_jobs: int,
+    minutes: float = math.inf,
+    kind: str = results.RUNS,
+) -> int:
+    """Does the runs that are missing, and returns how many; `num_jobs=0`: in this process.
+
+    Raises:
+        RuntimeError: some failed; the others were done.
+    """
+    tasks, started, count = list(tasks), time.monotonic(), 0
+    failed: dict[Run, str] = {}
+    with jobs.executor(num_jobs) as executor, _bar() as bar:
+        pending: dict[concurrent.futures.Future, Run] = {}
+        while True:
+            todo = [
+                run
+                for task in tasks
+                for run in missing(task, directory, kind)
+                if run not in pending.values() and run not in failed
+            ]
+            late = time.monotonic() - started > 60 * minutes
+            for run in [] if late else todo[: max(num_jobs, 1) - len(pending)]:
+                path = results.path_of(directory, run, kind)
+                future = executor.submit(jobs.do, WORK[kind], run, data_dir, path=path)
+                pending[future] = run
+            if not pending:
+                if late and todo:
+                    print(f"The time is over; {len(todo)} runs or more are left.")
+                break
+            done, _ = concurrent.futures.wait(
+                pending, return_when=concurrent.futures.FIRST_COMPLETED
+            )
+            for future in done:
+                run = pending.pop(future)
+                try:
+                    record = future.result()
+                except (ValueError, MemoryError, RuntimeError) as error:
+                    if isinstance(error, concurrent.futures.BrokenExecutor):
+                        raise
+                    failed[run] = f"{run.task.name} {run.name}: {error}"
+                    bar.write(failed[run], file=sys.stdout)
+                    continue
+                count += 1
+                left = plan(tasks, directory) if kind == results.RUNS else {}
+                _tell(bar, started, run, record, left, max(num_jobs, 1))
+    if failed:
+        raise RuntimeError(f"Runs that failed: {len(failed)}\n" + "\n".join(failed.values()))
+    return count
+
+
+def _bar() -> tqdm.tqdm:
+    """In minutes; none where nobody looks."""
+    return tqdm.tqdm(
+        total=1, unit="min", disable=None, bar_format="{percentage:3.0f} %|{bar}| {postfix}"
+    )
+
+
+def _tell(
+    bar: tqdm.tqdm,
+    started: float,
+    run: Run,
+    record: dict[str, Any],
+    left: dict[str, Left],
+    num_jobs: int,
+) -> None:
+    """One line about a run that is done, and what is left."""
+    spent = (time.monotonic() - started) / 60
+    minutes = sum(each.secs for each in left.values()) / 60 / num_jobs
+    found = f"{results.best(record):.5f} in " if "train_losses" in record else ""
+    rest = f"at most {minutes:.0f} min left" if left else ""
+    line = f"{spent:5.1f} min  {run.task.name} {run.name}: {found}{record['secs']:.0f} s"
+    bar.total, bar.n = spent + minutes, spent
+    bar.set_postfix_str(rest)
+    bar.write("; ".join(filter(None, [line, rest])), file=sys.stdout)
+    sys.stdout.flush()
+
+
+def time_all(
+    tasks: Iterable[Task],
+    directory: pathlib.Path,
+    *,
+    data_dir: str | None,
+    minutes: float = math.inf,
+    num_jobs: int = 1,
+) -> None:
+    """Measures and keeps the seconds of an epoch, of all arms of a task in turn, where missing."""
+    path, started = directory / results.RUNS / results.EPOCH_SECS, time.monotonic()
+    with jobs.executor(num_jobs) as executor:
+        for task in tasks:
+            known = set(results.read_secs(directory, task))
+            if task.group or known >= set(task.arms):
+                continue
+            if time.monotonic() - started > 60 * minutes:
+                print("The time is over; not every task is measured.")
+                return
+            print(f"Measuring epochs of {task.name}", flush=True)
+            secs = executor.submit(jobs.do, WORK[results.EPOCH_SECS], task, data_dir).result()
+            kept = json.loads(path.read_text()) if path.exists() else {}
+            jobs.write(path, kept | {task.name: {"settings": task.settings, "secs": secs}})

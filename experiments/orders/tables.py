@@ -1,0 +1,229 @@
+"""What the report shows of a task: its set-up, its arms, its grid, its herding bounds, in words."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from experiments.comparisons.spreads import Stat, verdict
+from experiments.orders import page, pictures, results
+from experiments.orders.arms import ALWAYS, ARMS, BASELINE, LEADER, TUNED
+from experiments.orders.results import Arms, Record, Records, average, best, final
+from experiments.orders.tasks import Task
+
+METRICS = {"": "", "preconditioned_": ", gradients over √v̂"}  # of herding bounds
+
+
+def setup(task: Task) -> str:
+    """What is trained, in a sentence or two."""
+    config = task.experiment
+    chosen = config.optimizer
+    optimizer = [f"{chosen.name.upper() if chosen.name == 'sgd' else chosen.name}"]
+    if chosen.name == "sgd":
+        optimizer.append(f"momentum {chosen.momentum:g}")
+    optimizer.append(f"weight decay {chosen.weight_decay:g}")
+    if chosen.clip_norm:
+        optimizer.append(f"the gradient clipped at a norm of {chosen.clip_norm:g}")
+    part = "all of them" if task.every == 1 else f"every {task.every}th of them"
+    evaluated = f"the first {task.num_eval:,}" if task.num_eval else "all"
+    return (
+        f"`configs/{task.config}.py` with {config.data.num_train:,} examples, {config.epochs} "
+        f"epochs of {task.epoch_rounds:,} rounds, {config.cluster.num_workers} workers with "
+        f"{config.data.sharing} data, batch {task.batch_size} (microbatches of "
+        f"{config.microbatch_size}), {', '.join(optimizer)}, a constant learning rate, "
+        f"{_emulation(task)}seeds {', '.join(map(str, task.seeds))}. Training loss over {part}; "
+        f"{task.metric} over {evaluated} of the examples that are evaluated.{_left_out(task)}"
+    )
+
+
+def _left_out(task: Task) -> str:
+    """The orders that a task goes without."""
+    names = [ARMS[arm].label for arm in ALWAYS if arm not in task.arms]
+    return f" Left out: {'; '.join(names)}." if names else ""
+
+
+def _emulation(task: Task) -> str:
+    config = task.experiment
+    if not task.is_emulated:
+        return ""
+    gate = config.gate.trigger
+    closes = "" if gate == "none" else f", a gate ({gate})"
+    return f"{config.quota.policy} quotas for emulated speeds on the virtual clock{closes}, "
+
+
+def arms_table(arms: Arms) -> page.Table:
+    """The figures of each arm at its learning rate."""
+    metric = next((r["metric"] for runs in arms.runs.values() for r in runs.values()), "")
+    header = (
+        "order",
+        "learning rate",
+        "lowest training loss",
+        "last training loss",
+        "mean over the epochs",
+        "over D-RR's, same seed",
+        "lowest against D-RR",
+        "epochs to D-RR's lowest",
+        "time to it",
+        "ms a round",
+        f"last {metric.replace('_', ' ')}",
+    )
+    rows = []
+    for arm, rate in arms.rates.items():
+        if not arms.runs[arm]:
+            continue
+        last = Stat.of(pictures.values_of(run)[-1] for run in arms.runs[arm].values())
+        secs = arms.secs.get(arm)
+        rows.append(
+            (
+                ARMS[arm].label,
+                f"{rate:g}",
+                f"{arms.stat(arm, best):.5f}",
+                f"{arms.stat(arm, final):.5f}",
+                f"{arms.stat(arm, average):.5f}",
+                f"{arms.paired(arm, average):.3f}",
+                "" if arm == BASELINE else verdict(arms.stat(arm, best), arms.stat(BASELINE, best)),
+                ratio(arms.ratios(arm)),
+                ratio(arms.ratios(arm, of_time=True)),
+                f"{1e3 * secs / arms.task.epoch_rounds:.1f}" if secs else "",
+                f"{last:.4g}",
+            )
+        )
+    return page.Table(header, rows)
+
+
+def ratio(ratios: Sequence[float]) -> str:
+    """Of epochs, or of time; seeds that never get there are counted."""
+    never = sum(map(math.isinf, ratios))
+    if never:
+        return f"not reached by {never} of {len(ratios)} seeds"
+    return f"{Stat.of(ratios):.2f}" if ratios else ""
+
+
+def grid_table(task: Task, records: Records) -> page.Table:
+    """The lowest training loss of the first seed at each rate of the arms that are tuned."""
+    first = task.seeds[0]
+    rates = sorted({rate for arm in task.arms for rate in results.grid(task, records, arm)})
+    rows = []
+    for arm in [arm for arm in task.arms if arm in TUNED]:
+        cells = [ARMS[arm].label]
+        for rate in rates:
+            record, baseline = (records.get((a, rate, first)) for a in (arm, BASELINE))
+            cell = "" if record is None else f"{Stat.of([best(record)]):.5f}"
+            if record is not None and baseline is not None and arm != BASELINE:
+                found = _ratio(task, arm, record, baseline)
+                cell += f" ({found:.2f})" if math.isfinite(found) else " (not reached)"
+            cells.append(cell)
+        rows.append(tuple(cells))
+    return page.Table(("order", *(f"lr {rate:g}" for rate in rates)), rows)
+
+
+def _ratio(task: Task, arm: str, record: Record, baseline: Record) -> float:
+    """Epochs to the lowest loss of the other, over its own."""
+    arms = Arms(task, {}, {}, {})
+    arms.runs = {arm: {0: record}, BASELINE: {0: baseline}}
+    return arms.ratios(arm)[0]
+
+
+def herding_table(records: Records) -> page.Table | None:
+    """The herding bounds of orders, over that of a random order; None where none was measured."""
+    if not records:
+        return None
+    kinds = [kind for kind in METRICS if any(f"{kind}inf_norm" in r for r in records.values())]
+    header = ["order", "learning rate", "after epoch", "bound, 2-norm"]
+    for kind in kinds:
+        header += [f"over random{METRICS[kind]}, {norm}" for norm in ("2-norm", "∞-norm")]
+    rows = []
+    for (arm, rate, _), record in records.items():
+        for index, epoch in enumerate(record["epochs"]):
+            cells = [ARMS[arm].label, f"{rate:g}", str(epoch), f"{record['two_norm'][index]:.4g}"]
+            for kind in kinds:
+                ratios = (_over_random(record, kind + norm) for norm in ("two_norm", "inf_norm"))
+                cells += [f"{of_epochs[index]:.2f}" for of_epochs in ratios]
+            rows.append(cells)
+    return page.Table(header, rows)
+
+
+def _over_random(record: Record, name: str) -> list[float]:
+    """A bound over that of a random order, for each epoch that was measured."""
+    pairs = zip(record[name], record[f"random_{name}"], strict=True)
+    return [math.nan if None in pair else pair[0] / pair[1] for pair in pairs]
+
+
+def kept_balance(records: Records, arm: str, kind: str = "") -> float | None:
+    """The bound of an arm's orders over random ones, 2-norm, the median of a run's epochs."""
+    name = f"{kind}two_norm"
+    found = [r for key, r in records.items() if key[0] == arm and name in r]
+    ratios = [value for record in found for value in _over_random(record, name)]
+    return statistics.median(ratios) if ratios else None
+
+
+def sentences(own: Arms, records: Records) -> list[str]:
+    """What the figures say, arm by arm, against D-RR, and of the tuning."""
+    found = tuning(own, records)
+    for arm in own.rates:
+        if arm == BASELINE or not own.runs[arm]:
+            continue
+        lowest, last = (verdict(own.stat(arm, f), own.stat(BASELINE, f)) for f in (best, final))
+        label = ARMS[arm].label
+        found.append(
+            f"{label[0].upper()}{label[1:]}, against D-RR: lowest training loss {lowest}, last "
+            f"{last}; mean over the epochs {own.paired(arm, average):.3f} of D-RR's with the same "
+            "seed."
+        )
+    for arm in ("d_grab_exact", "fixed_map", "block_reshuffling", "d_grab_preconditioned"):
+        if own.runs.get(arm) and own.runs.get(LEADER):
+            same = verdict(own.stat(LEADER, best), own.stat(arm, best))
+            found.append(f"Two-level D-GraB against {ARMS[arm].label}, lowest loss: {same}.")
+    return found + _change(own)
+
+
+def tuning(own: Arms, records: Records) -> list[str]:
+    """Where the grid was extended, and where the best rate lies at an end all the same."""
+    task = own.task
+    found = []
+    if not task.is_tuned:
+        return found
+    for arm in [arm for arm in task.arms if arm in TUNED]:
+        rates = results.grid(task, records, arm)
+        added = [f"{rate:g}" for rate in rates if rate not in task.learning_rates]
+        if added:
+            found.append(f"The grid of {ARMS[arm].label} was extended by {', '.join(added)}.")
+        if own.rates.get(arm) in (rates[0], rates[-1]):
+            found.append(f"{ARMS[arm].label} is tuned to an end of its grid, so not surely tuned.")
+    return found
+
+
+def _change(own: Arms) -> list[str]:
+    """Of a task whose speeds change: how it stood before, and the quotas."""
+    change, runs = own.task.experiment.cluster.changes, own.runs.get(LEADER)
+    if not change or not runs:
+        return []
+    epoch = own.task.experiment.epochs // 2
+    at = [own.stat(m, lambda run: results.losses_of(run)[epoch - 1]) for m in (LEADER, BASELINE)]
+    quotas = next(iter(runs.values()))["quotas"]
+    shown = "; ".join(f"{' '.join(map(str, row))} from round {start}" for start, row in quotas)
+    return [
+        f"Before the change of speeds in round {change[0].round} (loss after epoch {epoch}): "
+        f"two-level D-GraB {verdict(*at)}. Quotas of its first seed: {shown}."
+    ]
+
+
+def group_table(found: Mapping[str, Arms]) -> page.Table:
+    """One table of variants at one rate each: which decay, sizes and rates show a gain."""
+    rows = []
+    for arms in found.values():
+        for arm in arms.rates:
+            seeds = len(arms.runs[arm])
+            rows.append(
+                (
+                    f"{arms.task.title} ({seeds} seed{'s' if seeds > 1 else ''})",
+                    ARMS[arm].label,
+                    f"{arms.stat(arm, best):.5f}",
+                    f"{arms.stat(arm, final):.5f}",
+                    f"{arms.stat(arm, average):.5f}",
+                    f"{arms.paired(arm, average):.3f}",
+                    ratio(arms.ratios(arm)),
+                )
+            )
+    header = ("variant", "order", "lowest loss", "last loss", "mean loss", "over D-RR's",
+              "epochs to D-RR's lowest")  # fmt: skip
+    return page.Table(header, rows)

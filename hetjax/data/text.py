@@ -1,0 +1,226 @@
+"""Text as arrays: words by number, chunks of a stream, and features of single sentences.
+
+Everything here takes words that are split already and is plain NumPy, but for the features by
+singular values, which need SciPy's sparse matrices. A mistake names the place where it is.
+"""
+
+import collections
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+PADDING = -1  # in place of a word, behind the last one of a chunk or of a sentence
+_WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?|[^\sa-z0-9]")
+_SPARE = 10  # directions beyond those that are asked for, which make the last ones exact
+_PASSES = 3  # over the matrix, each of which makes them more exact
+
+
+def vocabulary(words: Iterable[str], size: int = 0) -> dict[str, int]:
+    """The most frequent words, numbered from 0 in that order; of equals the first one first.
+
+    Args:
+      words: a text.
+      size: how many words are kept; 0: all.
+
+    Example:
+      >>> vocabulary("to be or not to be".split(), 3)
+      {'to': 0, 'be': 1, 'or': 2}
+    """
+    counted = collections.Counter(words).most_common(size or None)
+    return {word: number for number, (word, _) in enumerate(counted)}
+
+
+def numbers(
+    words: Sequence[str], known: Mapping[str, int], *, unknown: str | None = None, name: str = ""
+) -> np.ndarray:
+    """The number of each word, `i32[len(words)]`.
+
+    Args:
+      words: a text.
+      known: the vocabulary.
+      unknown: the word that stands for those outside the vocabulary; None: there is none.
+      name: what to call the text in errors.
+
+    Raises:
+      ValueError: a word is outside the vocabulary and nothing stands for it; names the first.
+
+    Example:
+      >>> numbers(["b", "x"], {"a": 0, "b": 1}, unknown="a").tolist()
+      [1, 0]
+    """
+    other = PADDING if unknown is None else known.get(unknown, PADDING)
+    found = np.fromiter((known.get(word, other) for word in words), np.int32, len(words))
+    outside = np.flatnonzero(found == PADDING)
+    if outside.size:
+        at = int(outside[0])
+        raise ValueError(
+            f"token {at} of {name or 'the text'} is {words[at]!r}, which is outside the vocabulary "
+            f"of {len(known):,} words; make the vocabulary of a text that has it, or say by "
+            "unknown= which word stands for such ones"
+        )
+    return found
+
+
+def chunks(tokens: np.ndarray, length: int, *, vocabulary_size: int, name: str = "") -> np.ndarray:
+    """Cuts a stream of tokens into chunks that each begin anew.
+
+    A chunk has `length` tokens and the one after them, which it shares with the next chunk: so
+    every token but the first is predicted once. The last chunk is filled up with `PADDING`.
+
+    Args:
+      tokens: `i32[n]`, each in 0..vocabulary_size-1.
+      length: tokens of a chunk that are predicted.
+      vocabulary_size: how many words there are.
+      name: what to call the stream in errors.
+
+    Returns:
+      `i32[ceil((n - 1) / length), length + 1]`.
+
+    Raises:
+      ValueError: a token is outside the vocabulary, and names the first; or there are fewer than
+        two.
+
+    Example:
+      >>> chunks(np.arange(6), 3, vocabulary_size=6).tolist()
+      [[0, 1, 2, 3], [3, 4, 5, -1]]
+    """
+    outside = np.flatnonzero((tokens < 0) | (tokens >= vocabulary_size))
+    if outside.size:
+        raise ValueError(
+            f"token {outside[0]} of {name or 'the stream'} is {tokens[outside[0]]}, which is "
+            f"outside the vocabulary of {vocabulary_size:,} words, 0..{vocabulary_size - 1}"
+        )
+    if len(tokens) < 2:
+        raise ValueError(
+            f"{name or 'the stream'} has {len(tokens)} tokens; a chunk needs at least 2, one to "
+            "begin with and one to predict"
+        )
+    count = -(-(len(tokens) - 1) // length)
+    filled = np.full(count * length + 1, PADDING, np.int32)
+    filled[: len(tokens)] = tokens
+    return filled[np.arange(count)[:, None] * length + np.arange(length + 1)]
+
+
+def split_sentence(sentence: str) -> list[str]:
+    """Words in lower case, each sign a word of its own.
+
+    Example:
+      >>> split_sentence("It's good.")
+      ["it's", 'good', '.']
+    """
+    return _WORD.findall(sentence.lower())
+
+
+def check_sentences(sentences: Sequence[Sequence[str]], name: str = "") -> None:
+    """Sees that every sentence has words.
+
+    Raises:
+      ValueError: one has none; names the first.
+    """
+    for index, sentence in enumerate(sentences):
+        if not sentence:
+            raise ValueError(
+                f"sentence {index} of {name or 'the set'} has no words; leave it out, or give it "
+                "a word that stands for nothing"
+            )
+
+
+def hashed(sentences: Sequence[Sequence[str]], size: int, *, name: str = "") -> np.ndarray:
+    """The different words of each sentence, each as a number below `size` by its CRC-32.
+
+    Args:
+      sentences: each a list of words.
+      size: how many numbers there are; different words may have the same.
+      name: what to call the set in errors.
+
+    Returns:
+      `i32[len(sentences), most different words]`, in ascending order, then `PADDING`.
+
+    Raises:
+      ValueError: a sentence has no words; names it.
+
+    Example:
+      >>> hashed([["a", "b", "a"], ["b"]], 100).tolist()
+      [[7, 81], [81, -1]]
+    """
+    check_sentences(sentences, name)
+    rows = [sorted({zlib.crc32(word.encode()) % size for word in words}) for words in sentences]
+    out = np.full((len(rows), max(map(len, rows))), PADDING, np.int32)
+    for row, found in zip(out, rows, strict=True):
+        row[: len(found)] = found
+    return out
+
+
+class SingularFeatures:
+    """Features of sentences by a truncated singular value decomposition of their words' weights.
+
+    A sentence is the vector of its words' counts, each times log(n / sentences that have the word),
+    of length 1. The features are its coordinates along the leading right singular vectors of the
+    training sentences' matrix, each divided by its root mean square over these sentences. The
+    vectors are found by subspace iteration from a fixed start (Halko, Martinsson, Tropp, "Finding
+    structure with randomness", 2011, arXiv 0909.4061).
+
+    Args:
+      sentences: those of training, each a list of words; no others have a part in the features.
+      size: how many features there are.
+
+    Raises:
+      ValueError: a sentence has no words, or there are fewer sentences or words than features.
+    """
+
+    def __init__(self, sentences: Sequence[Sequence[str]], size: int) -> None:
+        check_sentences(sentences)
+        self._known = vocabulary(word for sentence in sentences for word in set(sentence))
+        if size > min(len(sentences), len(self._known)):
+            raise ValueError(
+                f"{len(sentences)} sentences of {len(self._known)} words have at most "
+                f"{min(len(sentences), len(self._known))} features by singular values; got {size}"
+            )
+        self._weights = np.ones(len(self._known))
+        held = np.bincount(self._counts(sentences).indices, minlength=len(self._known))
+        self._weights = np.log(len(sentences) / held)
+        matrix = self._matrix(sentences)
+        rng = np.random.default_rng(0)
+        width = min(size + _SPARE, *matrix.shape)
+        basis = rng.normal(size=(matrix.shape[1], width)).astype(np.float32)
+        for _ in range(_PASSES):
+            basis = np.linalg.qr(matrix.T @ (matrix @ basis))[0]
+        projected = matrix @ basis
+        squares, turns = np.linalg.eigh(projected.T @ projected)  # ascending
+        leading = np.argsort(squares)[::-1][:size]
+        root_mean_squares = np.sqrt(np.maximum(squares[leading], 1e-12) / len(sentences))
+        self._directions = basis @ (turns[:, leading] / root_mean_squares)
+
+    def __call__(self, sentences: Sequence[Sequence[str]], *, name: str = "") -> np.ndarray:
+        """`f32[len(sentences), size]`; words that no training sentence has are left out.
+
+        Raises:
+          ValueError: a sentence has no words; names it.
+        """
+        check_sentences(sentences, name)
+        return np.asarray(self._matrix(sentences) @ self._directions, np.float32)
+
+    def _counts(self, sentences: Sequence[Sequence[str]]):
+        """Sparse f32[sentences, words]: how often a sentence has a word, times its weight."""
+        from scipy import sparse
+
+        rows, columns, values = [], [], []
+        for row, sentence in enumerate(sentences):
+            found = collections.Counter(w for w in sentence if w in self._known)
+            rows += [row] * len(found)
+            columns += [self._known[word] for word in found]
+            values += list(found.values())
+        weighted = np.asarray(values, np.float32) * self._weights[columns]
+        shape = (len(sentences), len(self._known))
+        return sparse.csr_matrix((weighted.astype(np.float32), (rows, columns)), shape)
+
+    def _matrix(self, sentences: Sequence[Sequence[str]]):
+        """`_counts` with rows of length 1; a row of zeros stays so."""
+        from scipy import sparse
+
+        counts = self._counts(sentences)
+        lengths = np.sqrt(np.asarray(counts.multiply(counts).sum(axis=1))).ravel()
+        scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+        return (sparse.diags(scale.astype(np.float32)) @ counts).astype(np.float32)

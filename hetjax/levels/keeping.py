@@ -1,0 +1,176 @@
+"""What of a bilevel run is saved between two outer steps, and how it goes on from it."""
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hetjax import types
+from hetjax.bilevel import machine, per_example
+from hetjax.bilevel import problem as problem_lib
+from hetjax.bilevel.problem import LOWER, UPPER
+from hetjax.checkpoints import checkpoint, leaves
+from hetjax.levels import level, setup
+from hetjax.levels import run as run_lib
+from hetjax.records import fingerprint
+from hetjax.rounds import resume, run_records
+from hetjax.rounds import state as state_lib
+
+_OF_BOTH = ("cluster", "checkpoint", "local", "reducer", "nonfinite")
+_MOSTLY_OF_BOTH = ("seed", "quota", "gate")  # recorded once, and again of a level that differs
+_ROWS = ("x", "opt", "kept")  # of `BilevelState`, leaves [W, ...]
+
+
+def recorded(run: run_lib.BilevelRun, outer_steps: int) -> dict[str, Any]:
+    """The configuration, as `config.json` has it."""
+    own = {name: dict(run.levels[name].run.recorded) for name in (UPPER, LOWER)}
+    own[UPPER]["seed"] -= setup.SEED_OF_UPPER
+    common = {name: own[LOWER][name] for name in (*_OF_BOTH, *_MOSTLY_OF_BOTH)}
+    rest = {
+        name: {
+            k: v
+            for k, v in of_level.items()
+            if k not in (*_OF_BOTH, "rule", "rules")
+            and not (k in _MOSTLY_OF_BOTH and v == common[k])
+        }
+        for name, of_level in own.items()
+    }
+    about = {"kind": "bilevel", "outer_steps": outer_steps}
+    cost = dataclasses.asdict(run.cost)
+    return json.loads(json.dumps(about | {"estimator": cost} | common | rest))
+
+
+def to_arrays(
+    run: run_lib.BilevelRun, state: run_lib.BilevelState, params: types.PyTree, best: types.PyTree
+) -> dict[str, np.ndarray]:
+    """All that the outer steps to come depend on, and what `load` reads; every process calls it."""
+    arrays: dict[str, np.ndarray] = {}
+    for name in _ROWS:
+        arrays |= leaves.flatten(_rows(run, getattr(state, name)), name)
+    for own in (run.upper, run.lower):
+        at_level: level.LevelState = getattr(state, own.name)
+        found = resume.to_arrays(_without_point(at_level.run), None, own.run.parts)
+        arrays |= {f"{own.name}/{name}": array for name, array in found.items()}
+        arrays[f"{own.name}/revisits"] = np.array(at_level.revisits)
+    arrays |= leaves.flatten(params, "train/params")
+    arrays["train/progress_rounds"] = np.zeros(())  # one copy, which `hetjax.load` reads
+    if best is not None:
+        arrays |= leaves.flatten(best, "best_params")
+    return arrays
+
+
+def _rows(run: run_lib.BilevelRun, tree: types.PyTree) -> types.PyTree:
+    if run.parts.reducer.keeps_replicas_equal:
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], state_lib.own_row(tree))
+    return state_lib.all_rows(tree)
+
+
+def from_arrays(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> run_lib.BilevelState:
+    """The state of a checkpoint; the number of workers may be another.
+
+    Raises:
+        ValueError: it is of another problem or estimator.
+    """
+    fresh, kept = run.init(), run.kept_shapes()
+    state = fresh._replace(kept=kept)
+    found = {}
+    for name in _ROWS:
+        like = jax.tree.map(_one_row, getattr(state, name))
+        rows = leaves.unflatten(like, saved.arrays, name, check_shapes=False)
+        found[name] = run.placed_rows(jax.tree.map(lambda leaf: _fitted(leaf, run), rows))
+    levels = {}
+    for own in (run.upper, run.lower):
+        prefix = f"{own.name}/"
+        arrays = {
+            n.removeprefix(prefix): a for n, a in saved.arrays.items() if n.startswith(prefix)
+        }
+        revisits = arrays.pop("revisits")
+        about = saved.about | {"rounds": saved.about["level_rounds"][own.name], "has_best": False}
+        at_level: level.LevelState = getattr(fresh, own.name)
+        fresh_run = _without_point(at_level.run)
+        own_state, _ = resume.from_arrays(
+            checkpoint.Saved(saved.step, arrays, about), fresh_run, own.run.parts
+        )
+        levels[own.name] = level.LevelState(own_state, np.array(revisits))
+    return run_lib.BilevelState(
+        **found, upper=levels[UPPER], lower=levels[LOWER], steps_done=saved.about["rounds"]
+    )
+
+
+def _without_point(state: run_records.RunState) -> run_records.RunState:
+    """A level's state without the point of its last request: each request brings its own."""
+    return state._replace(train=state.train._replace(params=()))
+
+
+def _one_row(leaf: Any) -> np.ndarray:
+    return np.zeros((1, *leaf.shape[1:]), leaf.dtype)
+
+
+def _fitted(rows: np.ndarray, run: run_lib.BilevelRun) -> np.ndarray:
+    """A row for each worker: as they are, or their mean where there were others."""
+    num_workers = run.lower.run.num_workers
+    if len(rows) == num_workers:
+        return rows
+    row = rows[0]
+    if len(rows) > 1 and np.issubdtype(rows.dtype, np.floating):
+        row = rows.mean(axis=0, dtype=np.float64).astype(rows.dtype)
+    return np.broadcast_to(row, (num_workers, *row.shape))
+
+
+def best_of(saved: checkpoint.Saved) -> types.PyTree:
+    """The best x and y so far, as a checkpoint has them; None: there are none."""
+    if not saved.about["has_best"]:
+        return None
+    return leaves.build(saved.about["form"], saved.arrays, "best_params")
+
+
+def digests(run: run_lib.BilevelRun) -> dict[str, Any]:
+    """Of what the run depends on beside its configuration, as `records.fingerprint` compares."""
+    lower, upper, keys = run.lower, run.upper, jax.random.key(0)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), run.point)
+
+    def of_loss(own: level.Level) -> str:
+        return fingerprint.of_programs((own.loss_fn, (shapes, own.first_examples(), keys)))
+
+    def updated(grads: Any, opt: Any, x: Any) -> Any:
+        return run.optimizer.update(grads, opt, x)
+
+    opt = jax.eval_shape(run.optimizer.init, run.x)
+    return {
+        "examples": len(lower.source),
+        "data": fingerprint.of_data(lower.source),
+        "loss": of_loss(lower),
+        "upper examples": len(upper.source),
+        "upper data": fingerprint.of_data(upper.source),
+        "upper loss": of_loss(upper),
+        "params": fingerprint.of_arrays((run.x, run.y0)),
+        "optimizer": fingerprint.of_programs(
+            (run.optimizer.init, (run.x,)), (updated, (run.x, opt, run.x))
+        ),
+        "estimator": fingerprint.of_programs((_whole(run.estimator), (run.x, run.y0))),
+        "jax": jax.__version__,
+    }
+
+
+def _whole(estimator: machine.Estimator) -> Any:
+    """All that an estimator computes, with answers that are its own points: a program to digest."""
+
+    def upper(x: Any, y: Any, batch: Any) -> jax.Array:
+        parts = jax.tree.leaves((per_example.plain(x), y))
+        return jnp.sum(jnp.stack([jnp.sum(part**2) for part in parts]))
+
+    problem = problem_lib.Bilevel(upper, upper)
+
+    def whole(x: Any, y: Any) -> Any:
+        program = estimator.program(x)
+        carry = machine.run(
+            program,
+            estimator.begin(x, y, None),
+            lambda what, at: problem_lib.answer(problem, what, at, None),
+        )
+        return estimator.end(carry)
+
+    return whole

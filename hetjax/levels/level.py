@@ -1,0 +1,206 @@
+"""A level of a bilevel problem: a source, its order and ledger, and rounds that answer requests.
+
+A request for a new batch takes the units that come next in the level's order, and the ledger counts
+them. A request for a batch that is held takes the units of an earlier round of the same
+hypergradient once more, cut among the workers as their speeds are now: it is counted as a revisit.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.bilevel.problem import Bilevel, Kind, What
+from hetjax.data import ledger, stream
+from hetjax.levels import rules
+from hetjax.rounds import programs, reporting, run_records, setup
+from hetjax.rounds import run as run_lib
+
+
+class LevelState(NamedTuple):
+    """A level between two rounds."""
+
+    run: run_records.RunState
+    revisits: np.ndarray  # i64[N]: how often each example was in a batch that was held
+
+
+class Level:
+    """One level.
+
+    Args:
+        name: 'upper' or 'lower'.
+        problem: its losses are of one number an example.
+        source: checked.
+        point: where the first request is made; tells shapes.
+        whats: of this level, each once.
+        gossips: whether each worker keeps its own sums.
+        **options: of the `Run`.
+
+    Raises:
+        ValueError: what a `Run` refuses.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        problem: Bilevel,
+        source: Any,
+        point: rules.Point,
+        whats: list[What],
+        *,
+        gossips: bool,
+        **options: Any,
+    ) -> None:
+        made = {what: rules.answering(problem, what, gossips=gossips) for what in whats}
+        first, *others = whats
+        self.name, self.source = name, source
+        self.loss_fn = rules.tried_loss(problem, name)
+        self.kind_of = {first: programs.MAIN} | {what: kind_name(what) for what in others}
+        self._bytes = {what: rules.size_bytes(what, point, gossips=gossips) for what in whats}
+        try:
+            self.run = run_lib.Run(
+                self.loss_fn,
+                point,
+                None,
+                source,
+                rule=made[first],
+                rules={self.kind_of[what]: made[what] for what in others},
+                **options,
+            )
+        except ValueError as error:
+            raise ValueError(f"fit_bilevel, {name} level: {error}") from error
+        self._held: list[stream.Assignment] = []  # of this hypergradient, by number
+        self._last: tuple[str, reporting.Report] | None = None  # that is not checked yet
+
+    def init(self) -> LevelState:
+        """Before the first round; compiles what the level's first kind of round needs."""
+        return LevelState(self.run.init(), np.zeros(self.run.parts.stream.num_examples, np.int64))
+
+    def first_examples(self) -> types.PyTree:
+        """A microbatch of them."""
+        parts = self.run.parts
+        return setup.first_examples(parts.config, self.source, per_example_rng=False)[0]
+
+    def begin_step(self) -> None:
+        """A new hypergradient begins: the batches of the last one are given up."""
+        self._held = []
+
+    def answer(
+        self, state: LevelState, what: What, point: rules.Point, batch: int, **options: Any
+    ) -> tuple[LevelState, reporting.Report]:
+        """One round.
+
+        Args:
+            state: spent.
+            what: that is asked for.
+            point: where; leaves `[W, ...]`.
+            batch: its number, where it is held.
+            **options: of `Run.round`.
+
+        Raises:
+            NonFiniteError: of the round before, with its request.
+        """
+        run = state.run._replace(train=state.run.train._replace(params=point))
+        again = None if what.is_new else self._held[batch]
+        kind = self.kind_of[_bare(what)]
+        try:
+            run, report = self.run.round(run, kind=kind, again=again, **options)
+        except reporting.NonFiniteError as error:
+            raise self._named(error) from error
+        revisits = state.revisits
+        if again is None:
+            self._held.append(report.done)
+        else:
+            ids = again.example_ids
+            np.add.at(revisits, ids[ids != stream.PADDING], 1)
+        self._last = told(what), report
+        return LevelState(run, revisits), report
+
+    def did(self, report: reporting.Report) -> Any:
+        """By what a worker's own loss is multiplied, so that their mean is that of the round.
+
+        f32[W]; 0 of a worker that did nothing. A gossiping worker divides by the share that all
+        have, and here are those who did something.
+        """
+        parts = self.run.parts
+        did = report.done.quotas > 0
+        present = 1.0
+        if parts.config.data.weighting != "example":
+            present = (parts.stream.shares * did).sum()
+        return placed_rows(np.asarray(did / max(present, 1e-9), np.float32), self.run)
+
+    def check(self) -> None:
+        """Waits for the last round.
+
+        Raises:
+            NonFiniteError: a microbatch of it was not finite; names its request.
+        """
+        if self._last is not None:
+            try:
+                self._last[1].check()
+            except reporting.NonFiniteError as error:
+                raise self._named(error) from error
+
+    def _named(self, error: reporting.NonFiniteError) -> reporting.NonFiniteError:
+        assert self._last is not None
+        return reporting.NonFiniteError(f"{self._last[0]} of the {self.name} level: {error}")
+
+    def bytes_sent(self, what: What) -> float:
+        """By all workers for the sums of one request, as the reducer counts them."""
+        reducer = self.run.parts.reducer
+        if reducer.mixing is not None:
+            return 0.0
+        return reducer.copies_sent(()) * self._bytes[_bare(what)]
+
+    def counted(self, state: LevelState) -> dict[str, int]:
+        """What the ledger says."""
+        own = state.run.stream
+        return {
+            "examples_processed": own.examples_processed,
+            "examples_missing": ledger.missing(own.ledger),
+            "examples_duplicated": ledger.duplicated(own.ledger),
+            "examples_never_processed": ledger.never_processed(own.ledger),
+            "examples_revisited": int(state.revisits.sum()),
+        }
+
+
+def _bare(what: What) -> What:
+    """Without whether its batch is new: the same sums are asked for."""
+    return what._replace(is_new=False)
+
+
+def bare(whats: list[What], level: str) -> list[What]:
+    """The kinds of sums that are asked of a level, each once, in order; a loss if there is none."""
+    found = dict.fromkeys(_bare(what) for what in whats if what.level == level)
+    return list(found) or [What(Kind.LOSS, level)]
+
+
+def kind_name(what: What) -> str:
+    """Of a kind of round."""
+    match what.kind:
+        case Kind.LOSS:
+            return "loss"
+        case Kind.GRADIENT:
+            return f"gradient in {' and '.join(what.wrt)}"
+        case Kind.PRODUCTS:
+            return f"product in {' and '.join(what.wrt)}"
+        case Kind.TANGENTS:
+            return f"gradient with {what.num_tangents} tangents"
+
+
+def told(what: What) -> str:
+    """A request, for a message."""
+    batch = "a new batch" if what.is_new else "a batch that is held"
+    return f"{kind_name(what)} on {batch}"
+
+
+def placed(tree: types.PyTree, run: run_lib.Run) -> types.PyTree:
+    """A tree on all workers, leaves `[W, ...]`."""
+    return placed_rows(mesh_lib.add_worker_axis(tree, run.num_workers), run)
+
+
+def placed_rows(rows: types.PyTree, run: run_lib.Run) -> types.PyTree:
+    """Rows `[W, ...]` on the workers they are of."""
+    return jax.device_put(rows) if run.parts.mesh is None else mesh_lib.place(rows, run.parts.mesh)

@@ -1,0 +1,197 @@
+"""A batch in blocks, one of which is in memory: the same as the batch as a whole."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hetjax import bilevel
+from hetjax.bilevel import problem as problem_lib
+from tests.bilevel import problems, walking
+
+NUM, SIZE = 12, 3
+STEPS = bilevel.descent(optax.sgd(0.2))
+ESTIMATORS = {
+    "unrolled": bilevel.unroll(STEPS, 4),
+    "unrolled, checkpoints": bilevel.unroll(STEPS, 4, checkpoint=True),
+    "unrolled, forward": bilevel.unroll(STEPS, 4, mode="forward"),
+    "unrolled, worst": bilevel.unroll(STEPS, 4, pick="worst"),
+    "both losses": bilevel.unroll(bilevel.aggregate(optax.sgd(0.2)), 4),
+    "conjugate gradients": bilevel.implicit(STEPS, 4, solve=bilevel.cg(3)),
+    "Neumann, differences": bilevel.implicit(STEPS, 4, solve=bilevel.neumann(3, 0.1), cross="fd"),
+    "value gap": bilevel.value_gap(STEPS, 4),
+    "value gap, central": bilevel.value_gap(STEPS, 4, central=True),
+    "value gap, dynamic": bilevel.value_gap(STEPS, 4, multiplier=bilevel.dynamic(0.5)),
+}
+
+
+class Rows(NamedTuple):
+    inputs: np.ndarray  # [n, 4]
+    labels: np.ndarray  # i[n]
+    index: np.ndarray  # i[n]
+
+
+def losses(y, batch):
+    scores = jax.nn.log_softmax(batch.inputs @ y, axis=-1)
+    return -jnp.take_along_axis(scores, batch.labels[:, None], axis=-1)[:, 0]
+
+
+def lower(x, y, batch):
+    weights = jax.nn.sigmoid(x["weights"][batch.index])
+    ridge = jnp.exp(x["log_ridge"]) / 2 * jnp.sum(y**2)
+    return jnp.mean(weights * losses(y, batch)) + ridge
+
+
+def upper(x, y, batch):
+    return jnp.mean(losses(y, batch)) + 0.1 * jnp.mean(x["weights"] ** 2)
+
+
+PROBLEM = bilevel.Bilevel(upper, lower)
+
+
+def made(num=NUM, seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    x = {"weights": rng.normal(size=num).astype(dtype), "log_ridge": dtype(-2.0)}
+
+    def rows():
+        inputs = rng.normal(size=(num, 4)).astype(dtype)
+        return Rows(inputs, rng.integers(0, 3, num), np.arange(num))
+
+    return x, rng.normal(size=(4, 3)).astype(dtype), bilevel.Batches(rows(), rows())
+
+
+def in_blocks(batches, size=SIZE):
+    return bilevel.Batches(*(bilevel.Blocks.of(batch, size) for batch in batches))
+
+
+@pytest.mark.parametrize("name", list(ESTIMATORS))
+def test_blocks_have_the_hypergradient_of_the_whole(name, float64):
+    x, y, batches = made()
+    whole = walking.jitted(PROBLEM, ESTIMATORS[name], x, y, batches)
+    cut = walking.jitted(PROBLEM, ESTIMATORS[name], x, y, in_blocks(batches))
+    assert walking.apart(whole, cut) < 1e-12
+    assert cut.info.cost == whole.info.cost  # in batches
+    uneven = bilevel.Batches(batches.upper, bilevel.Blocks.of(batches.lower, 1))
+    assert walking.apart(whole, walking.jitted(PROBLEM, ESTIMATORS[name], x, y, uneven)) < 1e-12
+
+
+def test_a_host_is_answered_in_blocks_too(float64):
+    x, y, batches = made()
+    whole = walking.jitted(PROBLEM, ESTIMATORS["value gap"], x, y, batches)
+    cut, _ = walking.on_host(PROBLEM, ESTIMATORS["value gap"], x, y, in_blocks(batches))
+    assert walking.apart(whole, cut) < 1e-12
+
+
+def test_each_request_of_a_stack_takes_its_blocks(float64):
+    x, y, batches = made()
+    rng, estimator = np.random.default_rng(3), ESTIMATORS["unrolled"]
+    rows = [rng.permutation(NUM)[:6] for _ in range(4)]
+    lowers = jax.tree.map(lambda leaf: np.stack([leaf[at] for at in rows]), batches.lower)
+    blocks = jax.tree.map(lambda leaf: leaf.reshape(4, 2, SIZE, *leaf.shape[2:]), lowers)
+    whole = bilevel.Batches(batches.upper, bilevel.Stack(lowers))
+    cut = bilevel.Batches(batches.upper, bilevel.Stack(bilevel.Blocks(blocks)))
+    found = walking.jitted(PROBLEM, estimator, x, y, cut)
+    assert walking.apart(walking.jitted(PROBLEM, estimator, x, y, whole), found) < 1e-12
+    once = bilevel.Batches(batches.upper, jax.tree.map(lambda leaf: leaf[0], lowers))
+    assert walking.apart(walking.jitted(PROBLEM, estimator, x, y, once), found) > 1e-3
+
+
+def test_blocks_are_mapped_and_scanned(float64):
+    estimator = ESTIMATORS["value gap"]
+    tasks = [made(seed=seed) for seed in range(3)]
+    x, y, batches = jax.tree.map(lambda *leaves: np.stack(leaves), *tasks)
+
+    def one(x, y, batches):
+        def step(carry, _):
+            x, state = carry
+            found = bilevel.hypergradient(PROBLEM, estimator, x, y, batches, state)
+            x = jax.tree.map(lambda a, g: a - 0.1 * g, x, found.grad_x)
+            return (x, found.state), found.info.gap
+
+        first = bilevel.hypergradient(PROBLEM, estimator, x, y, batches)
+        return jax.lax.scan(step, (x, first.state), length=3)
+
+    def cut(x, y, batches):
+        return one(x, y, in_blocks(batches))
+
+    mapped = jax.jit(jax.vmap(cut))(x, y, batches)
+    loop = [jax.jit(one)(*task) for task in tasks]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop)
+    assert walking.apart(stacked, mapped) < 1e-12
+
+
+def test_half_precision_is_summed_in_float32():
+    """512 blocks of 1 + 2^-7: in bfloat16 their sum would stop at 256."""
+    problem = bilevel.Bilevel(upper, lambda x, y, batch: jnp.sum(y) * batch[0])
+    at = problem_lib.At(jnp.bfloat16(0), jnp.bfloat16(1))
+    what = problem_lib.What(problem_lib.Kind.GRADIENT, problem_lib.LOWER)
+    blocks = bilevel.Blocks(jnp.full((512, 1), 1 + 2**-7, jnp.bfloat16))
+    found = problem_lib.answer(problem, what, at, blocks)
+    assert found.y.dtype == jnp.bfloat16
+    assert float(found.y) == float(found.loss) == 1 + 2**-7
+
+
+def test_only_one_block_is_in_memory():
+    """Logits and their copies are of a block: a tenth of the examples, a tenth of what is left."""
+    x, y, batches = made(num=20_000, dtype=np.float32)
+
+    def planned(batches):
+        def call(x, y, batches):
+            return bilevel.hypergradient(PROBLEM, ESTIMATORS["value gap"], x, y, batches)
+
+        return jax.jit(call).lower(x, y, batches).compile().memory_analysis().temp_size_in_bytes
+
+    of_x = 20_000 * 4  # bytes; x, its gradients and their sums are as long as the training set
+    whole, cut = planned(batches), planned(in_blocks(batches, 100))
+    assert whole > 8 * of_x
+    assert cut < 5 * of_x
+
+
+def test_what_cannot_be_cut_is_refused():
+    _, _, batches = made()
+    with pytest.raises(ValueError, match=r"12 examples cannot be cut into blocks of 5.*4, 6"):
+        bilevel.Blocks.of(batches.lower, 5)
+    with pytest.raises(ValueError, match=r"leading axes 3, 4; all have to have one of the same"):
+        bilevel.Blocks.of((np.zeros(3), np.zeros((4, 2))), 1)
+    with pytest.raises(ValueError, match="leading axes none"):
+        bilevel.Blocks.of((), 1)
+    with pytest.raises(ValueError, match=r"got a Stack; give one batch.*Stack\(Blocks\(tree\)\)"):
+        bilevel.Blocks.of(bilevel.Stack(np.zeros((3, 4))), 2)
+    turned = bilevel.Blocks(bilevel.Stack(np.zeros((3, 4))))
+    with pytest.raises(ValueError, match=r"got a Stack\. .*Stack\(Blocks\(tree\)\)"):
+        _ = turned.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ((np.zeros((3, 2)), np.zeros((2, 3))), "axes 2, 3"),
+        ((np.zeros((3, 2)), np.float32(1)), "axes 0, 3"),
+        ((), "axes none"),
+        (np.zeros((0, 2)), "axes 0"),
+    ],
+)
+def test_blocks_of_wrong_shapes_are_refused(tree, words):
+    p1 = problems.quadratic()
+    for level in ("upper", "lower"):
+        batches = bilevel.Batches(**{level: bilevel.Blocks(tree)})
+        with pytest.raises(ValueError, match=rf"leading {words}; give all of them \[B, size"):
+            bilevel.hypergradient(
+                p1.problem,
+                ESTIMATORS["value gap"],
+                p1.x.astype(np.float32),
+                p1.y.astype(np.float32),
+                batches,
+            )
+
+
+def test_a_block_that_is_not_finite_is_named():
+    x, y, batches = made(dtype=np.float32)
+    inputs = batches.lower.inputs.copy()
+    inputs[7] = np.nan
+    wrong = in_blocks(batches._replace(lower=batches.lower._replace(inputs=inputs)))
+    said = bilevel.explain(PROBLEM, ESTIMATORS["unrolled"], x, y, wrong)
+    assert said.startswith("request 0, gradient of the lower level on batch 0, block 2 of 4: ")

@@ -1,0 +1,38 @@
+"""Windows of time series, and the ends that are to be continued."""
+
+import numpy as np
+import pytest
+
+from hetjax.data import series
+
+POINTS = {"a": np.arange(5.0), "b": 10 + np.arange(4.0)}
+
+
+def test_windows_are_all_of_each_series_and_span_no_two():
+    found = series.windows(POINTS, 2, 1)
+    rows = np.concatenate([found["past"], found["future"]], axis=1)
+    assert rows.tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4], [10, 11, 12], [11, 12, 13]]
+    assert rows.dtype == np.float32
+
+
+def test_ends_are_the_last_points_beside_those_that_came_afterwards():
+    found = series.ends(POINTS, {"b": np.array([1.0, 2.0]), "a": np.array([3.0, 4.0])}, 3)
+    assert found["past"].tolist() == [[2, 3, 4], [11, 12, 13]]
+    assert found["future"].tolist() == [[3, 4], [1, 2]]
+
+
+def test_a_series_that_is_too_short_is_named():
+    message = r"series 1 \('b'\) has 4 points, and a window needs 3 \+ 2"
+    with pytest.raises(ValueError, match=message):
+        series.windows(POINTS, 3, 2)
+    with pytest.raises(ValueError, match=r"series 0 has 2 points, and a window needs 2 \+ 1"):
+        series.windows([np.arange(2.0)], 2, 1)
+    with pytest.raises(ValueError, match=r"series 1 \('b'\) has 4 points, and a forecast needs 5"):
+        series.ends(POINTS, POINTS, 5)
+
+
+def test_futures_belong_to_the_series_and_are_equally_long():
+    with pytest.raises(ValueError, match="series 'b' is in one of the two files alone"):
+        series.ends(POINTS, {"a": np.arange(2.0)}, 2)
+    with pytest.raises(ValueError, match=r"series 1 \('b'\) goes on for 3 points, the first for 2"):
+        series.ends(POINTS, {"a": np.arange(2.0), "b": np.arange(3.0)}, 2)

@@ -1,0 +1,108 @@
+"""Words as numbers: chunks of a stream, hashed words, features by singular values."""
+
+import zlib
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies
+
+from hetjax.data import text
+
+SENTENCES = [
+    line.split()
+    for line in (
+        "the film is good",
+        "the film is bad",
+        "a good good actor",
+        "a bad plot and a bad end",
+        "plot and film",
+        "good end",
+    )
+]
+
+
+@hypothesis.given(num_tokens=strategies.integers(2, 60), length=strategies.integers(1, 20))
+@hypothesis.settings(deadline=None)
+def test_every_token_but_the_first_is_predicted_once(num_tokens, length):
+    tokens = np.arange(num_tokens)
+    found = text.chunks(tokens, length, vocabulary_size=num_tokens)
+    assert found.shape[1] == length + 1
+    told = found[:, 1:].ravel()
+    assert told[told != text.PADDING].tolist() == tokens[1:].tolist()
+    before = found[:, :-1].ravel()[told != text.PADDING]
+    assert before.tolist() == tokens[:-1].tolist()
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, 7])
+def test_a_token_outside_the_vocabulary_is_named_by_its_index(wrong):
+    tokens = np.array([0, 4, 3, wrong, 1, wrong])
+    message = rf"token 3 of x is {wrong}, which is outside the vocabulary of 5 words, 0\.\.4"
+    with pytest.raises(ValueError, match=message):
+        text.chunks(tokens, 2, vocabulary_size=5, name="x")
+
+
+def test_a_stream_of_one_token_has_nothing_to_predict():
+    with pytest.raises(ValueError, match="x has 1 tokens; a chunk needs at least 2"):
+        text.chunks(np.array([0]), 2, vocabulary_size=5, name="x")
+
+
+def test_words_outside_the_vocabulary_are_the_unknown_one_or_refused():
+    known = text.vocabulary(["b", "a", "b", "<unk>"])
+    assert known == {"b": 0, "a": 1, "<unk>": 2}
+    assert text.numbers(["a", "x", "b"], known, unknown="<unk>").tolist() == [1, 2, 0]
+    with pytest.raises(ValueError, match="token 1 of the text is 'x', which is outside the voc"):
+        text.numbers(["a", "x", "b"], known)
+    del known["<unk>"]  # nothing stands for others then either
+    with pytest.raises(ValueError, match="token 1 of train is 'x'"):
+        text.numbers(["a", "x", "b"], known, unknown="<unk>", name="train")
+
+
+def test_hashed_words_are_the_different_ones_of_each_sentence():
+    found = text.hashed(SENTENCES, 97)
+    for row, words in zip(found, SENTENCES, strict=True):
+        expected = {zlib.crc32(word.encode()) % 97 for word in words}
+        assert set(row[row != text.PADDING].tolist()) == expected
+        assert (row != text.PADDING).sum() == len(expected)
+
+
+@pytest.mark.parametrize("make", [text.hashed, text.SingularFeatures])
+def test_a_sentence_without_words_is_named_by_its_index(make):
+    with pytest.raises(ValueError, match=r"sentence 2 of .* has no words"):
+        make([["a"], ["b"], [], []], 1)
+
+
+def test_sentences_are_split_into_words_and_signs():
+    assert text.split_sentence("Don't -- it's 3.5!") == [
+        *("don't", "-", "-", "it's"),
+        *"3.5!",
+    ]
+    assert text.split_sentence(" \t") == []
+
+
+def test_features_by_singular_values_equal_those_of_the_whole_decomposition():
+    size = 3
+    made = text.SingularFeatures(SENTENCES, size)
+    words = sorted({word for sentence in SENTENCES for word in sentence})
+    counts = np.array([[s.count(word) for word in words] for s in SENTENCES], float)
+    weighted = counts * np.log(len(SENTENCES) / (counts > 0).sum(0))
+    weighted /= np.linalg.norm(weighted, axis=1, keepdims=True)
+    left, values, _ = np.linalg.svd(weighted)
+    expected = left[:, :size] * np.sqrt(len(SENTENCES))
+    found = made(SENTENCES)
+    signs = np.sign((found * expected).sum(0))
+    np.testing.assert_allclose(found * signs, expected, rtol=2e-3, atol=2e-3)
+    assert values[size - 1] > values[size]  # or there would be no leading ones
+
+
+def test_features_are_made_of_the_training_sentences_alone():
+    made = text.SingularFeatures(SENTENCES, 3)
+    alone = made([["good", "end"]])
+    np.testing.assert_array_equal(made([["good", "unheard", "end"]]), alone)
+    np.testing.assert_array_equal(made([["unheard"]]), np.zeros((1, 3), np.float32))
+    np.testing.assert_allclose(np.sqrt((made(SENTENCES) ** 2).mean(0)), 1, rtol=1e-4)
+
+
+def test_more_features_than_there_can_be_are_refused():
+    with pytest.raises(ValueError, match=r"6 sentences of 10 words have at most 6 features.*got 7"):
+        text.SingularFeatures(SENTENCES, 7)

@@ -1,0 +1,163 @@
+"""Language models, the head on words and the forecaster, each beside a slow NumPy reference."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from hetjax import models
+from hetjax.models import forecasting
+
+VOCABULARY, LENGTH = 11, 6
+
+
+def tokens_of(count, seed=0):
+    return np.random.default_rng(seed).integers(
+        VOCABULARY, size=(count, LENGTH + 1), dtype=np.int32
+    )
+
+
+def make(name, **options):
+    shape = (LENGTH + 1,)
+    return models.make(name, shape, VOCABULARY, rngs=nnx.Rngs(0), **options)
+
+
+SMALL = {"lstm": {"hidden": (4, 4)}, "transformer": {"width": 8}}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_classes", "options", "count"),
+    [
+        ("lstm", (36,), 10_000, {"hidden": (32, 32)}, 10_000 * 33 + 2 * 4 * 32 * 65),
+        ("transformer", (129,), 10_000, {}, 10_128 * 128 + 2 * 198_272 + 256),
+        ("bag_of_words", (65_536,), 2, {}, 2 * 65_537),
+        ("forecaster", (20,), 6, {}, 21 * 64 + 2 * 65 * 64 + 65 * 6),
+    ],
+)
+def test_number_of_parameters(name, shape, num_classes, options, count):
+    def params():
+        model = models.make(name, shape, num_classes, rngs=nnx.Rngs(0), **options)
+        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+    assert sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(params))) == count
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_the_lstm_equals_its_formula_step_by_step():
+    model, tokens = make("lstm", hidden=(4, 4)), tokens_of(3)
+    table = np.asarray(model.embedding[...], np.float64)
+    for row, found in zip(tokens, np.asarray(model(tokens)), strict=True):
+        states = [(np.zeros(4), np.zeros(4)) for _ in model.layers]  # output and cell
+        for place, token in enumerate(row[:-1]):
+            features = table[token]
+            for index, layer in enumerate(model.layers):
+                output, cell = states[index]
+                inputs, recurrent = (np.asarray(layer[k][...]) for k in ("inputs", "states"))
+                gates = features @ inputs + output @ recurrent + np.asarray(layer["bias"][...])
+                take, keep, new, give = np.split(gates, 4)
+                cell = sigmoid(keep) * cell + sigmoid(take) * np.tanh(new)
+                features = sigmoid(give) * np.tanh(cell)
+                states[index] = features, cell
+            np.testing.assert_allclose(found[place], features @ table.T, rtol=1e-4, atol=1e-6)
+
+
+def test_the_transformer_attends_as_its_formula_says():
+    model = make("transformer", width=8, blocks=1, heads=2)
+    block = model.blocks[0]
+    features = np.random.default_rng(1).normal(size=(1, LENGTH, 8)).astype(np.float32)
+    mixed = np.asarray(block.mixed(features))[0]
+    query, key, value = np.split(mixed.astype(np.float64), 3, axis=1)
+    expected = np.zeros((LENGTH, 8))
+    for head in (slice(0, 4), slice(4, 8)):
+        for place in range(LENGTH):
+            scores = key[: place + 1, head] @ query[place, head] / 2.0  # √4
+            weights = np.exp(scores) / np.exp(scores).sum()
+            expected[place, head] = weights @ value[: place + 1, head]
+    found = block._attention(jnp.asarray(features))
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_word_is_told_by_those_before_it_alone(name):
+    model, tokens = make(name, **SMALL[name]), tokens_of(2)
+    before = np.asarray(model(tokens))
+    for place in range(LENGTH + 1):
+        other = tokens.copy()
+        other[:, place] = (other[:, place] + 1) % VOCABULARY
+        after = np.asarray(model(other))
+        np.testing.assert_array_equal(after[:, :place], before[:, :place])
+        assert place == LENGTH or (after[:, place:] != before[:, place:]).any()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_chunks_do_not_depend_on_their_batch_nor_on_padding(name):
+    model, tokens = make(name, **SMALL[name]), tokens_of(3)
+    whole = model(tokens)
+    np.testing.assert_allclose(model(tokens[1:2]), whole[1:2], rtol=1e-5, atol=1e-6)
+    padded = tokens.copy()
+    padded[:, 4:] = -1
+    np.testing.assert_allclose(model(padded)[:, :4], whole[:, :4], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("lstm", {"hidden": (32, 16)}, r"model.hidden: got \(32, 16\), must be one or more equal"),
+        ("lstm", {"hidden": ()}, r"model.hidden: got \(\), must be one or more equal widths"),
+        ("transformer", {"width": 8, "heads": 3}, "model.heads: got 3, must divide model.width=8"),
+    ],
+)
+def test_widths_that_do_not_fit_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(name, **options)
+
+
+def test_a_width_that_no_group_divides_is_refused():
+    with pytest.raises(ValueError, match=r"model.width: got 12, must be a multiple of 8"):
+        models.make("resnet8", (32, 32, 3), 10, rngs=nnx.Rngs(0), width=12)
+
+
+def test_the_head_on_words_equals_a_product_with_the_features_written_down():
+    model = models.make("bag_of_words", (9,), 3, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    table, bias = rng.normal(size=(9, 3)), rng.normal(size=3)
+    model.table[...], model.bias[...] = jnp.float32(table), jnp.float32(bias)
+    words = np.array([[0, 3, 8], [2, -1, -1], [-1, -1, -1]], np.int32)
+    features = np.zeros((3, 9))
+    for row, found in zip(features, words, strict=True):
+        row[found[found >= 0]] = 1
+    features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-9)
+    np.testing.assert_allclose(model(words), features @ table + bias, rtol=1e-5, atol=1e-6)
+
+
+def test_a_forecaster_that_learned_nothing_is_the_naive_forecast_whatever_the_scale():
+    model = models.make("forecaster", (5,), 2, rngs=nnx.Rngs(0), hidden=(4,))
+    past = np.random.default_rng(0).normal(100, 3, size=(3, 5)).astype(np.float32)
+    told = np.asarray(model(past))
+    np.testing.assert_allclose(model(1000 * past + 7), 1000 * told + 7, rtol=1e-5)
+    model.layers[-1].kernel[...] *= 0
+    np.testing.assert_array_equal(model(past), np.repeat(past[:, -1:], 2, axis=1))
+    assert np.isfinite(np.asarray(model(np.zeros((1, 5), np.float32)))).all()
+
+
+def test_a_forecast_goes_on_from_itself():
+    class Steps(nnx.Module):
+        def __call__(self, past):  # of 1, 2: 3, 4
+            return past[:, -1:] + jnp.float32([[1.0, 2.0]])
+
+    past = np.array([[0.0, 1.0, 2.0], [5.0, 6.0, 7.0]], np.float32)
+    found = forecasting.forecast(Steps(), past, 5)
+    assert found.tolist() == [[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]]
+    assert forecasting.forecast(Steps(), past, 2).tolist() == [[3, 4], [8, 9]]
+
+
+def test_the_spread_is_never_nothing():
+    past = np.array([[1.0, 3.0], [1000.0, 1000.0], [0.0, 0.0]], np.float32)
+    assert forecasting.spread(past)[:2, 0].tolist() == [1.0, 1.0]
+    assert forecasting.spread(past)[2, 0] > 0

@@ -1,0 +1,47 @@
+"""A tiny task of the study of orders, and made results of it."""
+
+from experiments.orders import arms, results
+from experiments.orders.tasks import Task
+
+TINY = Task(
+    name="tiny",
+    title="Digits",
+    config="digits",
+    changes={
+        "cluster.secs_per_microbatch": (),
+        "model.name": "logistic",
+        "local": "virtual",
+        "data.num_train": 128,
+        "microbatch_size": 4,
+        "budget": 4,
+        "epochs": 3,
+    },
+    learning_rates=(0.05,),
+    round_millis=1.0,
+    arms=("random_reshuffling", "fixed_map"),  # they compile fastest
+    seeds=(0, 1),
+    every=2,
+    num_eval=32,
+)
+BASE, BALANCED = arms.BASELINE, arms.LEADER
+
+
+def record_of(losses, task=TINY, **fields):
+    return {
+        "train_losses": losses,
+        "metric": "test_accuracy",
+        "metric_values": [0.5] * len(losses),
+        "settings": task.settings,
+        "epochs": 3,
+        "quotas": [],
+    } | fields
+
+
+def arms_of(task, losses, secs=()):
+    """Arms with the same lowest losses and their last epoch."""
+    records = {
+        (arm, 0.05, seed): record_of(list(values), task)
+        for arm, by_seed in losses.items()
+        for seed, values in enumerate(by_seed)
+    }
+    return results.Arms(task, records, dict.fromkeys(losses, 0.05), dict(secs))

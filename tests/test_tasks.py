@@ -1,0 +1,233 @@
+"""Every task trains by its configuration, on a small set in the original files' form."""
+
+import html
+import importlib
+import math
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from experiments import problems, tasks, train
+from hetjax import config as config_lib
+from hetjax import models
+from hetjax.data import datasets
+from tests.data import array_sets
+
+ROOT = pathlib.Path(__file__).parent.parent
+TASKS = {  # configuration: what makes it small, and the metric that it is judged by
+    "wikitext2_lstm": ({"vocabulary": 8, "length": 5}, "val_perplexity"),
+    "wikitext2_transformer": ({"vocabulary": 8, "length": 5}, "val_perplexity"),
+    "sst2_hashed": ({"num_features": 64}, "val_accuracy"),
+    "sst2_svd": ({"num_features": 6}, "val_accuracy"),
+    "cola_hashed": ({"num_features": 64}, "val_matthews"),
+    "cola_svd": ({"num_features": 6}, "val_matthews"),
+    "rte_hashed": ({"num_features": 64}, "val_accuracy"),
+    "rte_svd": ({"num_features": 6}, "val_accuracy"),
+    "m4_weekly": ({"past": 8, "future": 3}, "test_smape"),
+}
+
+
+def configured(name, **groups):
+    """The checked configuration of a file, with other values of some groups' fields."""
+    config = importlib.import_module(f"configs.{name}").get_config()
+    for group, values in groups.items():
+        if isinstance(values, dict):
+            config[group].update(values)
+        else:
+            config[group] = values
+    return config_lib.validate(config)
+
+
+def small(name, folder, monkeypatch, **groups):
+    data, _ = TASKS[name]
+    set_name = importlib.import_module(f"configs.{name}").get_config().data.name
+    array_sets.write(folder, set_name, monkeypatch)
+    size = {"microbatch_size": 2, "budget": 4, "epochs": 2}
+    return configured(name, **{**size, **groups, "data": {**data, "dir": str(folder)}})
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_trains_by_its_configuration_and_its_report_has_its_metric(
+    name, tmp_path, monkeypatch
+):
+    config = small(name, tmp_path, monkeypatch)
+    result = train.train_and_evaluate(config, tmp_path / "run", progress=False)
+    summary, metric = result.summary, TASKS[name][1]
+    losses = [line["loss"] for line in result.history]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    assert summary["judged_by"] == metric
+    assert math.isfinite(summary[metric])
+    assert math.isfinite(summary[f"best_{metric}"])
+    assert summary["examples_missing"] == summary["examples_duplicated"] == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert metric.replace("_", " ").capitalize() in page
+    for said in summary["notes"]:
+        assert html.escape(said) in page
+    assert "The optimiser is" in summary["notes"][-1]
+    if metric.endswith(("perplexity", "matthews", "smape")):
+        assert "Evaluated metrics" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "shape"),
+    [
+        ("cifar10_lenet_papers", "lenet", (16, 16, 3)),
+        ("cifar10_resnet8", "resnet8", (8, 8, 3)),
+        ("mnist_logistic", "logistic", (28, 28, 1)),
+        ("fashion_mnist_mlp", "mlp", (28, 28, 1)),
+    ],
+)
+def test_a_task_of_images_learns_what_is_on_them(name, model, shape, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    labels = np.arange(32, dtype=np.int32) % 2
+    images = rng.integers(0, 128, (32, *shape)).astype(np.uint8) + 120 * labels[
+        :, None, None, None
+    ].astype(np.uint8)
+    source = datasets.sources.ArraySource({"image": images, "label": labels})
+    opened = datasets.Dataset(source, {"test": source}, 10, shape, name)
+    monkeypatch.setattr(datasets, "load", lambda *args, **options: opened)
+    config = configured(
+        name, microbatch_size=4, epochs=3, optimizer={"warmup_epochs": 0.0, "learning_rate": 0.02}
+    )
+    assert config.model.name == model
+    result = train.train_and_evaluate(config, tmp_path, progress=False)
+    first, last = result.history[0], result.history[-1]
+    assert last["loss"] < first["loss"]
+    assert result.summary["test_accuracy"] >= 0.5
+
+
+def test_the_fields_of_the_model_reach_it(tmp_path, monkeypatch):
+    for name, fields, count in (
+        ("wikitext2_lstm", {"hidden": (4,)}, 8 * 5 + 2 * 4 * 16 + 16),
+        ("wikitext2_transformer", {"width": 4, "blocks": 1}, 8 * 4 + 5 * 4 + 244 + 8),
+        ("m4_weekly", {"hidden": (5,)}, 9 * 5 + 6 * 3),
+    ):
+        task = tasks.make(small(name, tmp_path, monkeypatch, model=fields))
+        sizes = [np.size(leaf) for leaf in _leaves(task.params)]
+        assert sum(sizes) == count, name
+
+
+def _leaves(tree):
+    return (
+        [leaf for value in tree.values() for leaf in _leaves(value)]
+        if isinstance(tree, dict)
+        else [tree]
+    )
+
+
+def test_perplexity_is_that_of_all_words_together(tmp_path, monkeypatch):
+    task = tasks.make(small("wikitext2_lstm", tmp_path, monkeypatch))
+    found = tasks.hetjax.evaluate(task.params, task.evals["val"], task.metrics_fn)
+    tokens = task.evals["val"].arrays["tokens"]
+    logits = np.asarray(task.model(tokens), np.float64)
+    chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    told = tokens[:, 1:] >= 0
+    assert not told.all()  # the last chunk is filled up
+    of_next = np.take_along_axis(chances, np.maximum(tokens[:, 1:, None], 0), -1)[..., 0]
+    loss = -np.log(of_next[told]).mean()
+    assert found["loss"] == pytest.approx(loss, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(np.exp(loss), rel=1e-4)
+
+
+def test_forecasts_are_measured_beside_the_naive_one(tmp_path, monkeypatch):
+    task = tasks.make(small("m4_weekly", tmp_path, monkeypatch))
+    found = tasks.hetjax.evaluate(task.params, task.evals["test"], task.metrics_fn)
+    arrays = task.evals["test"].arrays
+    past, future = arrays["past"], arrays["future"]
+    assert future.shape == (6, 13)
+
+    def smape(told):
+        return np.mean(200 * np.abs(told - future) / (np.abs(told) + np.abs(future)))
+
+    assert found["naive_smape"] == pytest.approx(smape(past[:, -1:]), rel=1e-5)
+    told = past
+    for _ in range(5):  # 3 points at a time
+        told = np.concatenate([told, np.asarray(task.model(told[:, -8:]))], axis=1)
+    assert found["smape"] == pytest.approx(smape(told[:, 8:21]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((3, 1, 2, 4), (3 * 4 - 1 * 2) / math.sqrt(4 * 6 * 5 * 5)),
+        ((5, 0, 0, 5), 1.0),
+        ((0, 5, 5, 0), -1.0),
+        ((4, 6, 0, 0), 0.0),  # one class is always said
+    ],
+)
+def test_matthews_correlation(counts, expected):
+    shares = np.array(counts) / sum(counts)
+    assert tasks.matthews(*shares) == pytest.approx(expected)
+
+
+def test_matthews_of_a_set_counts_its_four_outcomes(tmp_path, monkeypatch):
+    task = tasks.make(small("cola_hashed", tmp_path, monkeypatch))
+    params = {
+        k: np.random.default_rng(0).normal(size=np.shape(v)).astype(np.float32)
+        for k, v in task.params.items()
+    }
+    found = tasks.hetjax.evaluate(params, task.evals["val"], task.metrics_fn)
+    arrays = task.evals["val"].arrays
+    said = np.asarray(tasks.hetjax.nnx_model(task.model, params)(arrays["words"])).argmax(-1)
+    both = np.corrcoef(said, arrays["label"])[0, 1]
+    assert found["matthews"] == pytest.approx(both, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "message"),
+    [
+        (
+            "wikitext2_lstm",
+            {"best_by": "accuracy"},
+            "best_by: got 'accuracy', a metric that model.name='lstm' on data.name='wikitext2' "
+            "cannot give; it gives loss, perplexity",
+        ),
+        (
+            "m4_weekly",
+            {"best_by": "test_smapes"},
+            "it gives loss, smape, naive_smape.*'test_smape'",
+        ),
+        ("sst2_hashed", {"best_by": "test_accuracy"}, "it gives loss, accuracy, matthews"),
+        (
+            "sst2_hashed",
+            {"model": {"name": "lstm"}},
+            "model.name: got 'lstm', which takes 'tokens'; the examples of data.name='sst2' have "
+            "'words'. Set it to one of bag_of_words",
+        ),
+        ("sst2_svd", {"model": {"name": "lenet"}}, "takes 'image'; .* one of logistic, mlp"),
+    ],
+)
+def test_what_a_model_cannot_take_or_give_is_told(name, groups, message, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=message):
+        tasks.make(small(name, tmp_path, monkeypatch, **groups))
+
+
+def test_a_model_that_takes_words_refuses_images(tmp_path):
+    config = config_lib.validate(
+        {"model": {"name": "bag_of_words"}, "data": {"dir": str(tmp_path)}}
+    )
+    with pytest.raises(ValueError, match=r"takes 'words'; the examples of data.name='digits' have"):
+        tasks.make(config)
+
+
+def test_the_program_of_the_loss_on_images_is_the_one_that_it_was(tmp_path):
+    task = tasks.make(config_lib.validate({"data": {"dir": str(tmp_path)}}))
+    batch = {k: v[:4] for k, v in datasets.sources.load_all(task.train).arrays.items()}
+    model = models.make("small_cnn", (8, 8, 1), 10, rngs=nnx.Rngs(0), input_max=16.0)
+    loss_fn, params = tasks.hetjax.nnx_loss(model, problems.cross_entropy)
+    key = jax.random.key(0)
+    mine, theirs = (jax.jit(f).lower(params, batch, key).as_text() for f in (task.loss_fn, loss_fn))
+    assert mine == theirs
+    for own, other in zip(_leaves(task.params), _leaves(params), strict=True):
+        np.testing.assert_array_equal(own, other)
+
+
+def test_every_task_of_the_table_has_a_configuration_and_a_test():
+    named = set(re.findall(r"configs/(\w+)\.py", (ROOT / "docs" / "data.md").read_text()))
+    assert named >= {*TASKS, "cifar10_lenet_papers", "cifar10_resnet8"}
+    for name in named:
+        assert (ROOT / "configs" / f"{name}.py").is_file(), name
