@@ -111,11 +111,15 @@ class Contribution(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """The training state. Every leaf has a leading axis `num_workers` over the worker axis."""
+    """The training state. Every leaf has a leading axis `num_workers` over the worker axis.
+
+    Results take the memory of used-up arguments of the same shape in turn. The sums and the
+    evidence of a round become `params` and `memory`: what is computed from each, without a copy.
+    """
 
     params: PyTree
-    opt_state: PyTree
     memory: PyTree  # of the order's observer; () where the order needs none
+    opt_state: PyTree
     worker: PyTree  # of the local rule; () where it keeps nothing from round to round
     progress_rounds: (
         jax.Array | np.ndarray

@@ -140,7 +140,7 @@ def _update_worker(
     examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
     progress = state.progress_rounds + examples / how.nominal_examples
     memory, worker = kept
-    return types.TrainState(params, opt_state, memory, worker, progress)
+    return types.TrainState(params, memory, opt_state, worker, progress)
 
 
 def _step(
