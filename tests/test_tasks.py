@@ -50,6 +50,7 @@ def small(name, folder, monkeypatch, **groups):
     return configured(name, **{**size, **groups, "data": {**data, "dir": str(folder)}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_trains_by_its_configuration_and_its_report_has_its_metric(
     name, tmp_path, monkeypatch
@@ -72,6 +73,7 @@ def test_a_task_trains_by_its_configuration_and_its_report_has_its_metric(
         assert "Evaluated metrics" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "shape"),
     [

@@ -85,6 +85,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_began_otherwise_is_refused_and_can_be_forced(name, tmp_path, capsys):
     other, message = OTHERS[name]

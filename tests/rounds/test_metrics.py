@@ -83,6 +83,7 @@ def test_metrics_of_rounds_and_epochs_are_those_of_plain_numpy(local, tmp_path, 
     assert result.summary["train_again"] == result.summary["train_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", FORMS)
 @pytest.mark.parametrize("method", [*SIGNED, "random_reshuffling"])
 def test_every_order_carries_the_metrics(method, local, float64):
@@ -104,6 +105,7 @@ def test_every_order_carries_the_metrics(method, local, float64):
         assert result.summary[f"train_{name}"] == pytest.approx(value, rel=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", ["none", "first", "quorum"])
 @pytest.mark.parametrize("sharing", ["shared", "private"])
 @pytest.mark.parametrize("reducer", ["all_reduce", "ring", "d_psgd", "matcha"])

@@ -23,6 +23,7 @@ def _case(line):
     return pytest.param(line, marks=() if few else pytest.mark.slow, id="-".join(line))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [_case(line) for line in round_objectives.lines()])
 def test_each_combination_minimises_what_the_table_says(line):
     expected = round_objectives.closed_form(line)

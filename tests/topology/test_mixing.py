@@ -151,6 +151,7 @@ CASES = [("base", BASE, 8)] + [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pieces", "num_workers"), [case[1:] for case in CASES])
 def test_minimising_rho_is_never_worse_than_matcha(pieces, num_workers):
     budgets = np.linspace(0.1, 1, 3)
