@@ -97,9 +97,15 @@ _HEADS = (
 _LATER_HEADS = (
     _head("rte_hashed", "RTE, hashed words", examples=2_464, epochs=20, **_HASHED),
     _head("sst2_hashed", "SST-2, hashed words", epochs=6, arms=_LIGHT, **_SST2, **_HASHED),
-    _head("sst2_svd", "SST-2, 768 features", n=16, epochs=12, **_SST2, **_SVD),
+    _head(
+        "sst2_svd",
+        "SST-2, 768 features",
+        n=16,
+        epochs=12,
+        **_SST2,
+        **(_SVD | {"rates": (0.0003, 0.00055, 0.001, 0.0017)}),
+    ),
 )
-_M4 = {"examples": 357_888, "batch": 64, "rates": (5e-4, 1.5e-3, 4.5e-3), "every": 8}
 
 # MNIST
 
@@ -228,11 +234,12 @@ _LENET_GATE = _lenet(
     32.0,
     title=f"LeNet on CIFAR-10, {_GATED}",
     batch=32,
+    epochs=4,
     arms=TUNED,
     changes=_unequal(10, quorum=8),
 )
 # The first parts of long sets, so that there is time for the epochs that an order needs to show.
-_LSTM = {"examples": 19_888, "batch": 16, "epochs": 3, "every": 4, "millis": 40.0}
+_LSTM = {"examples": 9_936, "batch": 16, "epochs": 4, "every": 4, "millis": 40.0}
 _STEPPED = {"local": "stepped"}  # half the time of "virtual" with balanced orders
 
 TASKS = {
@@ -241,34 +248,35 @@ TASKS = {
         *_HEADS,
         _MNIST,
         _MNIST_GATE,
-        _task("m4_weekly", "M4 weekly", epochs=4, millis=2.0, arms=_ADAM, **_M4),
+        _task(
+            "m4_weekly",
+            "M4 weekly",
+            examples=357_888,
+            batch=64,
+            epochs=4,
+            rates=(5e-4, 1.5e-3, 4.5e-3),
+            millis=2.0,
+            arms=_ADAM,
+            every=8,
+        ),
         _MNIST_WHOLE,
         *_LATER_HEADS,
         _lenet("cifar10_lenet_whole", 15.0),
         _task(
             "wikitext2_lstm",
-            "LSTM on a third of WikiText-2",
+            "LSTM on a sixth of WikiText-2",
             rates=(5.0, 10.0, 20.0),
             changes=_STEPPED,
             **_LSTM,
         ),
         _task(
             "wikitext2_lstm",
-            "LSTM on a third of WikiText-2 under Adam",
+            "LSTM on a sixth of WikiText-2 under Adam",
             name="wikitext2_lstm_adam",
             rates=(1e-3, 3e-3, 9e-3),
             changes={**_STEPPED, "optimizer.name": "adam"},
             arms=(*TUNED, "d_grab_preconditioned"),
             **_LSTM,
-        ),
-        _task(
-            "m4_weekly",
-            "M4 weekly",
-            n=32,
-            epochs=4,
-            millis=4.0,
-            arms=(*TUNED, "d_grab_preconditioned"),
-            **_M4,
         ),
         _head(
             "sst2_hashed",
@@ -277,7 +285,7 @@ TASKS = {
             epochs=4,
             arms=TUNED,
             **_SST2,
-            **(_HASHED | {"millis": 10.0}),
+            **(_HASHED | {"rates": (0.9, 1.6, 2.7), "millis": 10.0}),
         ),
         _LENET_GATE,
         _LENET_16,
@@ -308,8 +316,8 @@ TASKS = {
         ),
         _task(
             "cifar10_resnet8",
-            "ResNet-8 on a quarter of CIFAR-10",
-            examples=12_480,
+            "ResNet-8 on 8,000 images of CIFAR-10",
+            examples=8_000,
             batch=64,
             epochs=5,
             rates=(0.02, 0.06, 0.18),
