@@ -92,7 +92,7 @@ _HEADS = (
     _head("cola_svd", "CoLA, 768 features", examples=8_544, epochs=30, **_SVD),
     _head("rte_svd", "RTE, 768 features", examples=2_464, epochs=30, **_SVD),
     _head("cola_hashed", "CoLA, hashed words", examples=8_544, epochs=20, arms=_LIGHT, **_HASHED),
-    _head("sst2_svd", "SST-2, 768 features", epochs=12, **_SST2, **_SVD),
+    _head("sst2_svd", "SST-2, 768 features", epochs=8, **_SST2, **_SVD),
 )
 _LATER_HEADS = (
     _head("rte_hashed", "RTE, hashed words", examples=2_464, epochs=20, **_HASHED),
@@ -101,7 +101,7 @@ _LATER_HEADS = (
         "sst2_svd",
         "SST-2, 768 features",
         n=16,
-        epochs=12,
+        epochs=8,
         **_SST2,
         **(_SVD | {"rates": (0.0003, 0.00055, 0.001, 0.0017)}),
     ),

@@ -172,7 +172,8 @@ class SingularFeatures:
 
     def __init__(self, sentences: Sequence[Sequence[str]], size: int) -> None:
         check_sentences(sentences)
-        self._known = vocabulary(word for sentence in sentences for word in set(sentence))
+        # A set would begin in another order in each process, and with it the features.
+        self._known = vocabulary(word for one in sentences for word in dict.fromkeys(one))
         if size > min(len(sentences), len(self._known)):
             raise ValueError(
                 f"{len(sentences)} sentences of {len(self._known)} words have at most "
