@@ -17,14 +17,18 @@ in parallel, each on one core, so they disturb each other's clocks: loss against
 the median seconds of an epoch, measured alone, all arms in turn.
 """
 
+import difflib
 import os
 import pathlib
+import sys
 import time
+from collections.abc import Sequence
 
 from absl import app, flags
 
 from experiments import command_line
 from experiments.orders import report, results, schedule, study
+from experiments.orders.tasks import Task
 
 STAGES = ("all", "plan", "run", "time", "herding", "report")
 _ONLY = flags.DEFINE_list("only", [], "Tasks, or groups of them; all if empty.")
@@ -41,24 +45,52 @@ def main(argv: list[str]) -> None:
     only, directory = set(_ONLY.value), pathlib.Path(_DIRECTORY.value).expanduser()
     known = {name for t in study.TASKS.values() for name in (t.name, t.group) if name}
     if only - known:
-        raise app.UsageError(f"--only: {sorted(only - known)} are none of {sorted(known)}.")
+        near = [m for n in sorted(only - known) for m in difflib.get_close_matches(n, known, n=1)]
+        meant = f" Did you mean {', '.join(near)}?" if near else ""
+        print(
+            f"--only: {', '.join(sorted(only - known))}: there is no such task.{meant} There are "
+            f"{', '.join(sorted(known))}.",
+            file=sys.stderr,
+        )
+        sys.exit(command_line.MISTAKE)
     tasks = [t for t in study.TASKS.values() if not only or only & {t.name, t.group}]
-    stage, began = _STAGE.value, time.monotonic()
-    options = {"data_dir": _DATA_DIR.value}
+    try:
+        failed = _do(_STAGE.value, tasks, directory)
+    except ValueError as error:  # of a result that is there
+        failed = [str(error)]
+    except KeyboardInterrupt:
+        print("Interrupted; what was done is kept.", file=sys.stderr)
+        sys.exit(130)
+    if failed:
+        print("\n".join(failed), file=sys.stderr)
+        sys.exit(command_line.MISTAKE)
+
+
+def _do(stage: str, tasks: Sequence[Task], directory: pathlib.Path) -> list[str]:
+    """All that the stage asks for; what failed of it."""
+    began, failed = time.monotonic(), []
+    data_dir = _DATA_DIR.value
+
+    def left() -> float:
+        return max(_MINUTES.value - (time.monotonic() - began) / 60, 0.0)
+
     if stage != "report":
         print(schedule.table(tasks, directory), flush=True)
     for name, kind in (("run", results.RUNS), ("herding", results.HERDING)):
-        if stage in ("all", name):
-            left = max(_MINUTES.value - (time.monotonic() - began) / 60, 0.0)
-            more = {"num_jobs": _JOBS.value, "minutes": left, "kind": kind}
-            schedule.run_all(tasks, directory, **options, **more)
-    if stage in ("all", "time"):
-        left = _MINUTES.value - (time.monotonic() - began) / 60
-        schedule.time_all(tasks, directory, **options, minutes=left)
+        if stage not in ("all", name):
+            continue
+        more = {"num_jobs": _JOBS.value, "minutes": left(), "kind": kind}
+        try:
+            schedule.run_all(tasks, directory, data_dir=data_dir, **more)
+        except RuntimeError as error:
+            failed.append(str(error))
+    if stage in ("all", "time") and not failed:
+        schedule.time_all(tasks, directory, data_dir=data_dir, minutes=left())
     if stage in ("all", "report"):
         started = time.perf_counter()
         path = report.write(directory, list(study.TASKS.values()))
         print(f"Report: {path}, in {time.perf_counter() - started:.1f} s")
+    return failed
 
 
 if __name__ == "__main__":

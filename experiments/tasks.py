@@ -196,7 +196,7 @@ def matthews(
 ) -> float:
     """Matthews' correlation of two classes, from the shares of the four outcomes.
 
-    0 where a class is never said or never right.
+    0 where only one class is said, or only one is there.
     """
     said, not_said = true_positive + false_positive, false_negative + true_negative
     positive, negative = true_positive + false_negative, false_positive + true_negative

@@ -83,8 +83,10 @@ def _run(
     data = data_lib.make(config.data, config.seed)
     is_first = place is None or place.process_id == 0
     plain = settings.to_dict(config)
-    if workdir is not None and is_first:
-        record.write_whole(workdir / "config.json", json.dumps(plain, indent=2) + "\n")
+    written = None if workdir is None else workdir / "config.json"
+    began_here = written is not None and is_first and not written.exists()
+    if written is not None and is_first:
+        record.write_whole(written, json.dumps(plain, indent=2) + "\n")
     shown = time.monotonic()
 
     def on_record(line: dict[str, Any]) -> None:
@@ -98,7 +100,12 @@ def _run(
                 flush=True,
             )
 
-    found, result = rounds.clean(config, data, workdir, on_record=on_record)
+    try:
+        found, result = rounds.clean(config, data, workdir, on_record=on_record)
+    except ValueError:
+        if began_here and written and not (written.parent / rounds.RUN / "config.json").exists():
+            written.unlink()  # nothing was begun with it: another may be given here
+        raise
     if result.summary["interrupted"]:
         raise Interrupted(143 if result.summary["stopped_by"] == "SIGTERM" else 130)
     if not is_first or found is None:

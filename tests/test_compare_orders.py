@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import math
+import pathlib
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -22,6 +25,8 @@ from experiments.orders import (
 )
 from experiments.orders.tasks import Run
 from tests.order_study import BALANCED, BASE, TINY, record_of
+
+ROOT = pathlib.Path(__file__).parent.parent
 
 pytestmark = pytest.mark.slow
 
@@ -92,9 +97,37 @@ def test_a_run_that_fails_is_told_and_the_others_are_done(found, tmp_path, monke
         return record_of([0.5] * 3, arm=run.arm, learning_rate=0.05, seed=run.seed, secs=1.0)
 
     monkeypatch.setattr(runs, "train", train)
-    with pytest.raises(RuntimeError, match=r"failed: 1\ntiny fixed_map-lr0.05-seed0: no such"):
+    with pytest.raises(RuntimeError, match=r"failed:\ntiny fixed_map-lr0.05-seed0: no such thing$"):
         schedule.run_all([TINY], tmp_path, data_dir=None, num_jobs=0)
     assert done == [0, 1]
+
+
+def test_a_task_whose_runs_fail_alike_is_given_up(tmp_path, monkeypatch):
+    tried = []
+
+    def train(run, data_dir):
+        tried.append(run.name)
+        raise ValueError("there is no data")
+
+    monkeypatch.setattr(runs, "train", train)
+    other = dataclasses.replace(TINY, name="other")
+    with pytest.raises(RuntimeError, match=r"^Runs that failed:\ntiny .* data\nother .* data$"):
+        schedule.run_all([TINY, other], tmp_path, data_dir=None, num_jobs=0)
+    assert len(tried) == 4
+
+
+def test_a_wrong_directory_is_told_in_a_line_and_a_wrong_task_with_what_was_meant(tmp_path):
+    def told(*given):
+        program = [sys.executable, "-m", "experiments.compare_orders", f"--directory={tmp_path}"]
+        done = subprocess.run([*program, *given], capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 2
+        return done.stderr.strip().splitlines()
+
+    lines = told("--only=m4_weekly", "--stage=run", f"--data_dir={tmp_path}", "--jobs=1")
+    assert lines[-2] == "Runs that failed:"
+    assert "m4_weekly" in lines[-1]
+    assert "missing" in lines[-1]
+    assert "Did you mean m4_weekly?" in told("--only=m4_weakly")[-1]
 
 
 def test_results_of_other_settings_are_refused(found):
@@ -133,12 +166,13 @@ def test_tuning_comes_first_then_the_seeds_at_the_own_rate_and_at_the_same_rate(
     records = {}
     tuning = [run.key for run in results.wanted(task, records)]
     assert tuning[:6] == [(arm, rate, 0) for arm in (BASE, BALANCED) for rate in rates]
-    assert {key[1:] for key in tuning[6:]} == {(0.4, 1)}
+    assert {key[1:] for key in tuning[6:]} == {(0.4, 0), (0.4, 1)}
     for arm, rate, seed in tuning[:6]:
         records[arm, rate, seed] = record_of([abs(rate - 0.2)] * 3, task)
     keys = [run.key for run in results.wanted(task, records)]
     own = [("shuffle_once", 0.2, 0), *((arm, 0.2, 1) for arm in task.arms)]
-    assert keys == [*own, *((arm, 0.4, 1) for arm in task.arms)]
+    same = [("shuffle_once", 0.4, 0), *((arm, 0.4, 1) for arm in task.arms)]
+    assert keys == [*own, *same]
     task = dataclasses.replace(task, same_rate=0.0)
     assert [run.key for run in results.wanted(task, records)] == own
 

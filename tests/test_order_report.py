@@ -60,7 +60,7 @@ def test_figures_say_what_is_reached_in_words():
         "cost of an ordered step (two-level D-GraB) over a plain one, each task"
     ].startswith("reached: 1 of 1 (median 1.20): `tiny` 1.20")
     lacking = arms_of(dataclasses.replace(task, seeds=(0, 1, 2)), {BASE: slow, BALANCED: fast})
-    assert "so far" in figures.rows([lacking], {})[1][2]
+    assert figures.rows([lacking], {})[1][2].startswith("so far: 0.33")
     both = [arms_found, arms_of(dataclasses.replace(task, name="untimed"), {BASE: slow})]
     assert figures.rows(both, {})[-2][2].startswith("so far 1 of 1 (median 1.20)")
     worse = arms_of(task, {BASE: fast, BALANCED: slow})
@@ -102,6 +102,7 @@ def test_epochs_are_compared_seed_by_seed_and_the_time_with_the_cost_of_an_epoch
 def test_who_gets_there_first_may_have_another_rate_than_who_ends_lowest():
     runs = {
         (BASE, 0.1, 0): [0.9, 0.6, 0.5],
+        (BALANCED, 0.8, 0): [0.1, 0.1, 0.1],  # on nobody's grid any more
         (BASE, 0.2, 0): [0.4, 0.4, 0.6],  # at a rate that is not its own: no target
         (BALANCED, 0.1, 0): [0.8, 0.5, 0.2],
         (BALANCED, 0.2, 0): [0.5, 0.4, 0.4],
@@ -109,7 +110,8 @@ def test_who_gets_there_first_may_have_another_rate_than_who_ends_lowest():
         ("fixed_map", 0.1, 0): [0.9, 0.8, 0.7],
     }
     records = {key: record_of(losses) for key, losses in runs.items()}
-    arms = results.Arms(TINY, records, {BASE: 0.1, BALANCED: 0.1}, {})
+    task = dataclasses.replace(TINY, learning_rates=(0.1, 0.2))
+    arms = results.Arms(task, records, {BASE: 0.1, BALANCED: 0.1}, {})
     assert arms.soonest(BALANCED) == (0.2, pytest.approx(1 / 3))
     assert arms.soonest("fixed_map") is None
     assert results.Arms(TINY, {}, {}, {}).soonest(BALANCED) is None

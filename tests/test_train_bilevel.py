@@ -234,7 +234,9 @@ def test_the_workdir_of_another_run_is_refused_before_anything_is_computed(tmp_p
         )
         return done.returncode, done.stderr
 
-    assert run()[0] == 0
+    code, said = run("--config.estimator.name=implicit_cg", "--config.reducer.name=d_psgd")
+    assert (code, "this estimator cannot gossip" in said) == (2, True), said
+    assert run()[0] == 0  # nothing was begun by the one before
     kept = (tmp_path / "summary.json").read_bytes()
     code, said = run("--config.seed=1")
     assert (code, "another configuration (seed: 0 there, 1 here)" in said) == (2, True), said

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pathlib
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,8 +64,17 @@ def do(work: str, *args: Any, path: pathlib.Path | None = None) -> Any:
     return record
 
 
+def _end_with_parent() -> None:
+    """Ends this process when its parent is gone, who would never ask it for more."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 def _begin_process(cores: Any, cache: str) -> None:
     """Keeps this process to one core; it and its siblings compile each program once."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.sched_setaffinity(0, {cores.get()})
     single = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {single}".strip()

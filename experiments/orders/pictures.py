@@ -24,6 +24,9 @@ _STYLE: Any = {
 }
 
 
+_MOST_TIMES = 3  # D-RR's time, on an axis
+
+
 def values_of(record: Record) -> list[float]:
     """What was measured of the evaluated set after each epoch."""
     values = [math.nan if value is None else value for value in record["metric_values"]]
@@ -79,18 +82,29 @@ def _curves(
         high = [max(f, default=math.nan) for f in finite]
         panel.fill_between(x, low, high, color=shown.colour, alpha=0.15, linewidth=0)
     panel.set_xlim(left=0)
+    if by_time and BASELINE in arms.secs:
+        longest = _MOST_TIMES * arms.task.experiment.epochs * arms.secs[BASELINE]
+        panel.set_xlim(right=min(panel.get_xlim()[1], longest))
     panel.xaxis.get_major_locator().set_params(integer=not by_time)
     if not panel.lines:
         panel.text(0.5, 0.5, "not measured", ha="center", transform=panel.transAxes)
 
 
 def _loss_axis(panel: Any, arms: Arms) -> None:
-    """Logarithmic, with the mean of the lowest losses of D-RR as a dotted line."""
+    """Logarithmic, with the mean of the lowest losses of D-RR as a dotted line.
+
+    The first epoch, whose loss is far above the others, does not set the scale.
+    """
     if not panel.lines:
         return
     baseline = arms.stat(BASELINE, best).mean
     if math.isfinite(baseline):
         panel.axhline(baseline, color=ARMS[BASELINE].colour, linewidth=0.8, linestyle=":")
     panel.set_yscale("log")
+    values = [[y for y in line.get_ydata() if math.isfinite(y)] for line in panel.lines]
+    later = [y for own in values for y in own[1:]]
+    if later and max(map(max, filter(None, values))) > max(later):
+        low, high = min(later), max(later)
+        panel.set_ylim(low * (low / high) ** 0.06, high * (high / low) ** 0.06)
     panel.grid(True, which="minor", axis="y")
     pictures.log_ticks(panel)

@@ -133,9 +133,9 @@ def wanted(task: Task, records: Records) -> list[Run]:
         runs += [Run(task, arm, rate, first) for rate in grid(task, records, arm)]
     own = tuned_rates(task, records)
     runs += [Run(task, arm, rate, first) for arm, rate in own.items()]
-    same = dict.fromkeys(task.arms, task.same_rate) if task.same_rate else {}
-    for rate_of in (own, same):
-        runs += [Run(task, arm, rate, seed) for seed in others for arm, rate in rate_of.items()]
+    runs += [Run(task, arm, rate, seed) for seed in others for arm, rate in own.items()]
+    if task.same_rate:
+        runs += [Run(task, arm, task.same_rate, s) for s in task.seeds for arm in task.arms]
     return [run for run in dict.fromkeys(runs) if run.key not in records]
 
 
@@ -214,13 +214,22 @@ class Arms:
             return None
         losses = losses_of(baseline)
         needed = epochs_to(losses, best(baseline))
+        tuned = {
+            rate: self._records.get((arm, rate, first))
+            for rate in grid(self.task, self._records, arm)
+        }
         found = {
             rate: epochs_to(losses_of(record), best(baseline)) / needed
-            for (own, rate, seed), record in self._records.items()
-            if (own, seed) == (arm, first)
+            for rate, record in tuned.items()
+            if record is not None
         }
         rate = min(found, key=found.__getitem__, default=math.inf)
         return (rate, found[rate]) if math.isfinite(found.get(rate, math.inf)) else None
+
+
+def own_bounds(arms: Arms, records: Records) -> Records:
+    """The herding bounds of each arm's own rate; a grid may have moved since others were found."""
+    return {key: record for key, record in records.items() if arms.rates.get(key[0]) == key[1]}
 
 
 def arms_of(directory: pathlib.Path, task: Task, *, same_rate: bool = False) -> Arms:

@@ -71,7 +71,18 @@ def table(tasks: Sequence[Task], directory: pathlib.Path) -> str:
         size = f"{config.data.num_train:,} | {config.epochs} | {task.num_rounds:,}"
         lines.append(f"| {task.name} | {size} | {mine.count} | {mine.secs / 60:.0f} |")
     hours = sum(each.secs for each in left.values()) / 3600
-    lines.append(f"At most {hours:.1f} hours of one core.")
+    lines.append(f"About {hours:.1f} hours of one core; a grid that is extended takes more.")
+    bounds = sum(len(missing(task, directory, results.HERDING)) for task in tasks)
+    untimed = [
+        t
+        for t in tasks
+        if not t.group and not set(t.arms) <= results.read_secs(directory, t).keys()
+    ]
+    if bounds or untimed:
+        lines.append(
+            f"Beside these: {bounds} or more of the runs once more, for the herding bounds of "
+            f"their orders; the epochs of {len(untimed)} tasks to be timed."
+        )
     return "\n".join(lines)
 
 
@@ -86,8 +97,10 @@ def run_all(
 ) -> int:
     """Does the runs that are missing, and returns how many; `num_jobs=0`: in this process.
 
+    Where two runs of a task fail alike, its others are left out.
+
     Raises:
-        RuntimeError: some failed; the others were done.
+        RuntimeError: some failed; those of other tasks were done.
     """
     tasks, started, count = list(tasks), time.monotonic(), 0
     failed: dict[Run, str] = {}
@@ -97,6 +110,7 @@ def run_all(
             todo = [
                 run
                 for task in tasks
+                if not _fails_alike(task, failed)
                 for run in missing(task, directory, kind)
                 if run not in pending.values() and run not in failed
             ]
@@ -119,15 +133,21 @@ def run_all(
                 except (ValueError, MemoryError, RuntimeError) as error:
                     if isinstance(error, concurrent.futures.BrokenExecutor):
                         raise
-                    failed[run] = f"{run.task.name} {run.name}: {error}"
-                    bar.write(failed[run], file=sys.stdout)
+                    failed[run] = str(error)
                     continue
                 count += 1
                 left = plan(tasks, directory) if kind == results.RUNS else {}
                 _tell(bar, started, run, record, left, max(num_jobs, 1))
     if failed:
-        raise RuntimeError(f"Runs that failed: {len(failed)}\n" + "\n".join(failed.values()))
+        told = {(r.task.name, why): f"{r.task.name} {r.name}: {why}" for r, why in failed.items()}
+        raise RuntimeError("Runs that failed:\n" + "\n".join(told.values()))
     return count
+
+
+def _fails_alike(task: Task, failed: dict[Run, str]) -> bool:
+    """Whether two runs of a task failed for one reason, so that no other need be tried."""
+    reasons = [why for run, why in failed.items() if run.task is task]
+    return len(set(reasons)) < len(reasons)
 
 
 def _bar() -> tqdm.tqdm:
@@ -149,7 +169,7 @@ def _tell(
     spent = (time.monotonic() - started) / 60
     minutes = sum(each.secs for each in left.values()) / 60 / num_jobs
     found = f"{results.best(record):.5f} in " if "train_losses" in record else ""
-    rest = f"at most {minutes:.0f} min left" if left else ""
+    rest = f"about {minutes:.0f} min left" if left else ""
     line = f"{spent:5.1f} min  {run.task.name} {run.name}: {found}{record['secs']:.0f} s"
     bar.total, bar.n = spent + minutes, spent
     bar.set_postfix_str(rest)

@@ -184,9 +184,16 @@ def tuning(own: Arms, records: Records) -> list[str]:
         return found
     for arm in [arm for arm in task.arms if arm in TUNED]:
         rates = results.grid(task, records, arm)
-        added = [f"{rate:g}" for rate in rates if rate not in task.learning_rates]
-        if added:
-            found.append(f"The grid of {ARMS[arm].label} was extended by {', '.join(added)}.")
+        for there, words in ((True, "was"), (False, "is to be")):
+            added = [
+                f"{rate:g}"
+                for rate in rates
+                if rate not in task.learning_rates
+                and there == ((arm, rate, task.seeds[0]) in records)
+            ]
+            if added:
+                label = ARMS[arm].label
+                found.append(f"The grid of {label} {words} extended by {', '.join(added)}.")
         if own.rates.get(arm) in (rates[0], rates[-1]):
             found.append(f"{ARMS[arm].label} is tuned to an end of its grid, so not surely tuned.")
     return found

@@ -115,8 +115,7 @@ class Task:
     def most_runs(self, arm: str) -> int:
         """Tuning, the other seeds at the arm's own learning rate, and maybe at the same one."""
         tuning = len(self.learning_rates) if arm in arms.TUNED else 1
-        others = len(self.seeds) - 1
-        return tuning + others + (others if self.same_rate else 0)
+        return tuning + len(self.seeds) - 1 + (len(self.seeds) if self.same_rate else 0)
 
     def _file(self) -> ml_collections.ConfigDict:
         return config_lib.load(CONFIGS / f"{self.config}.py")

@@ -14,6 +14,7 @@ from hetjax.bilevel import problem as problem_lib
 from hetjax.types import PyTree
 
 _GROWS = 1.0  # a residual over its right side: no solution was found
+_INSTEAD = "implicit or value_gap"  # of lower steps that have no derivative
 
 
 def check_floating(**given: PyTree) -> None:
@@ -25,13 +26,16 @@ def check_floating(**given: PyTree) -> None:
     for name, tree in given.items():
         leaves = jax.tree.leaves_with_path(tree)
         if not leaves:
-            raise ValueError(f"hypergradient: {name} has no arrays; give a pytree of them")
+            raise ValueError(f"{name} has no arrays; give a pytree of them")
         for path, leaf in leaves:
-            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            try:
+                kind = str(jnp.result_type(leaf))
+            except TypeError:
+                kind = type(leaf).__name__
+            if not kind.startswith(("float", "bfloat")):
                 raise ValueError(
-                    f"hypergradient: {name}{jax.tree_util.keystr(path)} is of type "
-                    f"{jnp.result_type(leaf)}; {name} is a pytree of floating-point arrays, which "
-                    "have derivatives. Give other values in the batch"
+                    f"{name}{jax.tree_util.keystr(path)} is of type {kind}; {name} is a pytree of "
+                    "floating-point arrays, which have derivatives. Give other values in the batch"
                 )
 
 
@@ -43,7 +47,7 @@ def check_upper(upper: Callable, x: PyTree, y: PyTree, batch: Any) -> None:
     """
     if _is_zero(lambda x, y, batch: jax.grad(upper, 1)(x, y, batch), x, y, batch):
         raise ValueError(
-            "hypergradient: the upper loss does not depend on y, so the lower level changes "
+            "the upper loss does not depend on y, so the lower level changes "
             "nothing: the gradient is that of the upper loss in x alone. Did upper and lower "
             "change places, or is y used through stop_gradient?"
         )
@@ -60,21 +64,26 @@ def check_stack(level: str, given: Any, number: int) -> None:
     sizes = problem_lib.lengths_of(given.batches)
     if len(sizes) != 1 or min(sizes) < number:
         raise ValueError(
-            f"hypergradient: the stack of {level} batches has leading axes {sorted(sizes)}, and "
+            f"the stack of {level} batches has leading axes {sorted(sizes)}, and "
             f"this estimator asks for {number} batches of that level: give leaves [{number}, ...], "
             "or one batch without Stack, which every request takes whole"
         )
 
 
-def pull_through(step: Callable, *arguments: PyTree) -> Callable:
+def pull_through(step: Callable, *arguments: PyTree, instead: str = _INSTEAD) -> Callable:
     """`jax.vjp` of a lower step, whose last argument is its gradients.
+
+    Args:
+        step: of the lower level.
+        *arguments: where it is differentiated.
+        instead: what does not differentiate it.
 
     Raises:
         ValueError: it has no derivative, or one that is 0 everywhere.
     """
     what = (
-        "unroll: the lower step cannot be differentiated: {}. Take an optimiser that is a smooth "
-        "function of the gradient, such as optax.sgd or optax.adam, or implicit or value_gap, "
+        "the lower step cannot be differentiated: {}. Take an optimiser that is a smooth "
+        f"function of the gradient, such as optax.sgd or optax.adam, or {instead}, "
         "which do not differentiate it"
     )
     try:
@@ -130,10 +139,20 @@ def check_solved(info: machine.Info) -> None:
         raise ValueError(
             f"implicit: conjugate gradients met a direction of curvature {curvature:.3g}, along "
             "which the lower loss has no minimum: it is not convex at y, or y is not near its "
-            f"minimum. Give a damp that is larger by {-curvature:.3g} or more, make more lower "
-            "steps, or take value_gap, which needs no convexity"
+            f"minimum. Give a damp that is larger by {-curvature:.3g} at the least (other "
+            "directions may need more), make more lower steps, or take value_gap, which needs no "
+            "convexity"
         )
-    if residual > _GROWS:
+    if not isinstance(info.curvature, tuple):
+        kind = np.asarray(info.residual).dtype
+        # The norm of their residuals may grow by the root of the condition number on the way.
+        if residual**2 * float(jnp.finfo(kind).eps) > 1:
+            raise ValueError(
+                f"implicit: conjugate gradients left a residual of {residual:.3g} times the right "
+                f"side of their system, which is singular to the precision of {kind}: give a damp, "
+                "add a ridge to the lower loss, or take value_gap"
+            )
+    elif residual > _GROWS:
         raise ValueError(
             f"implicit: the linear system is left with a residual of {residual:.3g} times its "
             "right side: the steps of its solution grow. Give neumann a smaller eta (below 2 over "
@@ -156,7 +175,7 @@ def check_barrier(info: machine.Info) -> None:
         raise ValueError(
             f"value_gap: {of}all steps of y crossed the barrier, {crossed[is_stuck].max()} one "
             "after the other, and were taken back by half. So y is where z is, and nothing is left "
-            f"of the lower level in the gradient. {_BARRIER}"
+            f"of the lower level in the gradient. {BARRIER}"
         )
 
 
@@ -168,12 +187,12 @@ def _warn_of_barrier(info: machine.Info, stacklevel: int) -> None:
         warnings.warn(
             f"value_gap: {crossed.sum()} of {crossed.sum() + stood.sum()} steps of y crossed the "
             "barrier and were taken back by half, which costs their gradients; y went on from the "
-            f"others. If they are many: {_BARRIER[0].lower()}{_BARRIER[1:]}",
+            f"others. If they are many: {BARRIER[0].lower()}{BARRIER[1:]}",
             stacklevel=stacklevel,
         )
 
 
-_BARRIER = (
+BARRIER = (  # what to do about steps that cross it
     "Lower the learning rate of the lower steps, or give the barrier a larger sigma, which turns y "
     "back sooner, or a larger shift, which lets y farther; upper_steps=, more steps of y, leaves "
     "more halvings"
@@ -261,6 +280,9 @@ def _is_zero(function: Callable, *arguments: PyTree) -> bool:
     closed = jax.make_jaxpr(function)(*shapes)
     jaxpr = closed.jaxpr
     known = set(jaxpr.invars)
+    for variable, constant in zip(jaxpr.constvars, closed.consts, strict=True):
+        if isinstance(constant, jax.core.Tracer):  # of another trace: its values may be any
+            known.add(variable)
     for equation in jaxpr.eqns:
         if any(_is_known(v, known) for v in equation.invars):
             known.update(equation.outvars)

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hetjax.bilevel import diagnosis, machine, solvers, vectors
 from hetjax.bilevel import lower as lower_lib
-from hetjax.bilevel import machine, solvers, vectors
 from hetjax.bilevel.problem import LOWER, UPPER, Answer, At, Kind, What
 from hetjax.types import PyTree
 
 _CROSSES = ("jvp", "fd")
+_WITHOUT_STEP = "another solve, such as cg(10) or scaled(eta), or value_gap"
 _NEEDS_ALL = (
     "its linear system is that of one Hessian at one point; of replicas that differ the products "
     "are of no symmetric matrix"
@@ -73,6 +74,12 @@ def implicit(
         (conjugate gradients); Lorraine, Vicol, Duvenaud, "Optimizing millions of hyperparameters by
         implicit differentiation", 2019, arXiv 1911.02590 (Neumann).
     """
+    lower_lib.check(lower, "implicit")
+    if not isinstance(solve, solvers.Solver | None):
+        raise ValueError(
+            f"implicit: solve is {solve!r}; give one of hetjax.bilevel.cg(10), neumann(Q, eta), "
+            "scaled(eta), one_step(), rank_one()"
+        )
     if cross not in _CROSSES:
         raise ValueError(f"implicit: cross is {cross!r}; it must be one of 'jvp', 'fd'")
     if lower.levels != (LOWER,) or num_steps < 0:
@@ -221,7 +228,7 @@ class _Implicit:
             moved, _ = self.lower.step(carry.x, y, opt, gradients, carry.k - 1)
             return vectors.like(moved, y)
 
-        _, pull = jax.vjp(step, carry.gradients)
+        pull = diagnosis.pull_through(step, carry.gradients, instead=_WITHOUT_STEP)
         ((pulled,),) = pull(carry.solving.right)
         solution = jax.tree.map(jnp.negative, pulled)
         return carry._replace(solving=carry.solving._replace(solution=solution))

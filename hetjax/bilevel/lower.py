@@ -39,6 +39,19 @@ Optimizer: TypeAlias = (
 )
 
 
+def check(lower: Any, estimator: str) -> None:
+    """Refuses what is no lower step.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(lower, Lower):
+        raise ValueError(
+            f"{estimator}: lower is {lower!r}; give the steps of the lower level, such as "
+            "hetjax.bilevel.descent(optax.sgd(0.1))"
+        )
+
+
 def descent(tx: Optimizer) -> Lower:
     """Steps of an optimiser down the lower loss.
 
@@ -47,9 +60,13 @@ def descent(tx: Optimizer) -> Lower:
             does; or a function of x that makes one, where x holds its learning rate, decay or the
             like: its state begins anew each time.
 
+    Raises:
+        ValueError: it is neither.
+
     Example:
         >>> lower = descent(lambda x: optax.sgd(jnp.exp(x["log_rate"])))
     """
+    _check_optimizer("descent", tx)
     step = _step(tx, lambda gradients, k: gradients[0])
     return Lower((problem.LOWER,), _init(tx), step, _is_fixed(tx))
 
@@ -77,6 +94,8 @@ def aggregate(
         programming beyond lower-level singleton", 2020, arXiv 2006.04045.
     """
 
+    _check_optimizer("aggregate", tx)
+
     def direction(gradients: tuple[PyTree, ...], k: Any) -> PyTree:
         dtype = trees.wider(jnp.float32, vectors.dtype_of(gradients))
         share = mu * upper_scale * alpha(jnp.asarray(k, dtype))
@@ -86,6 +105,14 @@ def aggregate(
 
     levels = problem.UPPER, problem.LOWER
     return Lower(levels, _init(tx), _step(tx, direction), _is_fixed(tx))
+
+
+def _check_optimizer(caller: str, tx: Any) -> None:
+    if not (isinstance(tx, optax.GradientTransformation) or callable(tx)):
+        raise ValueError(
+            f"{caller}: {tx!r} is no optimiser; give one of optax, such as optax.sgd(0.1), or a "
+            "function of x that makes one"
+        )
 
 
 def _is_fixed(tx: Optimizer) -> bool:

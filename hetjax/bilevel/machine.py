@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
+from hetjax.bilevel import per_example
 from hetjax.bilevel import problem as problem_lib
 from hetjax.types import PyTree
 
@@ -129,6 +131,29 @@ class Estimator(NamedTuple):
         """The result, with its cost."""
         found = self.end(carry)
         return found._replace(info=found.info._replace(cost=cost(program)))
+
+
+def whole(estimator: Estimator) -> Callable[[PyTree, PyTree], tuple[Result, Result]]:
+    """`(x, y) -> results`: all that an estimator computes in two hypergradients, to look through.
+
+    The losses are the sum of the squares of all numbers: it is for shapes and programs.
+    """
+
+    def squares(x: PyTree, y: PyTree, batch: Any) -> jax.Array:
+        parts = jax.tree.leaves((per_example.plain(x), y))
+        return jnp.sum(jnp.stack([jnp.sum(part.astype(jnp.float32) ** 2) for part in parts]))
+
+    problem = problem_lib.Bilevel(squares, squares)
+
+    def answered(what: problem_lib.What, at: problem_lib.At) -> problem_lib.Answer:
+        return problem_lib.answer(problem, what, at, None)
+
+    def computed(x: PyTree, y: PyTree) -> tuple[Result, Result]:
+        program = estimator.program(x)
+        first = estimator.end(run(program, estimator.begin(x, y, None), answered))
+        return first, estimator.end(run(program, estimator.begin(x, y, first.state), answered))
+
+    return computed
 
 
 def run(

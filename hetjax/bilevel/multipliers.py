@@ -1,6 +1,7 @@
 """How much a value gap weighs: the multiplier of `f(x, y) - min f(x, .)` beside the upper loss."""
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +34,17 @@ class Multiplier(NamedTuple):
 
 
 def const(value: float) -> Multiplier:
-    """The same always: the hypergradient of the implicit family, damped by its inverse."""
+    """The same always: the hypergradient of the implicit family, damped by its inverse.
+
+    Raises:
+        ValueError: it is no positive number.
+    """
+    is_traced = isinstance(value, jax.core.Tracer)
+    if not is_traced and not (isinstance(value, Real | jax.Array) and value > 0):
+        raise ValueError(
+            f"value_gap: a multiplier of {value!r}; give a positive number, or one of const, ramp, "
+            "growing, exterior, barrier, dynamic"
+        )
     return growing(value)
 
 

@@ -49,12 +49,17 @@ def cg(num_steps: int, damp: float = 0.0) -> Solver:
     """Conjugate gradients: the error falls by (sqrt(kappa) - 1)/(sqrt(kappa) + 1) a step.
 
     H + damp I has to be positive definite: `info.curvature` is the least curvature that was met,
-    and a step along which it is not positive is not made.
+    and a step along which it is not positive is not made. Where the residual is that of rounding,
+    the system is solved: no more steps are made, and no curvature is looked at.
 
     Args:
         num_steps: Q.
         damp: added to the diagonal; the same knob as the inverse of a value gap's multiplier.
+
+    Raises:
+        ValueError: num_steps is less than 1.
     """
+    _check_number("cg", "num_steps", num_steps)
 
     def warm(solving: Solving, product: PyTree) -> Solving:
         residual = add(solving.right, add(product, solving.solution, damp), -1.0)
@@ -64,8 +69,9 @@ def cg(num_steps: int, damp: float = 0.0) -> Solver:
         p, r = solving.vector, solving.residual
         product = add(product, p, damp)
         size, along, length = inner(r, r), inner(p, product), inner(p, p)
-        curvature = jnp.where(length > 0, along / jnp.where(length > 0, length, 1), jnp.inf)
-        goes = (along > 0) & (size > 0)
+        is_left = size > jnp.finfo(size.dtype).eps ** 2 * inner(solving.right, solving.right)
+        curvature = jnp.where(is_left, along / jnp.where(is_left, length, 1), jnp.inf)
+        goes = is_left & (along > 0)
         alpha = jnp.where(goes, size / jnp.where(goes, along, 1), 0)
         residual = add(r, product, -alpha)
         beta = jnp.where(goes, inner(residual, residual) / jnp.where(goes, size, 1), 0)
@@ -90,7 +96,11 @@ def neumann(num_terms: int, eta: float, damp: float = 0.0) -> Solver:
         num_terms: Q; a cold start takes Q - 1 products, a warm one Q.
         eta: the step.
         damp: added to the diagonal.
+
+    Raises:
+        ValueError: num_terms is less than 1.
     """
+    _check_number("neumann", "num_terms", num_terms)
 
     def begun(solving: Solving) -> Solving:
         r = solving.residual
@@ -138,6 +148,11 @@ def rank_one(damp: float = 0.0) -> Solver:
     the lower gradient is 0 nothing is subtracted.
     """
     return Solver(0, _from_nothing, None, _never, "rank_one", damp)
+
+
+def _check_number(solver: str, name: str, given: int) -> None:
+    if given < 1:
+        raise ValueError(f"{solver}: {name} is {given}; give at least 1, or the solution stays 0")
 
 
 def _from_nothing(right: PyTree, start: PyTree | None) -> Solving:

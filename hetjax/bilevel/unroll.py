@@ -58,6 +58,7 @@ def unroll(
         "Towards gradient-based bilevel optimization with non-convex followers and beyond", 2021,
         arXiv 2110.00455 (learned start and worst iterate).
     """
+    lower_lib.check(lower, "unroll")
     back = num_steps if back is None else back
     _check(num_steps, back, checkpoint=checkpoint, mode=mode, start=start, pick=pick)
     kinds = {

@@ -80,6 +80,7 @@ def value_gap(
         Shen, Chen, "On penalty-based bilevel gradient descent method", 2023, arXiv 2302.05185;
         Ye, Liu, Wright, Stone, Liu, "BOME!", 2022, arXiv 2209.08709 (dynamic).
     """
+    lower_lib.check(lower, "value_gap")
     if not isinstance(multiplier, multipliers.Multiplier):
         multiplier = multipliers.const(multiplier)
     if upper_steps is None:

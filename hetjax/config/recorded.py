@@ -71,7 +71,9 @@ def read(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | None
 
 
 def grown(theirs: dict[str, Any], ours: dict[str, Any], name: str) -> bool:
-    """Whether a number is larger here than there; 0 is no limit."""
+    """Whether a number is larger here than there; 0 is no limit. Another kind of run has none."""
+    if name not in theirs:
+        return False
     before, now = (each[name] or float("inf") for each in (theirs, ours))
     return now > before
 

@@ -19,7 +19,8 @@ def windows(
       `{"past": f32[n, past], "future": f32[n, future]}`, series after series.
 
     Raises:
-      ValueError: a series is too short for one window; names it.
+      ValueError: a series is too short for one window or has a point that is not finite, and
+        names it; or there are no series.
 
     Example:
       >>> found = windows([np.arange(4.0)], 2, 1)
@@ -33,7 +34,15 @@ def windows(
                 f"series {index}{name} has {len(points)} points, and a window needs {past} + "
                 f"{future}; leave it out, or take shorter windows"
             )
+        wrong = np.flatnonzero(~np.isfinite(points))
+        if wrong.size:
+            raise ValueError(
+                f"point {wrong[0]} of series {index}{name} is {points[wrong[0]]}; leave the series "
+                "out, or cut it there"
+            )
         cut.append(np.lib.stride_tricks.sliding_window_view(points, past + future))
+    if not cut:
+        raise ValueError("there are no series to cut windows from")
     whole = np.concatenate(cut).astype(np.float32)
     return {"past": whole[:, :past], "future": whole[:, past:]}
 
@@ -60,6 +69,8 @@ def ends(
     """
     if other := sorted(series.keys() ^ futures.keys()):
         raise ValueError(f"series {other[0]!r} is in one of the two files alone")
+    if not futures:
+        raise ValueError("there are no series to tell")
     horizon = len(next(iter(futures.values())))
     for index, (name, points) in enumerate(series.items()):
         if len(points) < past:

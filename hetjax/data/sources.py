@@ -111,7 +111,7 @@ def as_source(data: Any) -> Source:
 
 class _First:
     def __init__(self, source: Source, num_examples: int):
-        self._source, self._len = source, num_examples
+        self.whole, self._len = source, num_examples
         self.thread_safe = getattr(source, "thread_safe", None)
         if hasattr(source, "__getitems__"):  # many records at once take half the time
             self.__getitems__ = source.__getitems__
@@ -122,7 +122,7 @@ class _First:
     def __getitem__(self, index: int, /) -> PyTree:
         if not 0 <= index < self._len:
             raise IndexError(f"example {index} of a source of {self._len}")
-        return self._source[index]
+        return self.whole[index]
 
 
 def first(source: Source, num_examples: int) -> Source:
@@ -304,12 +304,23 @@ def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray
     return (_record(source, index)[0] for index in ids)
 
 
+def _described(source: Any) -> str:
+    """Its type; and where the files of a prepared data set are, which may be damaged."""
+    while isinstance(source, _First):
+        source = source.whole
+    name = type(source).__name__
+    folder = getattr(getattr(source, "dataset_info", None), "data_dir", None)
+    if folder is None:
+        return name
+    return f"{name} in {folder} (if its files are damaged, delete that and prepare it again)"
+
+
 def _record(source: Source, index: int) -> tuple[list[tuple[str, np.ndarray]], PyTree]:
     try:
         item = source[index]
     except Exception as error:
         raise ValueError(
-            f"example {index} of {type(source).__name__} cannot be read: "
+            f"example {index} of {_described(source)} cannot be read: "
             f"{type(error).__name__}: {error}"
         ) from error
     return leaves.of_item(item, index), item

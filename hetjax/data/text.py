@@ -51,14 +51,16 @@ def numbers(
       [1, 0]
     """
     other = PADDING if unknown is None else known.get(unknown, PADDING)
+    stands = "or say by unknown= which word stands for such ones"
+    if unknown is not None and unknown not in known:
+        stands = f"with {unknown!r} in it, too, which is to stand for such ones (data.vocabulary)"
     found = np.fromiter((known.get(word, other) for word in words), np.int32, len(words))
     outside = np.flatnonzero(found == PADDING)
     if outside.size:
         at = int(outside[0])
         raise ValueError(
             f"token {at} of {name or 'the text'} is {words[at]!r}, which is outside the vocabulary "
-            f"of {len(known):,} words; make the vocabulary of a text that has it, or say by "
-            "unknown= which word stands for such ones"
+            f"of {len(known):,} words; make the vocabulary of a text that has it, {stands}"
         )
     return found
 
@@ -86,6 +88,12 @@ def chunks(tokens: np.ndarray, length: int, *, vocabulary_size: int, name: str =
       >>> chunks(np.arange(6), 3, vocabulary_size=6).tolist()
       [[0, 1, 2, 3], [3, 4, 5, -1]]
     """
+    tokens = np.asarray(tokens)
+    if length < 1 or not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(
+            f"{name or 'the stream'}: {tokens.dtype} tokens in chunks of {length}; give whole "
+            "numbers, and a length of at least 1"
+        )
     outside = np.flatnonzero((tokens < 0) | (tokens >= vocabulary_size))
     if outside.size:
         raise ValueError(
@@ -117,9 +125,16 @@ def check_sentences(sentences: Sequence[Sequence[str]], name: str = "") -> None:
     """Sees that every sentence has words.
 
     Raises:
-      ValueError: one has none; names the first.
+      ValueError: one has none or is not split, and names the first; or there are no sentences.
     """
+    if not len(sentences):
+        raise ValueError(f"{name or 'the set'} has no sentences")
     for index, sentence in enumerate(sentences):
+        if isinstance(sentence, str):
+            raise ValueError(
+                f"sentence {index} of {name or 'the set'} is a text; give a list of words, such as "
+                "hetjax.data.text.split_sentence(sentence)"
+            )
         if not sentence:
             raise ValueError(
                 f"sentence {index} of {name or 'the set'} has no words; leave it out, or give it "

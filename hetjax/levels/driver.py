@@ -328,6 +328,12 @@ class Driver:
 
     def _say_who_stopped(self) -> None:
         self._summary.stopped_by = self._stopped_by
+        if self._run.parts.leads and self._summary.crossed:
+            print(
+                f"hetjax: {self._summary.crossed} steps of y crossed the barrier and were taken "
+                f"back by half. {diagnosis.BARRIER}.",
+                file=sys.stderr,
+            )
         if self._run.parts.leads and self._asked.ends:
             goes_on = self._by_signal and self._keeper is not None
             more = "; the same call goes on from there" if goes_on else ""

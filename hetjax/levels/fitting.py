@@ -10,7 +10,7 @@ from typing import Any
 import optax
 
 from hetjax import starting, types
-from hetjax.bilevel import machine, per_example
+from hetjax.bilevel import machine, per_example, walks
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
 from hetjax.levels import driver, lines, results, summary
 from hetjax.levels import run as run_lib
@@ -169,6 +169,12 @@ def _with_replay(
     upper: Mapping[str, Any] | None,
     lower: Mapping[str, Any] | None,
 ) -> dict[str, dict[str, Any]]:
+    for name, given in ((UPPER, upper), (LOWER, lower)):
+        if not isinstance(given, Mapping | None):
+            raise ValueError(
+                f"fit_bilevel: {name} is {given!r}; give a dict of the fields of this level, such "
+                "as {'budget': 8}"
+            )
     of_level = {UPPER: dict(upper or {}), LOWER: dict(lower or {})}
     if replay is not None:
         for name, own in of_level.items():
@@ -187,11 +193,17 @@ def _evaluations(
     if not run.parts.leads:
         return evaluations.Evaluations({})
     loss = run.problem.upper
+    if sets and metrics_fn is None and any(r.level == UPPER for r in per_example.split(run.x)[1]):
+        raise ValueError(
+            "fit_bilevel: an eval_source is evaluated by the upper loss, which here has PerExample "
+            "leaves of the upper level: they have no rows for other examples. Give metrics_fn"
+        )
 
     def metrics(params: types.PyTree, examples: types.PyTree) -> dict[str, Any]:
         if metrics_fn is not None:
             return metrics_fn(params["y"], examples)
-        found = loss(params["x"], params["y"], examples)
+        x = params["x"].x if isinstance(params["x"], walks.Learned) else params["x"]
+        found = loss(x, params["y"], examples)
         return {"loss": found[:2] if isinstance(found, tuple) else found}
 
     params = {"x": per_example.plain(run.x), "y": run.y0}

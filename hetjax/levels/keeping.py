@@ -5,12 +5,10 @@ import json
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hetjax import types
-from hetjax.bilevel import machine, per_example
-from hetjax.bilevel import problem as problem_lib
+from hetjax.bilevel import machine
 from hetjax.bilevel.problem import LOWER, UPPER
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.levels import level, setup
@@ -135,8 +133,8 @@ def digests(run: run_lib.BilevelRun) -> dict[str, Any]:
     def of_loss(own: level.Level) -> str:
         return fingerprint.of_programs((own.loss_fn, (shapes, own.first_examples(), keys)))
 
-    def updated(grads: Any, opt: Any, x: Any) -> Any:
-        return run.optimizer.update(grads, opt, x)
+    def updated(grads: Any, opt: Any, x: Any, value: Any, progress: Any) -> Any:
+        return run.optimizer.update(grads, opt, x, value=value, progress=progress)
 
     opt = jax.eval_shape(run.optimizer.init, run.x)
     return {
@@ -148,29 +146,9 @@ def digests(run: run_lib.BilevelRun) -> dict[str, Any]:
         "upper loss": of_loss(upper),
         "params": fingerprint.of_arrays((run.x, run.y0)),
         "optimizer": fingerprint.of_programs(
-            (run.optimizer.init, (run.x,)), (updated, (run.x, opt, run.x))
+            (run.optimizer.init, (run.x,)),
+            (updated, (run.x, opt, run.x, np.float32(0), np.float32(0))),
         ),
-        "estimator": fingerprint.of_programs((_whole(run.estimator), (run.x, run.y0))),
+        "estimator": fingerprint.of_programs((machine.whole(run.estimator), (run.x, run.y0))),
         "jax": jax.__version__,
     }
-
-
-def _whole(estimator: machine.Estimator) -> Any:
-    """All that an estimator computes, with answers that are its own points: a program to digest."""
-
-    def upper(x: Any, y: Any, batch: Any) -> jax.Array:
-        parts = jax.tree.leaves((per_example.plain(x), y))
-        return jnp.sum(jnp.stack([jnp.sum(part**2) for part in parts]))
-
-    problem = problem_lib.Bilevel(upper, upper)
-
-    def whole(x: Any, y: Any) -> Any:
-        program = estimator.program(x)
-        carry = machine.run(
-            program,
-            estimator.begin(x, y, None),
-            lambda what, at: problem_lib.answer(problem, what, at, None),
-        )
-        return estimator.end(carry)
-
-    return whole

@@ -12,8 +12,9 @@ import numpy as np
 
 from hetjax import mesh as mesh_lib
 from hetjax import types
+from hetjax.bilevel import per_example
 from hetjax.bilevel.problem import Bilevel, Kind, What
-from hetjax.data import ledger, stream
+from hetjax.data import ledger, sources, stream
 from hetjax.levels import rules
 from hetjax.rounds import programs, reporting, run_records, setup
 from hetjax.rounds import run as run_lib
@@ -71,8 +72,23 @@ class Level:
             )
         except ValueError as error:
             raise ValueError(f"fit_bilevel, {name} level: {error}") from error
+        except (TypeError, AttributeError, IndexError) as error:  # of the loss, or of the run
+            self._try(point, error)
+            raise
         self._held: list[stream.Assignment] = []  # of this hypergradient, by number
         self._last: tuple[str, reporting.Report] | None = None  # that is not checked yet
+
+    def _try(self, point: rules.Point, error: Exception) -> None:
+        """Refuses a loss that fails on the first examples, by what it was given."""
+        examples = sources.fetch(self.source, np.arange(1))
+        try:
+            jax.eval_shape(self.loss_fn, point, examples, jax.random.key(0))
+        except Exception as found:
+            raise ValueError(
+                f"fit_bilevel, {self.name} level: the loss failed with {type(found).__name__}: "
+                f"{found}. It was given x of {_shapes(per_example.plain(point.x))}, y of "
+                f"{_shapes(point.y)}, and examples of {_shapes(examples)}, one of them here"
+            ) from error
 
     def init(self) -> LevelState:
         """Before the first round; compiles what the level's first kind of round needs."""
@@ -107,6 +123,7 @@ class Level:
         kind = self.kind_of[_bare(what)]
         try:
             run, report = self.run.round(run, kind=kind, again=again, **options)
+            self._check_weight()
         except reporting.NonFiniteError as error:
             raise self._named(error) from error
         revisits = state.revisits
@@ -140,8 +157,17 @@ class Level:
         if self._last is not None:
             try:
                 self._last[1].check()
+                self._check_weight()
             except reporting.NonFiniteError as error:
                 raise self._named(error) from error
+
+    def _check_weight(self) -> None:
+        """Refuses the round before, whose sums are on the host, where it has no mean."""
+        if self._last is not None and self._last[1].totals.weight_sum <= 0:
+            raise reporting.NonFiniteError(
+                "the weights of all examples of the batch add up to 0, so that there is no mean. "
+                "Look at the weights that the loss returns, or give a larger budget"
+            )
 
     def _named(self, error: reporting.NonFiniteError) -> reporting.NonFiniteError:
         assert self._last is not None
@@ -188,6 +214,13 @@ def kind_name(what: What) -> str:
             return f"product in {' and '.join(what.wrt)}"
         case Kind.TANGENTS:
             return f"gradient with {what.num_tangents} tangents"
+
+
+def _shapes(tree: types.PyTree) -> str:
+    """Of a message: each leaf's type and shape."""
+    return str(
+        jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", jax.tree.map(np.asarray, tree))
+    )
 
 
 def told(what: What) -> str:

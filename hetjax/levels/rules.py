@@ -47,7 +47,13 @@ def loss_of(problem: Bilevel, level: str) -> losses_lib.LossFn:
 
     def of_point(point: Any, examples: types.PyTree, rng: jax.Array) -> Any:
         del rng
-        return loss(per_example.plain(point.x), point.y, examples)
+        found = loss(per_example.plain(point.x), point.y, examples)
+        if isinstance(found, types.Losses) and found.metrics is not None:
+            raise ValueError(
+                "the loss returns hetjax.Losses with metrics, which no request adds up; leave them "
+                "out, and give metrics_fn= with an eval_source"
+            )
+        return found
 
     return of_point
 

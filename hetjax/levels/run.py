@@ -88,7 +88,7 @@ class BilevelRun:
             **fields,
         )
         self.levels, self.x, self.y0, self.point = made.levels, made.x, made.y, made.point
-        self.problem, self.estimator, self.optimizer = problem, estimator, optimizer
+        self.problem, self.estimator, self.optimizer = problem, estimator, made.optimizer
         self._stepping = made.stepping
         self.cost = machine.cost(made.stepping.program)
         self._y_rows: types.PyTree = None
@@ -219,6 +219,7 @@ class BilevelRun:
             walk.carry,
             state.x,
             state.opt,
+            self._placed(np.float32(state.steps_done)),
             self._active(levels),
             self._did(walk.rounds),
         )

@@ -17,7 +17,7 @@ from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
 from hetjax.data import sources
 from hetjax.levels import level, rules, stepping
-from hetjax.rounds import inputs
+from hetjax.rounds import inputs, update
 
 LEVELS = (LOWER, UPPER)  # in the order in which they are made
 SEED_OF_UPPER = 0x5550  # added to the run's: its order and its delays are others
@@ -41,6 +41,7 @@ class Made(NamedTuple):
 
     levels: dict[str, level.Level]
     stepping: stepping.Stepping
+    optimizer: optax.GradientTransformationExtraArgs  # of x
     x: types.PyTree  # on the host, without worker axis
     y: types.PyTree
     point: rules.Point
@@ -69,17 +70,24 @@ def build(
     fields.setdefault("seed", 0)
     given = {UPPER: upper_source, LOWER: lower_source}
     at_level = {name: _source(name, given[name]) for name in LEVELS}
-    diagnosis.check_floating(x=x, y=y)
-    x, y = jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf)), (x, y))
-    inputs.check_optimizer(optimizer, x, caller="fit_bilevel")
-    _check_rows(x, at_level)
+    x, y = _checked(x, y, at_level)
+    _check_optimizer(optimizer, x)
     if estimator.needs_x and per_example.split(x)[1]:
         raise ValueError(
             f"fit_bilevel: x has PerExample leaves, whose gradient stays with the workers, and "
             f"{estimator.needs_x}. Take another multiplier, or a plain array that the loss indexes "
             'by a field of the examples, such as x[batch["index"]]'
         )
-    carry = jax.eval_shape(lambda x, y: estimator.begin(x, y, None), x, y)
+    try:  # all that it computes, from its first hypergradient to the second
+        carry = jax.eval_shape(lambda x, y: estimator.begin(x, y, None), x, y)
+        if isinstance(x, walks.Learned) and isinstance(carry.x, walks.Learned):
+            raise ValueError(
+                "x is Learned, and this estimator learns no start; take "
+                "unroll(…, start='learned'), or give x without it"
+            )
+        jax.eval_shape(machine.whole(estimator), x, y)
+    except ValueError as error:
+        raise ValueError(f"fit_bilevel: {error}") from error
     point = _point(estimator, x, y, carry)
     program = estimator.program(x)
     asked = stepping.whats(program)
@@ -105,9 +113,11 @@ def build(
         first = sources.fetch(at_level[UPPER], np.arange(1))
         rows = per_example.rows(point.x, UPPER, jnp.arange(1))
         diagnosis.check_upper(problem_lib.mean(problem.upper), rows, y, first)
-        steps = stepping.Stepping(estimator, optimizer, x, mesh=parts.mesh, reducer=parts.reducer)
+        tx = update.with_extra_arguments(optimizer)
+        assert tx is not None
+        steps = stepping.Stepping(estimator, tx, x, mesh=parts.mesh, reducer=parts.reducer)
         stack.pop_all()
-    return Made(made, steps, x, y, point)
+    return Made(made, steps, tx, x, y, point)
 
 
 def _check_given(
@@ -133,6 +143,12 @@ def _check_given(
             f"fit_bilevel: {', '.join(wrong)}: these fields are of `fit`; a bilevel run has "
             "outer_steps, and evaluates every eval_every of them"
         )
+    if fields.get("nonfinite", "stop") != "stop":
+        raise ValueError(
+            f"fit_bilevel: nonfinite={fields['nonfinite']!r}: the requests of one hypergradient "
+            "would each be without other microbatches, so that their sums do not belong together. "
+            "Leave it out; a run ends at the first sum that is not finite, and names the examples"
+        )
     if any(name in fields for name in _OF_LOSSES):
         raise ValueError(
             "fit_bilevel: per_example_rng: the losses of a bilevel problem are given no key; draw "
@@ -154,6 +170,30 @@ def _source(name: str, given: Any) -> Any:
         raise ValueError(f"fit_bilevel, {name} source: {error}") from error
 
 
+def _checked(
+    x: types.PyTree, y: types.PyTree, at_level: Mapping[str, Any]
+) -> tuple[types.PyTree, types.PyTree]:
+    """Both as NumPy arrays; refuses what is none of floating point, and rows of other examples."""
+    if any(map(per_example.is_one, jax.tree.leaves(y, is_leaf=per_example.is_one))):
+        raise ValueError("fit_bilevel: y has PerExample leaves; those of x alone may be")
+    try:
+        diagnosis.check_floating(x=x, y=y)
+    except ValueError as error:
+        raise ValueError(f"fit_bilevel: {error}") from error
+    _check_rows(x, at_level)
+    return jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf)), (x, y))
+
+
+def _check_optimizer(optimizer: Any, x: types.PyTree) -> None:
+    inputs.check_optimizer(optimizer, x, caller="fit_bilevel")
+    state = jax.tree.leaves(jax.eval_shape(optimizer.init, x))
+    if any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in state):
+        raise ValueError(
+            "fit_bilevel: the state of this optimizer has a random key (as that of "
+            "optax.noisy_sgd), which no bilevel run keeps; take one without"
+        )
+
+
 def _check_rows(x: types.PyTree, at_level: Mapping[str, Any]) -> None:
     """Refuses per-example variables that are not as many as the examples."""
     paths = jax.tree_util.tree_flatten_with_path(x, is_leaf=per_example.is_one)[0]
@@ -167,6 +207,11 @@ def _check_rows(x: types.PyTree, at_level: Mapping[str, Any]) -> None:
                 "'upper' and 'lower'"
             )
         shape, wanted = np.shape(leaf.values), len(at_level[leaf.level])
+        if not hasattr(leaf.values, "ndim"):
+            raise ValueError(
+                f"fit_bilevel: {where} is PerExample of a {type(leaf.values).__name__}; give an "
+                "array, [N, ...]"
+            )
         if not shape or shape[0] != wanted:
             raise ValueError(
                 f"fit_bilevel: {where} is PerExample with rows {list(shape)}, and the "

@@ -54,7 +54,7 @@ class Stepping:
     def __init__(
         self,
         estimator: machine.Estimator,
-        optimizer: optax.GradientTransformation,
+        optimizer: optax.GradientTransformationExtraArgs,
         x: types.PyTree,
         *,
         mesh: Mesh | None,
@@ -215,20 +215,31 @@ class Stepping:
         )
 
     def end(
-        self, carry: types.PyTree, x: types.PyTree, opt: types.PyTree, active: Any, did: Any
+        self,
+        carry: types.PyTree,
+        x: types.PyTree,
+        opt: types.PyTree,
+        steps_done: Any,
+        active: Any,
+        did: Any,
     ) -> tuple[types.PyTree, types.PyTree, machine.State, dict[str, Any]]:
         """`(x, opt, kept, info)` after the update of x; uses up opt.
 
-        With a reducer that gossips a worker that did nothing has no update, and info is the mean
-        over the workers.
+        The optimiser is given F as `value` and the outer steps before this one, f32[W], as
+        `progress`. With a reducer that gossips a worker that did nothing has no update, and info is
+        the mean over the workers.
         """
 
-        def updated(form: forms.Form, carry: Any, x: Any, opt: Any, active: Any, did: Any) -> Any:
-            def one(carry: Any, x: Any, opt: Any, did: Any) -> Any:
+        def updated(
+            form: forms.Form, carry: Any, x: Any, opt: Any, done: Any, active: Any, did: Any
+        ) -> Any:
+            def one(carry: Any, x: Any, opt: Any, done: Any, did: Any) -> Any:
                 found = self._estimator.end(carry)
                 grads = self._gathered(found.grad_x)
                 grads = jax.tree.map(lambda g, leaf: g.astype(leaf.dtype), grads, x)
-                changes, new_opt = self._optimizer.update(grads, opt, x)
+                loss = found.info.upper_loss  # () where nobody asks for it
+                given = {"value": jnp.nan if isinstance(loss, tuple) else loss, "progress": done}
+                changes, new_opt = self._optimizer.update(grads, opt, x, **given)
                 size = jnp.sqrt(vectors.inner(grads, grads))
                 info = found.info._asdict() | {"hypergradient_norm": size}
                 del info["cost"]
@@ -238,13 +249,13 @@ class Stepping:
                     new, new_opt = _of_one_who_did(did > 0, (x, opt), (new, new_opt))
                 return new, new_opt, found.state, info
 
-            new, new_opt, kept, info = form.each(one)(carry, x, opt, did)
+            new, new_opt, kept, info = form.each(one)(carry, x, opt, done, did)
             if self._reducer.mixing is not None:
                 new = self._mixed_x(form, x, new, active)
             return new, new_opt, kept, info
 
         make = self._jitted("end", lambda form: functools.partial(updated, form), donate=(2,))
-        return make(carry, x, opt, active, did)
+        return make(carry, x, opt, steps_done, active, did)
 
     def _mixed_x(self, form: forms.Form, old: Any, new: Any, active: Any) -> Any:
         """The part of x that all examples share; rows of examples are alike on all workers."""

@@ -65,8 +65,15 @@ class Summary:
             for number in ("rounds", "secs", "bytes_sent"):
                 kind[number] += of_kind[number]
             kind["quotas"] = of_kind["quotas"]
+        if line.crossed:
+            self._totals["crossed"] = self._totals.get("crossed", 0) + int(line.crossed)
         names = ("upper_loss", "lower_loss", "gap", "residual", "multiplier")
         self._last = {n: value for n in names if (value := getattr(line, n)) is not None}
+
+    @property
+    def crossed(self) -> int:
+        """Steps of y that crossed a barrier and were taken back by half."""
+        return int(self._totals.get("crossed", 0))
 
     def save(self) -> dict[str, Any]:
         """What a resumed run needs: JSON values."""
@@ -112,6 +119,7 @@ class Summary:
                 "lower": run.lower.counted(state.lower),
             },
             "kinds": self._kinds,
+            **({"steps_crossed": self.crossed} if self.crossed else {}),
             "bytes_sent_per_step": self._totals["bytes_sent"] / per_step,
             "train_secs": self.clock,
             "step_secs_mean": self.clock / per_step,

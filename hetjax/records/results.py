@@ -185,6 +185,9 @@ def _evaluated(summary: dict[str, Any]) -> list[tuple[str, str]]:
     at_best = [name for name in summary if name.startswith("best_") and name != "best_step"]
     names = [name.removeprefix("best_") for name in at_best]
     names = names or [name for name in summary if name.startswith("test_")]
+    # What the best is judged by comes first, of every set, and their losses last.
+    metric = str(summary.get("judged_by") or "").partition("_")[2]
+    names = sorted(names, key=lambda n: (not n.endswith(f"_{metric}"), n.endswith("_loss")))
     rows = []
     for name in names[:_MOST_METRICS]:
         value, best = summary.get(name), summary.get(f"best_{name}")

@@ -20,7 +20,7 @@ METRIC_HEIGHT = 150  # pixels
 
 @canvas.own_settings
 def draw_losses(history: Sequence[Record], summary: Record, *, width: int) -> str:
-    """Training and evaluated loss against time and, beside or below it, against epochs."""
+    """Training and evaluated loss against time, where there is one, and against epochs."""
     secs = series.clock(history)
     train, evaluated = series.column(history, "loss"), series.evaluations(history, "loss")
     everything = np.concatenate([series.thin(secs, train)[1], *evaluated.values()])
@@ -28,12 +28,13 @@ def draw_losses(history: Sequence[Record], summary: Record, *, width: int) -> st
     logarithmic = len(known) > 1 and known.min() > 0 and known.max() > 8 * known.min()
     narrow = width < canvas.NARROW
     each = (width - 46 - 8) if narrow else (width - 46 - 8 - 56) / 2
-    figure = canvas.make_figure(width, 2 * 268 if narrow else 268)
     factor, unit = words.time_unit(np.nanmax(secs, initial=0.0))
-    panels = [
-        ("time", f"{unit} since the start", secs * factor),
-        ("epochs", "epochs", series.epochs_done(history, summary)),
-    ]
+    panels = [("epochs", "epochs", series.epochs_done(history, summary))]
+    if series.has_clock(summary):
+        panels = [("time", f"{unit} since the start", secs * factor), *panels]
+    elif not narrow:
+        each = width - 46 - 8
+    figure = canvas.make_figure(width, 268 * len(panels) if narrow else 268)
     for i, (against, label, x) in enumerate(panels):
         left, top = (46, 32 + 268 * i) if narrow else (46 + i * (each + 56), 32)
         axes = canvas.add_axes(figure, left, top, each, 190)
@@ -48,7 +49,9 @@ def draw_losses(history: Sequence[Record], summary: Record, *, width: int) -> st
         canvas.plain_ticks(axes, logarithmic=logarithmic)
         scale = ", log scale" if logarithmic else ""
         canvas.title(axes, f"loss against {against}{scale}")
-    return canvas.to_svg(figure, f"losses-{width}", "Loss against time and against epochs")
+    return canvas.to_svg(
+        figure, f"losses-{width}", "Loss " + " and ".join(f"against {panel[0]}" for panel in panels)
+    )
 
 
 @canvas.own_settings

@@ -122,6 +122,11 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
         )
     said = summary.get("notes")
     notes += [str(note) for note in said] if isinstance(said, list | tuple) else []
+    if history and not series.has_clock(summary):
+        notes.append(
+            "No worker was given a speed, and they took turns on the devices: there are no times "
+            "of rounds. What the run took is its wall time."
+        )
     if not history:
         notes.append("No round was finished, so there is nothing to draw.")
     skipped = np.nansum(series.column(history, "skipped_examples"))

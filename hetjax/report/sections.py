@@ -29,9 +29,12 @@ def sections(summary: Record, history: Sequence[Record]) -> list[str]:
     """The sections of the page as HTML; those without numbers are left out."""
     if not history:
         return []
-    parts = [_round_times(summary, history), _losses(summary, history)]
+    has_clock, parts = series.has_clock(summary), [_losses(summary, history)]
+    if has_clock:
+        parts = [_round_times(summary, history), *parts]
     if series.count_workers(history):
-        parts = [_timeline(summary, history), _quotas(history), _gate(summary, history), *parts]
+        parts = [_quotas(history), _gate(summary, history), *parts]
+        parts = [_timeline(summary, history), *parts] if has_clock else parts
     if series.evaluations(history, "accuracy"):
         parts.append(_accuracies(summary, history))
     parts += [_evaluated(summary, history), _metrics(summary, history)]
@@ -176,11 +179,15 @@ def _left_out(history: Sequence[Record]) -> str:
 
 
 def _losses(summary: Record, history: Sequence[Record]) -> str:
-    return section(
-        "Loss",
+    caption = (
         "Against time it shows how soon a loss is reached, which is what good quotas improve; "
         "against epochs, how much each pass over the data teaches, whatever the speeds."
-        + _replicas("loss", history),
+    )
+    if not series.has_clock(summary):
+        caption = "Against epochs: how much each pass over the data teaches, whatever the speeds."
+    return section(
+        "Loss",
+        caption + _replicas("loss", history),
         lambda width: losses.draw_losses(history, summary, width=width),
         key=TRAINING + _evaluated_key("loss", history),
     )
@@ -205,12 +212,12 @@ def _evaluated(summary: Record, history: Sequence[Record]) -> str:
         return ""
     shown = dict(list(found.items())[:MOST_METRICS])
     more = f" The first {MOST_METRICS} of {len(found)}." if len(found) > MOST_METRICS else ""
-    ending = next(iter(shown))
+    ending, of_sets = max(shown.items(), key=lambda item: len(item[1]))
     return section(
         "Evaluated metrics",
         f"Of the evaluated sets, at each evaluation.{more}" + _replicas(ending, history),
         lambda width: losses.draw_evaluated(shown, history, summary, width=width),
-        key=_evaluated_key(ending, history),
+        key=_key_of([name.removesuffix(f"_{ending}") for name in of_sets]),
     )
 
 
@@ -280,9 +287,12 @@ def _order(summary: Record, history: Sequence[Record]) -> str:
 
 
 def _evaluated_key(ending: str, history: Sequence[Record]) -> str:
+    return _key_of(list(series.evaluations(history, ending)))
+
+
+def _key_of(found: Sequence[str]) -> str:
     """The names of the lines of `losses.EVALUATION_STYLES`."""
     styles = ["line", "line ink", "line dotted"]
-    found = series.evaluations(history, ending)
     names = [name.replace("_", " ") for name in found]
     for i, name in enumerate(found):
         if f"worst_{name}" in found:

@@ -97,6 +97,11 @@ def epochs_done(history: Sequence[Record], summary: Record) -> FloatArray:
     return processed / top if top > 0 else np.full(len(history), np.nan)
 
 
+def has_clock(summary: Record) -> bool:
+    """Whether its times mean something: a virtual clock may count microbatches, no seconds."""
+    return bool(summary.get("emulated")) or summary.get("clock") != "virtual"
+
+
 def clock(history: Sequence[Record]) -> FloatArray:
     """Seconds of the run at the end of each round."""
     secs = np.nan_to_num(column(history, "round_secs"))

@@ -87,7 +87,9 @@ def _judged(summary: Record, judged_by: str) -> Tile:
 
 
 def _speed(summary: Record) -> list[Tile]:
-    """The mean round, beside the optimum and an equal split."""
+    """The mean round, beside the optimum and an equal split; nothing without a clock."""
+    if not series.has_clock(summary):
+        return []
     emulated = ", emulated speeds" if summary.get("emulated") else ""
     mean, optimum, equal = (
         series.number(summary.get(key))

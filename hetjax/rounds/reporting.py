@@ -145,11 +145,13 @@ class Report:
         worker = int(bad[0])
         position = int(self.totals.nonfinite_microbatch[worker])
         ids = self._plan.assigned.microbatches(worker)[position]
+        or_skip = ", look at these examples, or set nonfinite='skip' to leave such microbatches out"
+        if self._parts.optimizer is None:  # of a sum that others go on from
+            or_skip = ", or look at these examples"
         raise NonFiniteError(
             f"round {self._plan.round_index}: the loss or a gradient of worker {worker}'s "
             f"microbatch {position} is not finite (examples {ids[ids >= 0].tolist()}). The state "
-            "before this round was kept. Lower the learning rate, clip gradients, look at "
-            "these examples, or set nonfinite='skip' to leave such microbatches out"
+            f"before this round was kept. Lower the learning rate, clip gradients{or_skip}"
         )
 
     def _read(self) -> round_report.RoundReport:

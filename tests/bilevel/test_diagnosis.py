@@ -54,6 +54,8 @@ def test_an_upper_loss_that_is_linear_in_y_is_none_of_those():
         ({"y": np.array([1, 2])}, "y is of type int"),
         ({"x": {"a": np.ones(2, bool)}}, r"x\['a'\] is of type bool"),
         ({"x": {}}, "x has no arrays"),
+        ({"y": "abc"}, "y is of type str"),
+        ({"x": {"m": object()}}, r"x\['m'\] is of type object"),
     ],
 )
 def test_what_has_no_derivative_is_named(given, words):
@@ -66,6 +68,12 @@ def test_steps_by_the_sign_alone_cannot_be_unrolled():
     with pytest.raises(ValueError, match="its derivative in the gradient is 0 everywhere"):
         hypergradient(estimator=bilevel.unroll(signs, 3))
     assert np.isfinite(hypergradient(estimator=bilevel.implicit(signs, 3)).grad_x)
+
+
+def test_the_last_step_by_the_sign_alone_says_nothing():
+    estimator = bilevel.implicit(bilevel.descent(optax.sign_sgd(0.1)), 3, solve=bilevel.one_step())
+    with pytest.raises(ValueError, match=r"is 0 everywhere.*another solve, such as cg"):
+        hypergradient(estimator=estimator)
 
 
 def test_steps_without_a_derivative_cannot_be_unrolled():
@@ -92,6 +100,64 @@ def test_conjugate_gradients_name_a_direction_without_minimum():
         bilevel.check(found)
     enough = bilevel.implicit(STEPS, 1, solve=bilevel.cg(5, damp=0.75))
     assert np.isfinite(hypergradient(saddle, enough).grad_x)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("scale", [1e-3, 1e-2, 1.0])
+def test_conjugate_gradients_may_have_more_steps_than_they_need(size, scale):
+    """Thirty hypergradients of a ridge problem, whose system is solved after `size` products."""
+    rng = np.random.default_rng(size)
+    inputs = rng.normal(size=(20, size)).astype(np.float32)
+    targets = rng.normal(size=20).astype(np.float32)
+
+    def lower(x, y, batch):
+        return scale * (jnp.mean((inputs @ y - targets) ** 2) + jnp.exp(x) * jnp.sum(y**2))
+
+    problem = bilevel.Bilevel(lambda x, y, batch: scale * jnp.mean((inputs @ y) ** 2), lower)
+    estimator = bilevel.implicit(bilevel.descent(optax.sgd(0.1 / scale)), 5, solve=bilevel.cg(10))
+    x, y, state = np.float32(0.0), np.zeros(size, np.float32), None
+    for _ in range(30):
+        grad_x, state, info = hypergradient(problem, estimator, x=x, y=y, state=state)
+        assert info.residual < 1e-4
+        x = x - grad_x / scale
+
+
+def test_conjugate_gradients_may_leave_more_than_they_began_with():
+    """Their error falls with each step; the norm of their residual need not."""
+    curvatures = np.array([1.0, 10.0, 100.0], np.float32)
+
+    def lower(x, y, batch):
+        return 0.5 * jnp.sum(curvatures * (y - x) ** 2)
+
+    estimator = bilevel.implicit(
+        bilevel.descent(optax.sgd(0.01)), 3, solve=bilevel.cg(1), warm=False
+    )
+    y = np.array([3.0, 2.0, 1.0], np.float32)
+    found = hypergradient(bilevel.Bilevel(lambda x, y, batch: jnp.sum(y), lower), estimator, y=y)
+    assert found.info.residual > 1
+    assert np.isfinite(found.grad_x)
+
+
+def test_a_system_that_is_singular_is_named():
+    def lower(x, y, batch):  # along (1, -1) nothing but rounding
+        return 0.5 * (y[0] + y[1] - x) ** 2 + 1e-9 * jnp.sum(y**2)
+
+    problem = bilevel.Bilevel(lambda x, y, batch: y[0], lower)
+    found = hypergradient(problem, bilevel.implicit(STEPS, 3, solve=bilevel.cg(2, damp=0.01)))
+    assert np.isfinite(found.grad_x)
+    stuck = found._replace(info=found.info._replace(residual=np.float32(1e4)))
+    with pytest.raises(ValueError, match="is singular to the precision of float32: give a damp"):
+        bilevel.check(stuck)
+
+
+def test_an_upper_loss_may_have_what_another_trace_has():
+    def of_weights(weights):
+        linear = bilevel.Bilevel(lambda x, y, batch: weights @ y, lower)
+        return hypergradient(linear).grad_x
+
+    weights = np.array([[1.0, 0.0], [1.0, 1.0]], np.float32)
+    found = jax.vmap(of_weights)(weights)
+    np.testing.assert_allclose(found, [of_weights(each) for each in weights], rtol=1e-6)
 
 
 def test_a_series_that_grows_is_named():
@@ -192,6 +258,17 @@ def test_a_barrier_wants_a_step_that_is_seen():
         ),
         (lambda: bilevel.unroll(STEPS, 3, mode="displacement"), "for start='learned' alone"),
         (lambda: bilevel.implicit(STEPS, 3, cross="both"), "cross is 'both'"),
+        (lambda: bilevel.implicit(STEPS, 3, solve=10), r"solve is 10; give one of .*cg\(10\)"),
+        (lambda: bilevel.cg(0), "num_steps is 0; give at least 1"),
+        (lambda: bilevel.neumann(0, 0.1), "num_terms is 0; give at least 1"),
+        (lambda: bilevel.descent(0.1), r"descent: 0\.1 is no optimiser.*optax\.sgd"),
+        (lambda: bilevel.aggregate("sgd"), "aggregate: 'sgd' is no optimiser"),
+        (lambda: bilevel.value_gap(optax.sgd(0.1), 2), "value_gap: lower is .*descent"),
+        (lambda: bilevel.unroll(optax.sgd(0.1), 2), "unroll: lower is .*descent"),
+        (lambda: bilevel.implicit(optax.sgd(0.1), 2), "implicit: lower is .*descent"),
+        (lambda: bilevel.value_gap(STEPS, 2, multiplier=-1.0), "-1.0; give a positive number"),
+        (lambda: bilevel.value_gap(STEPS, 2, multiplier=0.0, central=True), "give a positive"),
+        (lambda: bilevel.value_gap(STEPS, 2, multiplier="10"), "'10'; give a positive number"),
         (lambda: bilevel.implicit(bilevel.aggregate(optax.sgd(0.1)), 3), "take unroll"),
         (lambda: bilevel.implicit(STEPS, 0, solve=bilevel.one_step()), "at least 1"),
         (lambda: bilevel.value_gap(bilevel.aggregate(optax.sgd(0.1)), 3), "give descent"),

@@ -19,7 +19,7 @@ def test_missing_files_say_what_to_put_where(name, tmp_path):
         datasets.load(name, tmp_path)
     for spec in datasets.ARRAY_SETS[name].files:
         assert spec.name in str(error.value)
-    assert f"into {tmp_path / name} (from https://" in str(error.value)
+    assert f"into {tmp_path / name} (see https://" in str(error.value)
     assert str(error.value).endswith("hetjax does not download it")
 
 
@@ -207,3 +207,31 @@ def test_the_real_files_match_their_checksums_and_have_the_known_counts(name, te
             "m4_weekly": [359, 359],
         }[name]
     )
+
+
+def test_a_set_of_another_directory_is_not_called_damaged_alone(tmp_path, monkeypatch):
+    array_sets.write(tmp_path, "rte", monkeypatch)
+    with pytest.raises(ValueError, match=r"another data set's, give another directory \(data.dir"):
+        datasets.load("cola", tmp_path / "glue" / "RTE")
+
+
+def test_the_folder_that_the_files_name_may_be_the_directory(tmp_path, monkeypatch):
+    array_sets.write(tmp_path, "cola", monkeypatch)
+    assert datasets.load("cola", tmp_path / "glue").name == "cola"
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    array_sets.write(tmp_path, "rte", monkeypatch)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(pathlib.Path, "read_bytes", refuse)
+    with pytest.raises(ValueError, match=r"train\.tsv cannot be read: .*Permission denied"):
+        datasets.load("rte", tmp_path)
+
+
+def test_more_weeks_than_the_test_file_has_are_refused(tmp_path, monkeypatch):
+    array_sets.write(tmp_path, "m4_weekly", monkeypatch)
+    with pytest.raises(ValueError, match=r"data\.future: got 30; .*allowed is 1 to"):
+        datasets.load("m4_weekly", tmp_path, past=3, future=30)

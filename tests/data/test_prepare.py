@@ -132,7 +132,7 @@ def test_a_damaged_record_is_named_by_its_index(tmp_path):
         except RuntimeError:
             unreadable.append(index)
     assert len(unreadable) >= 1
-    message = rf"example {unreadable[0]} of ArrayRecordDataSource cannot be read.*[Cc]orrupt"
+    message = rf"example {unreadable[0]} of ArrayRecordDataSource in .* cannot be read.*[Cc]orrupt"
     with pytest.raises(ValueError, match=message):
         sources.load_all(train)
     with pytest.raises(ValueError, match=message):

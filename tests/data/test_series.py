@@ -36,3 +36,19 @@ def test_futures_belong_to_the_series_and_are_equally_long():
         series.ends(POINTS, {"a": np.arange(2.0)}, 2)
     with pytest.raises(ValueError, match=r"series 1 \('b'\) goes on for 3 points, the first for 2"):
         series.ends(POINTS, {"a": np.arange(2.0), "b": np.arange(3.0)}, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: series.windows([], 2, 1), "there are no series"),
+        (lambda: series.ends({}, {}, 2), "there are no series"),
+        (
+            lambda: series.windows({"a": np.array([1.0, np.nan, 2.0])}, 2, 1),
+            r"point 1 of series 0 \('a'\) is nan",
+        ),
+    ],
+)
+def test_what_is_no_series_is_told(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

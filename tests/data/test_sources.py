@@ -1,6 +1,7 @@
 import collections
 import subprocess
 import sys
+import types
 
 import ml_dtypes
 import numpy as np
@@ -251,3 +252,18 @@ def test_sources_import_neither_tfds_nor_jax():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_a_prepared_set_that_cannot_be_read_is_named_with_its_folder():
+    class Damaged:
+        dataset_info = types.SimpleNamespace(data_dir="prepared/here")
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            raise RuntimeError("corrupted chunk")
+
+    for source in (Damaged(), sources.first(Damaged(), 2)):
+        with pytest.raises(ValueError, match=r"example 1 of Damaged in prepared/here \(if its"):
+            sources.read(source, 1)

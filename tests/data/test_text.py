@@ -1,5 +1,8 @@
 """Words as numbers: chunks of a stream, hashed words, features by singular values."""
 
+import os
+import subprocess
+import sys
 import zlib
 
 import hypothesis
@@ -106,3 +109,42 @@ def test_features_are_made_of_the_training_sentences_alone():
 def test_more_features_than_there_can_be_are_refused():
     with pytest.raises(ValueError, match=r"6 sentences of 10 words have at most 6 features.*got 7"):
         text.SingularFeatures(SENTENCES, 7)
+
+
+def test_features_are_the_same_in_every_process():
+    """Words that are equally frequent are numbered as they come, not as a set has them."""
+    program = (
+        "import numpy as np; from hetjax.data import text; "
+        f"found = text.SingularFeatures({SENTENCES}, 3)({SENTENCES}); "
+        "print(np.round(found, 4).tolist())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "012"
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: text.hashed(["abc def"], 9), "sentence 0 of the set is a text; give a list of"),
+        (lambda: text.hashed([], 9), "the set has no sentences"),
+        (lambda: text.chunks([0.0, np.nan], 1, vocabulary_size=2), "float64 tokens in chunks of 1"),
+        (lambda: text.chunks([0, 1], 0, vocabulary_size=2), "a length of at least 1"),
+        (
+            lambda: text.numbers(["x"], {"a": 0}, unknown="<unk>"),
+            r"with '<unk>' in it, too, .*\(data\.vocabulary\)",
+        ),
+    ],
+)
+def test_what_is_no_text_is_told(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert text.chunks([0, 1], 1, vocabulary_size=2).tolist() == [[0, 1]]

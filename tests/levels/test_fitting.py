@@ -218,6 +218,38 @@ def test_something_else_is_not_gone_on_with(tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        bilevel.unroll(problems.LOWER, 3, start="cold"),
+        bilevel.unroll(bilevel.descent(lambda x: optax.sgd(0.05, momentum=0.5)), 3),
+    ],
+    ids=["another start", "another state"],
+)
+def test_what_is_kept_belongs_to_the_estimator(tmp_path, other):
+    """The first hypergradient of these two is the same as that of the run."""
+    fit("reverse", steps=4, workdir=tmp_path, callbacks=[interrupt])
+    _, x, y, _ = problems.given("reverse")
+    of_upper, of_lower = problems.sources()
+    with pytest.raises(ValueError, match="the estimator does something else"):
+        hetjax.fit_bilevel(
+            problems.PROBLEM,
+            x,
+            y,
+            other,
+            optax.sgd(0.2, momentum=0.5),
+            upper_source=of_upper,
+            lower_source=of_lower,
+            outer_steps=4,
+            microbatch_size=2,
+            local="virtual",
+            cluster=SPEEDS,
+            progress=False,
+            examples_apart="skip",
+            workdir=tmp_path,
+        )
+
+
 def test_bytes_are_those_of_the_sums():
     result = fit("value_gap", steps=1, reducer="all_reduce")
     sizes = {

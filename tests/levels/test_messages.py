@@ -1,5 +1,6 @@
 """What bad input gets: a sentence that says what to do, before anything is computed."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -43,6 +44,21 @@ def fit(
 
 def whole_loss(x, y, batch):
     return jnp.mean(problems.upper(x, y, batch)[0])
+
+
+def with_metrics(x, y, batch):
+    losses, weights = problems.upper(x, y, batch)
+    return hetjax.Losses(losses, weights, metrics={"square": losses**2})
+
+
+def plainly(x, y, batch):
+    return (batch["inputs"] @ y["slope"] + y["shift"] - batch["targets"]) ** 2 + jnp.sum(
+        x["ridge"] ** 2
+    ) * jnp.sum(y["slope"] ** 2)
+
+
+def weighted(x, y, batch):
+    return x["weight"] * plainly(x, y, batch)
 
 
 def without_y(x, y, batch):
@@ -112,6 +128,46 @@ WRONG = {
     "epochs": ({"epochs": 3}, "epochs: these fields are of `fit`"),
     "a number as optimizer": ({"tx": 0.1}, "optax.sgd"),
     "a trace that is not there": ({"replay": "nowhere"}, "there is no file"),
+    "skip": ({"nonfinite": "skip"}, "would each be without other microbatches"),
+    "a number of a level": ({"fields_upper": 5}, "upper is 5; give a dict of the fields"),
+    "a random key": (
+        {"tx": optax.noisy_sgd(0.1, key=jax.random.key(0))},
+        "the state of this optimizer has a random key",
+    ),
+    "a tuple as source": (
+        {"upper": (np.ones((4, 3)), np.ones(4))},
+        r"upper level: the loss failed with TypeError: .*examples of \(.*float64\[1, 3\]",
+    ),
+    "another width": (
+        {"upper": {"inputs": np.ones((4, 2)), "targets": np.ones(4), "weights": np.ones(4)}},
+        r"upper level: the loss failed with TypeError: .*'inputs': 'float64\[1, 2\]'",
+    ),
+    "text as y": ({"y": "abc"}, "fit_bilevel: y is of type str"),
+    "rows of y": ({"y": {"slope": PerExample(np.ones(3))}}, "y has PerExample leaves"),
+    "rows that are a list": (
+        {"x": {"weight": PerExample([0.0] * 42), "ridge": np.ones(1)}},
+        r"x\['weight'\] is PerExample of a list; give an array",
+    ),
+    "a start that nobody learns": (
+        {"x": Learned(*problems.start())},
+        "this estimator learns no start; take unroll",
+    ),
+    "steps by the sign alone": (
+        {"estimator": bilevel.unroll(bilevel.descent(optax.sign_sgd(0.1)), 2)},
+        "fit_bilevel: the lower step cannot be differentiated",
+    ),
+    "metrics": (
+        {"problem": bilevel.Bilevel(with_metrics, problems.lower)},
+        "upper level: the loss returns hetjax.Losses with metrics.*give metrics_fn=",
+    ),
+    "rows of other examples": (
+        {
+            "x": {"weight": PerExample(np.ones(problems.NUM_UPPER), "upper"), "ridge": np.ones(1)},
+            "problem": bilevel.Bilevel(weighted, plainly),
+            "eval_source": problems.sources()[0],
+        },
+        "an eval_source is evaluated by the upper loss.*Give metrics_fn",
+    ),
     "two sets": ({"eval_source": {}, "eval_sources": {}}, "fit_bilevel: give eval_source"),
 }
 
@@ -136,5 +192,61 @@ def test_a_loss_that_is_not_finite_names_request_and_examples(tmp_path):
 
 def test_learned_starts_have_rows_too():
     x, y = problems.start()
-    result = fit(x=Learned(x, y), estimator=problems.KINDS["worst"]())
+    result = fit(
+        x=Learned(x, y),
+        estimator=problems.KINDS["worst"](),
+        eval_source=problems.sources()[0],
+    )
     assert result.x.x["weight"].shape == (problems.NUM_LOWER,)
+    assert np.isfinite(result.summary["test_loss"])
+
+
+def test_a_batch_without_weight_has_no_mean():
+    of_upper, _ = problems.sources()
+    nothing = {**of_upper, "weights": np.zeros(problems.NUM_UPPER)}
+    with pytest.raises(hetjax.NonFiniteError, match="of the upper level: the weights of all"):
+        fit(upper=nothing)
+
+
+def test_optimisers_are_given_the_loss_and_the_steps():
+    progress = []
+
+    def told(step):
+        jax.debug.callback(lambda step: progress.append(float(step)), step)
+        return 0.1
+
+    tx = optax.chain(optax.polyak_sgd(), hetjax.scale_by_progress(told))
+    result = fit(tx=tx, outer_steps=3)
+    jax.effects_barrier()
+    assert set(progress) == {0.0, 1.0, 2.0}
+    assert np.isfinite(result.x["ridge"]).all()
+
+
+def test_steps_that_cross_a_barrier_are_told(capsys):
+    estimator = bilevel.value_gap(
+        bilevel.descent(optax.sgd(0.2)), 6, multiplier=bilevel.barrier(1e-4, 0.002)
+    )
+    result = fit(estimator=estimator, outer_steps=2)
+    crossed = sum(line["crossed"] for line in result.history)
+    assert result.summary["steps_crossed"] == crossed > 0
+    assert f"{crossed:.0f} steps of y crossed the barrier" in capsys.readouterr().err
+
+
+def test_the_workdir_of_a_run_that_is_not_bilevel_is_another_ones(tmp_path):
+    _, of_lower = problems.sources()
+
+    def loss(params, examples, rng):
+        return (examples["inputs"] @ params - examples["targets"]) ** 2
+
+    hetjax.fit(
+        loss,
+        np.zeros(3),
+        optax.sgd(0.01),
+        of_lower,
+        max_rounds=1,
+        workers=1,
+        workdir=tmp_path,
+        progress=False,
+    )
+    with pytest.raises(ValueError, match="belongs to another"):
+        fit(workdir=tmp_path)

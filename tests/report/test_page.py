@@ -154,10 +154,34 @@ def test_evaluated_metrics_are_drawn_but_losses_and_accuracies(tmp_path):
     history = runs.make_history(20, 4, eval=lambda i: values if i % 10 == 9 else None)
     page = runs.section(runs.write(tmp_path, history=history), "Evaluated metrics")
     assert "perplexity" in page
-    assert "val perplexity" in page
+    assert "</i>test</span>" in page
+    assert "</i>val</span>" in page
     assert page.count("<svg") == 2  # for a wide screen and a narrow one
     known = runs.write(tmp_path, history=runs.make_history(20, 4))  # a loss and an accuracy
     assert not runs.section(known, "Evaluated metrics")
+
+
+def test_one_metric_of_several_does_not_name_the_lines_of_all(tmp_path):
+    values = {"test_naive_smape": 9.16, "test_smape": 8.6, "val_smape": 8.5}
+    history = runs.make_history(20, 4, eval=lambda i: values if i % 10 == 9 else None)
+    page = runs.section(runs.write(tmp_path, history=history), "Evaluated metrics")
+    assert "</i>test</span>" in page
+    assert "naive" not in page.partition('class="key"')[2].partition("</div>")[0]
+
+
+def test_times_that_nobody_measured_are_not_shown(tmp_path):
+    """Without speeds a virtual clock counts microbatches."""
+    summary = runs.SUMMARY | {"emulated": False, "clock": "virtual"}
+    page = runs.write(tmp_path, summary=summary, history=runs.make_history(20, 4))
+    shown = page.partition("Summary, as written")[0]
+    assert "there are no times of rounds" in shown
+    for title in ("Time of a round", "Who computes", "Mean round", "Waiting", "against time"):
+        assert title not in shown
+    assert "loss against epochs" in shown
+    timed = runs.write(tmp_path, history=runs.make_history(20, 4))
+    assert "Time of a round" in timed
+    assert "Mean round" in timed
+    assert "there are no times of rounds" not in timed
 
 
 def test_the_notes_of_the_data_stand_before_the_numbers(tmp_path):

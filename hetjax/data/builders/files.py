@@ -23,6 +23,10 @@ import numpy as np
 
 TIMEOUT_SECS = 30  # without a byte from the server
 BLOCK_BYTES = 1 << 20
+_GET_IT = (
+    "If it is another data set's, give another directory (data.dir); "
+    "else delete it and get it again"
+)
 
 Record = tuple[np.ndarray, int]
 ReadFile = Callable[[str], bytes]
@@ -160,8 +164,11 @@ def checked_bytes(path: pathlib.Path, spec: FileSpec) -> bytes:
     Raises:
       ValueError: wrong size or checksum; names the file, what was found and what expected.
     """
-    _check_size(path, path.stat().st_size, spec)
-    content = path.read_bytes()
+    try:
+        _check_size(path, path.stat().st_size, spec)
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
     _check_sha256(path, hashlib.sha256(content).hexdigest(), spec)
     return content
 
@@ -227,10 +234,11 @@ def _fetch_missing(
     addresses = (
         spec.urls if image_set.archive else [url.removesuffix(spec.name) for url in spec.urls]
     )
+    places = f"from {' or '.join(addresses)}" if addresses else f"see {image_set.homepage}"
     raise ValueError(
         f"the data set {image_set.name} is missing: put {wanted} into "
-        f"{data_dir / image_set.name} (from {' or '.join(addresses) or image_set.homepage}), "
-        f"or give the directory that has them as data_dir. {reason}"
+        f"{data_dir / image_set.name} ({places}), "
+        f"or give the directory that has them (data.dir). {reason}"
     )
 
 
@@ -241,7 +249,8 @@ def _find(name: str, image_set: OriginalSet, data_dir: pathlib.Path) -> pathlib.
         data_dir,
         data_dir / "downloads" / "manual",
     ):
-        for candidate in (folder / name, folder / bare):
+        inside = pathlib.PurePath(*pathlib.PurePath(name).parts[1:])  # of the first folder
+        for candidate in (folder / name, folder / inside, folder / bare):
             if candidate.is_file():
                 return candidate
     return None
@@ -267,7 +276,7 @@ def _check_size(path: pathlib.Path, size_bytes: int, spec: FileSpec) -> None:
     if size_bytes != spec.size_bytes:
         raise ValueError(
             f"{path} has {size_bytes:,} bytes, expected {spec.size_bytes:,}: it is not the "
-            "original file or not the whole of it; delete it and get it again"
+            f"original file or not the whole of it. {_GET_IT}"
         )
 
 
@@ -275,7 +284,7 @@ def _check_sha256(path: pathlib.Path, sha256: str, spec: FileSpec) -> None:
     if sha256 != spec.sha256:
         raise ValueError(
             f"{path} has SHA-256 {sha256}, expected {spec.sha256}: its contents are not the "
-            "original's; delete it and get it again"
+            f"original's. {_GET_IT}"
         )
 
 

@@ -63,8 +63,14 @@ def open_m4_weekly(read_file: files.ReadFile, *, past: int = 20, future: int = 6
       future: points that it tells at once.
     """
     points = {split: parse(read_file(name), name) for split, name in FILES.items()}
-    train = series.windows(points["train"], past, future)
     test = series.ends(points["train"], points["test"], past)
+    horizon = test["future"].shape[1]
+    if future > horizon:
+        raise ValueError(
+            f"data.future: got {future}; the series of the test file go on for {horizon} weeks, so "
+            f"allowed is 1 to {horizon}"
+        )
+    train = series.windows(points["train"], past, future)
     return files.Arrays(
         train=train,
         evals={"test": test},
@@ -72,9 +78,10 @@ def open_m4_weekly(read_file: files.ReadFile, *, past: int = 20, future: int = 6
         example_shape=(past,),
         num_classes=future,
         notes=(
-            f"An example is one of {len(train['past']):,} windows of {past} weeks and the {future} "
-            f"after them, of {len(points['train'])} series. The test is the {future} weeks' "
-            f"forecast continued on itself to {test['future'].shape[1]} weeks, once a series; the "
+            f"An example is a window of {past} weeks and the {future} after them, one of "
+            f"{len(train['past']):,} of {len(points['train'])} series; num_train takes the first "
+            f"ones. The test is the {future} weeks' "
+            f"forecast continued on itself to {horizon} weeks, once a series; the "
             "naive forecast is the last known value.",
         ),
     )
