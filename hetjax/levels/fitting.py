@@ -62,7 +62,8 @@ def fit_bilevel(
         y: the lower variable, where it begins.
         estimator: `value_gap(…)`, `implicit(…)` or `unroll(…)` of `hetjax.bilevel`. With a reducer
             that gossips a `value_gap` alone; a gate goes with all.
-        optimizer: of x, any optax optimiser.
+        optimizer: of x, any optax optimiser without a random key in its state. It is given F as
+            `value`, and the number of outer steps before as `progress`.
         upper_source, lower_source: the examples of each level, as `fit` takes them.
         outer_steps: hypergradients, each with an update of x.
         upper, lower: fields of one level: `budget`, `microbatch_size`, `quota`, `gate`, `ordering`,
