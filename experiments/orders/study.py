@@ -216,7 +216,7 @@ _WHERE = (
 
 
 def _lenet(name: str, millis: float, *, n: int = 4, changes: Any = None, **options: Any) -> Task:
-    sizes = {"examples": 49_984, "batch": 64, "epochs": 6, "rates": (0.005, 0.01, 0.02)}
+    sizes = {"examples": 49_984, "batch": 64, "epochs": 4, "rates": (0.005, 0.01, 0.02)}
     return _task(
         "cifar10_lenet_papers",
         options.pop("title", "LeNet on CIFAR-10"),
@@ -234,12 +234,11 @@ _LENET_GATE = _lenet(
     32.0,
     title=f"LeNet on CIFAR-10, {_GATED}",
     batch=32,
-    epochs=4,
     arms=TUNED,
     changes=_unequal(10, quorum=8),
 )
 # The first parts of long sets, so that there is time for the epochs that an order needs to show.
-_LSTM = {"examples": 9_936, "batch": 16, "epochs": 4, "every": 4, "millis": 40.0}
+_LSTM = {"examples": 9_936, "batch": 16, "epochs": 3, "every": 4, "millis": 40.0}
 _STEPPED = {"local": "stepped"}  # half the time of "virtual" with balanced orders
 
 TASKS = {
@@ -309,7 +308,7 @@ TASKS = {
             "Transformer on an eighth of WikiText-2",
             examples=2_048,
             batch=32,
-            epochs=4,
+            epochs=3,
             rates=(5e-4, 1.5e-3, 4.5e-3),
             millis=750.0,
             arms=(*_LIGHT, "d_grab_preconditioned"),
@@ -319,7 +318,7 @@ TASKS = {
             "ResNet-8 on 8,000 images of CIFAR-10",
             examples=8_000,
             batch=64,
-            epochs=5,
+            epochs=4,
             rates=(0.02, 0.06, 0.18),
             millis=115.0,
             every=4,
