@@ -29,10 +29,11 @@ def check_floating(**given: PyTree) -> None:
             raise ValueError(f"{name} has no arrays; give a pytree of them")
         for path, leaf in leaves:
             try:
-                kind = str(jnp.result_type(leaf))
-            except TypeError:
-                kind = type(leaf).__name__
-            if not kind.startswith(("float", "bfloat")):
+                kind: Any = jnp.result_type(leaf)
+                is_floating = jnp.issubdtype(kind, jnp.floating)
+            except TypeError:  # no array
+                kind, is_floating = type(leaf).__name__, False
+            if not is_floating:
                 raise ValueError(
                     f"{name}{jax.tree_util.keystr(path)} is of type {kind}; {name} is a pytree of "
                     "floating-point arrays, which have derivatives. Give other values in the batch"

@@ -93,7 +93,6 @@ def aggregate(
         Liu, Mu, Yuan, Zeng, Zhang, "A generic first-order algorithmic framework for bi-level
         programming beyond lower-level singleton", 2020, arXiv 2006.04045.
     """
-
     _check_optimizer("aggregate", tx)
 
     def direction(gradients: tuple[PyTree, ...], k: Any) -> PyTree:

@@ -12,6 +12,7 @@ import numpy as np
 from hetjax import report, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import files
+from hetjax.report import series
 from hetjax.rounds import resume
 
 _MOST_METRICS = 3  # that a result shows
@@ -140,8 +141,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("loss, last epoch", f"{summary['train_loss'] or float('nan'):.4f}"))
     rows.append(("rounds", f"{summary['rounds']:,} in {summary['epochs']:.4g} epochs"))
     rows.append(("quotas", " ".join(map(str, summary["quotas"]))))
-    told = summary["emulated"] or summary["clock"] == "wall"  # or nobody said how long it takes
-    if told and summary["round_secs_mean"] is not None:
+    if series.has_clock(summary) and summary["round_secs_mean"] is not None:
         emulated = ", emulated" if summary["emulated"] else ""
         mean, median = summary["round_secs_mean"], summary["round_secs_median"]
         rows.append((f"mean round{emulated}", f"{mean * 1e3:.2f} ms (median {median * 1e3:.2f})"))
