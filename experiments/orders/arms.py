@@ -20,6 +20,9 @@ def _arm(label: str, colour: str, cost: float, method: str, **options: Any) -> A
 ARMS = {  # the colours can be told apart by everybody
     BASELINE: _arm("D-RR", "#30343b", 1.0, BASELINE),
     "d_grab": _arm("D-GraB, two-level", "#0072b2", 1.7, "d_grab"),
+    "d_grab_every_second": _arm(
+        "D-GraB, every second epoch", "#882255", 1.35, "d_grab", balance_every=2
+    ),
     "d_grab_preconditioned": _arm(
         "D-GraB, preconditioned", "#8a6d3b", 2.2, "d_grab", precondition=True
     ),
@@ -34,5 +37,7 @@ ARMS = {  # the colours can be told apart by everybody
 TUNED = (BASELINE, "d_grab", "fixed_map", "block_reshuffling")
 """Each has a learning rate of its own; the others take that of `LEADER`."""
 LEADER = "d_grab"
+SAVING = "d_grab_every_second"
+"""Makes the order anew of every second epoch: of tasks that have epochs enough for that."""
 ALWAYS = (*TUNED, "d_grab_exact", "pair_balance_exact", "shuffle_once")
 """Those that every task has, unless they would take too long."""

@@ -6,11 +6,13 @@ that shards and batches divide: an epoch has whole rounds, and each pass takes e
 
 from typing import Any
 
-from experiments.orders.arms import ALWAYS, BASELINE, TUNED
+from experiments.orders.arms import ALWAYS, BASELINE, LEADER, SAVING, TUNED
 from experiments.orders.tasks import Task
 
 _LIGHT = (*TUNED, "shuffle_once")  # where gradients of single examples take too long
 _ADAM = (*ALWAYS, "d_grab_preconditioned")
+_LONG = (BASELINE, LEADER, "block_reshuffling")  # of four times the epochs
+_ENOUGH = 6  # epochs, for an order that is made anew of every second one
 
 
 def _task(
@@ -43,7 +45,7 @@ def _task(
         changes=sizes | ({} if n == 4 else {"local": "virtual"}) | (changes or {}),
         learning_rates=rates,
         round_millis=millis,
-        arms=arms,
+        arms=(*arms, SAVING) if epochs >= _ENOUGH and "group" not in options else arms,
         **options,
     )
 
@@ -104,6 +106,15 @@ _LATER_HEADS = (
         epochs=8,
         **_SST2,
         **(_SVD | {"rates": (0.0003, 0.00055, 0.001, 0.0017)}),
+    ),
+    _head(
+        "cola_svd",
+        "CoLA, 768 features, four times the epochs",
+        name="cola_svd_long",
+        examples=8_544,
+        epochs=120,
+        arms=_LONG,
+        **(_SVD | {"rates": (0.00015, 0.0003, 0.00055, 0.001, 0.0017)}),
     ),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.comparisons.spreads import Stat, verdict
 from experiments.orders import page, pictures, results
-from experiments.orders.arms import ALWAYS, ARMS, BASELINE, LEADER, TUNED
+from experiments.orders.arms import ALWAYS, ARMS, BASELINE, LEADER, SAVING, TUNED
 from experiments.orders.results import Arms, Record, Records, average, best, final
 from experiments.orders.tasks import Task
 
@@ -169,7 +169,8 @@ def sentences(own: Arms, records: Records) -> list[str]:
             f"{last}; mean over the epochs {own.paired(arm, average):.3f} of D-RR's with the same "
             "seed."
         )
-    for arm in ("d_grab_exact", "fixed_map", "block_reshuffling", "d_grab_preconditioned"):
+    others = SAVING, "d_grab_exact", "fixed_map", "block_reshuffling", "d_grab_preconditioned"
+    for arm in others:
         if own.runs.get(arm) and own.runs.get(LEADER):
             same = verdict(own.stat(LEADER, best), own.stat(arm, best))
             found.append(f"Two-level D-GraB against {ARMS[arm].label}, lowest loss: {same}.")

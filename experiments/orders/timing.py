@@ -38,7 +38,8 @@ class _Rounds:
 def epoch_secs(task: Task, data_dir: str | None, *, repeats: int = 5) -> dict[str, list[float]]:
     """Seconds of an epoch of each arm, `repeats` times.
 
-    Each is found of a block of rounds, at most an epoch of them, by the examples that they took.
+    Each is found of a block of rounds, at most an epoch of them, by the examples that they took;
+    of an order that not all epochs make anew, of as many epochs as it takes to make it once.
     """
     first: dict[str, Any] = {"learning_rate": task.learning_rates[0], "seed": task.seeds[0]}
     with contextlib.ExitStack() as stack:
@@ -50,9 +51,14 @@ def epoch_secs(task: Task, data_dir: str | None, *, repeats: int = 5) -> dict[st
             turn(_WARM_UP)
         plain = statistics.median(rounds[arms.BASELINE](1)[0] for _ in range(_WARM_UP))
         count = min(task.epoch_rounds, max(8, math.ceil(_BLOCK_SECS / plain)))
+        counts = dict.fromkeys(rounds, count)
+        for arm in rounds:
+            epochs = arms.ARMS[arm].ordering.get("balance_every", 1)
+            if epochs > 1:  # whole ones, of which the first makes the order anew
+                counts[arm] = epochs * task.epoch_rounds
         secs: dict[str, list[float]] = {arm: [] for arm in rounds}
         for _ in range(repeats):
             for arm, turn in rounds.items():
-                taken, examples = turn(count)
+                taken, examples = turn(counts[arm])
                 secs[arm].append(taken / examples * task.experiment.data.num_train)
     return secs

@@ -28,6 +28,17 @@ Precondition = Annotated[
     ),
 ]
 
+BalanceEvery = Annotated[
+    int,
+    parts.integer(
+        at_least=1,
+        unit="passes",
+        says="of which the first makes the order anew; the others keep it and cost nothing",
+    ),
+]
+
+Balances = Callable[[int], bool] | None  # `Ordering.balances`
+
 
 def _of_devices(module: str, function: str, **options: Any) -> Callable[[Sizes], Observer]:
     """A maker of the part on the devices, imported when it is called: it needs JAX."""
@@ -39,8 +50,23 @@ def _of_devices(module: str, function: str, **options: Any) -> Callable[[Sizes],
     return make
 
 
-def _balanced(make_observer: Callable[[Sizes], Observer], *, coordinated: bool = False) -> Ordering:
-    return Ordering(*orders.balanced(), make_observer=make_observer, coordinated=coordinated)
+def _balanced(
+    make_observer: Callable[[Sizes], Observer],
+    *,
+    coordinated: bool = False,
+    balances: Balances = None,
+) -> Ordering:
+    made = orders.balanced()
+    return Ordering(
+        *(made if balances is None else orders.made_of(made, balances)),
+        make_observer=make_observer,
+        coordinated=coordinated,
+        balances=balances,
+    )
+
+
+def _every(passes: int) -> Balances:
+    return None if passes == 1 else lambda pass_index: pass_index % passes == 0
 
 
 @parts.factory
@@ -87,7 +113,12 @@ def block_reshuffling(
 
 
 @parts.factory
-def d_grab(*, block_pairs: BlockPairs = 16, precondition: Precondition = False) -> Ordering:
+def d_grab(
+    *,
+    block_pairs: BlockPairs = 16,
+    precondition: Precondition = False,
+    balance_every: BalanceEvery = 1,
+) -> Ordering:
     """Two-level balancing without gradients of single examples: the one to take for training.
 
     Args:
@@ -97,15 +128,21 @@ def d_grab(*, block_pairs: BlockPairs = 16, precondition: Precondition = False) 
             v̂ of the optimiser's state at the beginning of the round. So it is the sum of S g, which
             moves the parameters, that stays small. r is not scaled anew where v̂ changes, so within
             a pass it adds vectors of mixed units. The optimiser must keep v̂.
+        balance_every: passes; the order is made anew of the first of so many, and the others keep
+            it at the cost of a step without an order.
 
     References:
         Cooper, Guo, et al., "Coordinating distributed example orders for provably accelerated
         training", 2023, arXiv 2302.00845; `matrix_free.two_level` says how it departs from it.
     """
+    return _two_level(_every(balance_every), block_pairs, precondition)
+
+
+def _two_level(balances: Balances, block_pairs: int, precondition: bool) -> Ordering:
     observer = _of_devices(
         "matrix_free", "two_level", block_pairs=block_pairs, preconditioned=precondition
     )
-    return _balanced(observer, coordinated=True)
+    return _balanced(observer, coordinated=True, balances=balances)
 
 
 @parts.factory
@@ -117,10 +154,8 @@ def frozen(
     ] = 1,
     precondition: Precondition = False,
 ) -> Ordering:
-    """`d_grab` for `freeze_after` passes; the order they lead to is kept for good."""
-    inner = d_grab(block_pairs=block_pairs, precondition=precondition)
-    kept = orders.frozen(orders.Parts(inner.init, inner.place), freeze_after=freeze_after)
-    return inner._replace(init=kept.init, place=kept.place)
+    """`d_grab` for `freeze_after` passes; the order they lead to is kept, and costs no more."""
+    return _two_level(lambda pass_index: pass_index < freeze_after, block_pairs, precondition)
 
 
 @parts.factory
@@ -143,24 +178,39 @@ def grab_random_sign(
 
 
 @parts.factory
-def pair_balance(*, block_pairs: BlockPairs = 16, precondition: Precondition = False) -> Ordering:
+def pair_balance(
+    *,
+    block_pairs: BlockPairs = 16,
+    precondition: Precondition = False,
+    balance_every: BalanceEvery = 1,
+) -> Ordering:
     """PairBalance in blocks by each worker alone, without gradients of single examples."""
     return _balanced(
-        _of_devices("matrix_free", "alone", block_pairs=block_pairs, preconditioned=precondition)
+        _of_devices("matrix_free", "alone", block_pairs=block_pairs, preconditioned=precondition),
+        balances=_every(balance_every),
     )
 
 
 @parts.factory
-def pair_balance_exact(*, precondition: Precondition = False) -> Ordering:
+def pair_balance_exact(
+    *, precondition: Precondition = False, balance_every: BalanceEvery = 1
+) -> Ordering:
     """PairBalance by each worker alone, by the gradient of every example."""
-    return _balanced(_of_devices("per_example", "pair_balance", preconditioned=precondition))
+    return _balanced(
+        _of_devices("per_example", "pair_balance", preconditioned=precondition),
+        balances=_every(balance_every),
+    )
 
 
 @parts.factory
-def d_grab_exact(*, precondition: Precondition = False) -> Ordering:
+def d_grab_exact(
+    *, precondition: Precondition = False, balance_every: BalanceEvery = 1
+) -> Ordering:
     """D-GraB as in the paper, by the gradient of every example."""
     return _balanced(
-        _of_devices("per_example", "d_grab", preconditioned=precondition), coordinated=True
+        _of_devices("per_example", "d_grab", preconditioned=precondition),
+        coordinated=True,
+        balances=_every(balance_every),
     )
 
 

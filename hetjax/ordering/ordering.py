@@ -107,6 +107,10 @@ class Ordering(NamedTuple):
     """All workers share one running sum. So it needs a reducer that keeps the replicas equal, and
     they begin a new pass together, with the epoch."""
 
+    balances: Callable[[int], bool] | None = None
+    """Whether `place` needs the signs of a pass, by its number from 0. In rounds of no such pass
+    the part on the devices does not run, and `place` is given None. None: it needs all."""
+
     made_by: parts.Made | None = None
 
     def observer(self, sizes: Sizes) -> Observer | None:

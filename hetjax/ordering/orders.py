@@ -114,9 +114,19 @@ def frozen(inner: Parts, *, freeze_after: int) -> Parts:
     """
     if freeze_after < 0:
         raise ValueError(f"freeze_after is {freeze_after}; it counts passes, give 0 or more.")
+    return made_of(inner, lambda pass_index: pass_index < freeze_after)
+
+
+def made_of(inner: Parts, balances: Callable[[int], bool]) -> Parts:
+    """The inner order, made anew of some passes alone; after the others it stays as it is.
+
+    Args:
+        inner: parts of this module; the state is theirs, and they see these passes alone.
+        balances: whether the next order is made of a pass, by its number from 0.
+    """
 
     def place(state: Any, realised_examples: np.ndarray, example_signs: np.ndarray | None) -> Any:
-        if state.pass_index < freeze_after:
+        if balances(state.pass_index):
             return inner.place(state, realised_examples, example_signs)
         num_placed = _placed_with(state, realised_examples)
         if num_placed < len(state.order):

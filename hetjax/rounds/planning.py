@@ -45,9 +45,12 @@ def plan(
     else:
         assigned = parts.stream.again(again, quotas)
     epoch = parts.stream.epoch(state.stream)
-    passes, observer = state.passes, parts.observer
-    if observer is not None:  # all begin a pass with the epoch, or each begins its own
-        passes = np.full(num_workers, epoch) if observer.coordinated else assigned.passes
+    passes, observer, signed = state.passes, parts.observer, False
+    if observer is not None:
+        balances = parts.method.balances
+        signed = balances is None or any(map(balances, assigned.passes.tolist()))
+        if signed:  # all begin a pass with the epoch, or each begins its own
+            passes = np.full(num_workers, epoch) if observer.coordinated else assigned.passes
     return Plan(
         state=state,
         round_index=index,
@@ -62,6 +65,7 @@ def plan(
         closing=closing,
         policy=policy,
         passes=passes,
+        signed=signed,
         active=parts.active(index),
         kind=kind,
         given=given,
@@ -69,7 +73,9 @@ def plan(
     )
 
 
-def warm_up_plan(parts: setup.RunParts, state: RunState, *, kind: str, given: types.PyTree) -> Plan:
+def warm_up_plan(
+    parts: setup.RunParts, state: RunState, *, kind: str, signed: bool, given: types.PyTree
+) -> Plan:
     """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
     num_workers = len(parts.devices)
     assigned = local.warm_up_plan(num_workers, parts.config.microbatch_size)
@@ -87,6 +93,7 @@ def warm_up_plan(parts: setup.RunParts, state: RunState, *, kind: str, given: ty
         closing=None,
         policy=None,
         passes=state.passes,
+        signed=signed,
         active=parts.active(0),
         kind=kind,
         given=given,
@@ -123,6 +130,7 @@ def commit(
     return RunState(
         train=sums.state,
         carried=sums.carried if plan.kind == programs.MAIN else state.carried,
+        signed=plan.signed if plan.kind == programs.MAIN else state.signed,
         policies={**state.policies, plan.kind: policy},
         stream=stream,
         passes=plan.passes,

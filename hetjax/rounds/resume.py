@@ -159,13 +159,20 @@ def from_arrays(
     best = None
     if saved.about["has_best"]:
         best = leaves.unflatten(one.params, arrays, "best_params")
-    state = state._replace(train=train, carried=fresh.carried, lineage=fresh.lineage, generation=0)
+    state = state._replace(
+        train=train,
+        carried=fresh.carried,
+        signed=fresh.signed,
+        lineage=fresh.lineage,
+        generation=0,
+    )
     return state, best
 
 
 def _on_host(state: run_records.RunState) -> run_records.RunState:
     """What of a state lies on the host: a pytree of arrays and numbers."""
-    return state._replace(train=(), carried=(), lineage=None, generation=0)  # type: ignore[arg-type]
+    gone: Any = ()
+    return state._replace(train=gone, carried=gone, signed=None, lineage=gone, generation=0)
 
 
 def _num_rows(rows: types.PyTree) -> int:

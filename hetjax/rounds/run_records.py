@@ -28,6 +28,7 @@ class RunState(NamedTuple):
 
     train: types.TrainState
     carried: types.Carried  # before the first microbatch of the next round; in no checkpoint
+    signed: bool | None  # whether `carried` is for a round that finds signs; in no checkpoint
     policies: dict[str, Any]  # of each kind of round, what its quota policy knows
     stream: stream_lib.StreamState
     passes: np.ndarray  # i64[W]: that each worker's order is in, as its device part knows
@@ -129,6 +130,7 @@ class Plan(NamedTuple):
     closing: gates.Closing | None  # on the virtual clock, by a gate
     policy: Any  # after it has assigned the quotas
     passes: np.ndarray  # i64[W]
+    signed: bool  # whether the order needs signs of its examples
     active: Any  # exchanges of a reducer that gossips: bool[M], or ()
     kind: str  # of round
     given: types.PyTree = ()  # values of the round, the same for all workers

@@ -58,6 +58,7 @@ class RunParts:
     trace: list[replay.TracedRound] | None
     feed: feed_lib.Feed
     programs: dict[str, programs_lib.Programs]  # of each kind of round
+    unsigned: programs_lib.Programs | None  # of the main kind, in passes that need no signs
     method: ordering.Ordering
     observer: ordering.Observer | None  # the order's part on the devices
     gate: gates.Gate
@@ -90,6 +91,12 @@ class RunParts:
     def main(self) -> programs_lib.Programs:
         """Of the kind of round that every run has."""
         return self.programs[programs_lib.MAIN]
+
+    def programs_of(self, plan: Any) -> programs_lib.Programs:
+        """What a planned round runs."""
+        if self.unsigned is not None and plan.kind == programs_lib.MAIN and not plan.signed:
+            return self.unsigned
+        return self.programs[plan.kind]
 
     def check_kind(self, kind: str) -> None:
         """Refuses a kind of round that this run has not."""
@@ -131,7 +138,7 @@ class RunParts:
 
     def close(self) -> None:
         """Frees threads."""
-        for programs in self.programs.values():
+        for programs in filter(None, (*self.programs.values(), self.unsigned)):
             programs.local.close()
         self.feed.close()
 
@@ -188,6 +195,7 @@ def build(
     )
     programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
     programs |= {kind: common.make(more) for kind, more in more_rules.items()}
+    pauses = observer is not None and chosen.ordering.balances is not None
     return RunParts(
         config=config,
         mesh=where.mesh,
@@ -202,6 +210,7 @@ def build(
         trace=trace,
         feed=feed,
         programs=programs,
+        unsigned=common.make(rule, None, optimizer) if pauses else None,
         method=chosen.ordering,
         observer=observer,
         gate=chosen.gate,

@@ -130,10 +130,13 @@ class Adam:
         return np.where(moment > 0, 1 / (np.sqrt(moment) + 1e-8), 1.0)
 
 
-def reference_run(data, weights, trace, *, method, sharing, block_pairs, adam=None):
+def reference_run(
+    data, weights, trace, *, method, sharing, block_pairs, adam=None, balance_every=1
+):
     """(examples of each commit, their signs), and the weights at the end.
 
-    With `adam` it updates by it, and the gradients are balanced by its scale.
+    With `adam` it updates by it, and the gradients are balanced by its scale. Passes between those
+    that are balanced keep their order; a round of such passes alone has no signs.
     """
     num_examples = len(data["y"])
     coordinated = method.startswith("d_grab")
@@ -153,6 +156,7 @@ def reference_run(data, weights, trace, *, method, sharing, block_pairs, adam=No
         for seed, shard in zip(seeds, shards, strict=True)
     ]
     left = [list(shard[o]) for shard, o in zip(shards, order, strict=True)]
+    begun, passes = [list(own) for own in left], [0] * len(shards)
     placed = [([], []) for _ in shards]
     share = np.full(WORKERS, 1.0)
     if sharing == "private":
@@ -170,7 +174,10 @@ def reference_run(data, weights, trace, *, method, sharing, block_pairs, adam=No
             [example_gradients(data, weights, ids) for ids in microbatches] for microbatches in work
         ]
         scale = 1.0 if adam is None else adam.scale()
-        signs = balancer.round([[scale * own for own in m] for m in gradients])
+        signed = any(index % balance_every == 0 for index in passes)
+        signs = [[None] * sum(map(len, m)) for m in gradients]
+        if signed:
+            signs = balancer.round([[scale * own for own in m] for m in gradients])
         total, divisor = np.zeros(weights.size), 0.0
         for worker, microbatches in enumerate(gradients):
             if not microbatches:
@@ -195,12 +202,14 @@ def reference_run(data, weights, trace, *, method, sharing, block_pairs, adam=No
         for index, (examples, their_signs) in enumerate(groups):
             if not examples:
                 continue
-            commits.append((examples, their_signs))
+            commits.append((examples, their_signs if signed else None))
             placed[index] = (placed[index][0] + examples, placed[index][1] + their_signs)
             if left[index]:
                 continue
-            left[index] = place(*placed[index])
-            placed[index] = ([], [])
+            if passes[index] % balance_every == 0:
+                begun[index] = place(*placed[index])
+            left[index] = list(begun[index])
+            placed[index], passes[index] = ([], []), passes[index] + 1
             if not coordinated:
                 for worker in range(WORKERS) if sharing == "shared" else [index]:
                     balancer.new_pass(worker)

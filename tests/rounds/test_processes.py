@@ -23,6 +23,9 @@ CASES = {
         "ordering": {"method": "d_grab", "precondition": True, "herding_every": 0},
         "optimizer": "adam",
     },
+    "d_grab_every_second": {
+        "ordering": {"method": "d_grab", "balance_every": 2, "herding_every": 0}
+    },
     "pair_balance": {
         "ordering": {"method": "pair_balance", "herding_every": 0},
         "reducer": {"name": "d_psgd", "graph": "complete"},
