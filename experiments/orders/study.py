@@ -11,7 +11,7 @@ from experiments.orders.tasks import Task
 
 _LIGHT = (*TUNED, "shuffle_once")  # where gradients of single examples take too long
 _ADAM = (*ALWAYS, "d_grab_preconditioned")
-_LONG = (BASELINE, LEADER, "block_reshuffling")  # of four times the epochs
+_FEW = (BASELINE, LEADER, "block_reshuffling")  # of variants of a task
 _ENOUGH = 6  # epochs, for an order that is made anew of every second one
 
 
@@ -109,11 +109,21 @@ _LATER_HEADS = (
     ),
     _head(
         "cola_svd",
+        "CoLA, 768 features, without momentum",
+        name="cola_svd_plain",
+        examples=8_544,
+        epochs=30,
+        arms=_FEW,
+        changes={"optimizer.momentum": 0.0},
+        **(_SVD | {"rates": (0.0055, 0.01, 0.017, 0.03)}),
+    ),
+    _head(
+        "cola_svd",
         "CoLA, 768 features, four times the epochs",
         name="cola_svd_long",
         examples=8_544,
         epochs=120,
-        arms=_LONG,
+        arms=_FEW,
         **(_SVD | {"rates": (0.00015, 0.0003, 0.00055, 0.001, 0.0017)}),
     ),
 )
