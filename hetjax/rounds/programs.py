@@ -149,6 +149,17 @@ class Common(NamedTuple):
             steps=steps,
         )
 
+    def make_unsigned(
+        self,
+        rule: rules.LocalRule,
+        observer: ordering.Observer | None,
+        optimizer: optax.GradientTransformation | None,
+    ) -> Programs | None:
+        """Those of passes of which the order needs no signs; None where it has no such passes."""
+        if observer is None or self.chosen.ordering.balances is None:
+            return None
+        return self.make(rule, None, optimizer)
+
 
 def nominal_examples(config: config_lib.ExperimentConfig) -> int:
     """Of a full round."""

@@ -198,8 +198,7 @@ class Run:
     def go_on(self, saved: checkpoint.Saved, given: types.PyTree = ()) -> tuple[RunState, Any]:
         """The state of a checkpoint, and the best parameters in it, if there are any."""
         state, best_params = resume.from_arrays(saved, self.init(given), self.parts)
-        carried, signed = self.parts.main.begin(state.train, given), self.parts.observer is not None
-        return state._replace(carried=carried, signed=signed), best_params
+        return state._replace(carried=self.parts.main.begin(state.train, given)), best_params
 
     def done(self, state: RunState) -> bool:
         """Whether all epochs or rounds are, or the trace that is replayed has no more rounds."""
@@ -341,12 +340,7 @@ class Run:
         own_kind = parts.programs_of(plan)
         run_records.check_state(state, self)
         state.lineage.newest = state.generation + 1
-        train, carried = state.train, state.carried
-        begins = plan.passes != state.passes
-        if is_main and plan.signed != state.signed:
-            carried = own_kind.begin(train, plan.given)
-        if parts.new_pass is not None and begins.any():
-            train, carried = parts.new_pass(train, carried, begins)
+        train, carried = parts.begun(plan)
         kept, train = train.worker, train if is_main else train._replace(worker=())
         if jax.tree.leaves(plan.given) or not is_main:  # else the round before has begun this one
             carried = own_kind.begin(train, plan.given)

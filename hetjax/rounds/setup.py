@@ -98,6 +98,16 @@ class RunParts:
             return self.unsigned
         return self.programs[plan.kind]
 
+    def begun(self, plan: Any) -> tuple[types.TrainState, types.Carried]:
+        """The training state and what is carried, as a planned round takes them."""
+        state, begins = plan.state, plan.passes != plan.state.passes
+        train, carried = state.train, state.carried
+        if plan.signed != state.signed and plan.kind == programs_lib.MAIN:
+            carried = self.programs_of(plan).begin(train, plan.given)
+        if self.new_pass is not None and begins.any():
+            train, carried = self.new_pass(train, carried, begins)
+        return train, carried
+
     def check_kind(self, kind: str) -> None:
         """Refuses a kind of round that this run has not."""
         if kind not in self.programs:
@@ -195,7 +205,6 @@ def build(
     )
     programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
     programs |= {kind: common.make(more) for kind, more in more_rules.items()}
-    pauses = observer is not None and chosen.ordering.balances is not None
     return RunParts(
         config=config,
         mesh=where.mesh,
@@ -210,7 +219,7 @@ def build(
         trace=trace,
         feed=feed,
         programs=programs,
-        unsigned=common.make(rule, None, optimizer) if pauses else None,
+        unsigned=common.make_unsigned(rule, observer, optimizer),
         method=chosen.ordering,
         observer=observer,
         gate=chosen.gate,

@@ -10,61 +10,14 @@ import pytest
 import hetjax
 import hetjax.config
 from hetjax import ordering
-from hetjax import parts as parts_lib
 from hetjax.checkpoints import leaves
 from hetjax.data import sources
 from hetjax.data import stream as stream_lib
-from hetjax.ordering import methods
 from hetjax.rounds import setup
 from tests.own_parts import gate
 from tests.rounds import problems
-from tests.rounds.order_reference import (
-    BUDGET,
-    EPOCHS,
-    LEARNING_RATE,
-    MOMENTUM,
-    SIZE,
-    WORKERS,
-    example_gradients,
-    reference_run,
-)
-
-
-def recorded(method, calls):
-    """The ordering; what each commit places is kept in `calls`."""
-
-    def place(state, examples, signs):
-        calls.append((examples, signs))
-        return method.place(state, examples, signs)
-
-    return method._replace(place=place)
-
-
-def made(name, **options):
-    """The ordering of this name, with those of the options that it has."""
-    factory = methods.ORDERINGS[name]
-    known = parts_lib.options_of(factory)
-    return factory(**{k: v for k, v in options.items() if k in known})
-
-
-def private_trace(path, data, num_rounds):
-    """Quotas that private rounds can serve, by an adaptive run on unequal, changing speeds."""
-    result = problems.fit(
-        data,
-        problems.initial_weights(),
-        local="virtual",
-        epochs=EPOCHS,
-        microbatch_size=SIZE,
-        budget=BUDGET,
-        data={"sharing": "private"},
-        workdir=path,
-        cluster={
-            "num_workers": WORKERS,
-            "secs_per_microbatch": (1, 2, 3, 4),
-            "changes": [{"round": 9, "worker": 0, "secs_per_microbatch": 5.0}],
-        },
-    )
-    return [line["quotas"] for line in result.history]
+from tests.rounds.order_comparison import compare_with_reference, made, recorded
+from tests.rounds.order_reference import WORKERS, example_gradients
 
 
 @pytest.mark.slow
@@ -88,141 +41,6 @@ def test_orders_and_parameters_equal_the_reference(
     method, block_pairs, local, sharing, tmp_path, float64
 ):
     compare_with_reference(tmp_path, method, local, sharing, block_pairs=block_pairs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "balance_every", "local", "sharing"),
-    [
-        ("d_grab", 2, "stepped", "shared"),
-        ("d_grab", 3, "fused", "private"),
-        ("d_grab", 2, "virtual", "private"),
-        ("d_grab_exact", 2, "virtual", "shared"),
-        ("pair_balance", 2, "stepped", "private"),
-        ("pair_balance_exact", 3, "virtual", "shared"),
-    ],
-)
-def test_orders_that_are_not_made_anew_of_each_pass_equal_the_reference(
-    method, balance_every, local, sharing, tmp_path, float64
-):
-    compare_with_reference(
-        tmp_path, method, local, sharing, block_pairs=2, balance_every=balance_every
-    )
-
-
-def compare_with_reference(path, method, local, sharing, **options):
-    """Unequal and changing quotas, an odd number of examples, a last partial microbatch."""
-    data, weights = problems.classification(103), problems.initial_weights()
-    if sharing == "shared":
-        totals = problems.round_totals(103, EPOCHS, SIZE, BUDGET)
-        trace = problems.write_trace(path / "metrics.jsonl", totals, WORKERS)
-    else:
-        trace = private_trace(path, data, EPOCHS)
-    commits, expected = reference_run(
-        data, weights, trace, method=method, sharing=sharing, **options
-    )
-    calls = []
-    order = recorded(made(method, **options), calls)
-    result = problems.fit(
-        data,
-        weights,
-        optimizer=optax.sgd(LEARNING_RATE, momentum=MOMENTUM),
-        epochs=EPOCHS,
-        microbatch_size=SIZE,
-        budget=BUDGET,
-        local=local,
-        data={"sharing": sharing},
-        ordering={"method": order, "herding_every": 0},
-        replay=str(path / "metrics.jsonl"),
-    )
-    if sharing == "private":  # commits are positions in the worker's shard there
-        stream = stream_lib.PrivateStream(
-            103, WORKERS, microbatch_size=SIZE, ordering=ordering.random_reshuffling(), seed=0
-        )
-        of_shard = {int(example): i for shard in stream.shards for i, example in enumerate(shard)}
-        commits = [
-            ([of_shard[example] for example in examples], signs) for examples, signs in commits
-        ]
-    assert len(calls) == len(commits)
-    for (examples, signs), (right_units, right_signs) in zip(calls, commits, strict=True):
-        np.testing.assert_array_equal(examples, right_units)
-        np.testing.assert_array_equal(signs, right_signs)
-    np.testing.assert_allclose(result.params, expected, rtol=1e-9)
-    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
-
-
-class Counting:
-    """A local phase that counts its rounds."""
-
-    def __init__(self, inner):
-        self.inner, self.rounds = inner, 0
-
-    def run(self, *arguments, **options):
-        self.rounds += 1
-        return self.inner.run(*arguments, **options)
-
-    def close(self):
-        self.inner.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "signed"),
-    [
-        ({"method": "d_grab", "balance_every": 2}, [True, False, True, False]),
-        ({"method": "pair_balance", "balance_every": 3}, [True, False, False, True]),
-        ({"method": "frozen", "freeze_after": 1}, [True, False, False, False]),
-        ({"method": "frozen", "freeze_after": 0}, [False] * 4),
-    ],
-)
-def test_passes_that_keep_their_order_find_no_signs(options, signed):
-    data = problems.classification(64, np.float32)
-    config = {"cluster": {"num_workers": 4}, "microbatch_size": 4, "budget": 8, "local": "virtual"}
-    with hetjax.Run(
-        problems.softmax_loss,
-        problems.initial_weights(np.float32),
-        optax.sgd(0.1),
-        data,
-        epochs=4,
-        ordering={**options, "herding_every": 0},
-        **config,
-    ) as run:
-        state = run.init()
-        parts = run.parts
-        parts.programs["main"] = parts.main._replace(local=Counting(parts.main.local))
-        parts.unsigned = parts.unsigned._replace(local=Counting(parts.unsigned.local))
-        for is_signed in signed:
-            before = parts.main.local.rounds, parts.unsigned.local.rounds
-            for _ in range(2):
-                state, _ = run.round(state)
-            done = parts.main.local.rounds - before[0], parts.unsigned.local.rounds - before[1]
-            assert done == ((2, 0) if is_signed else (0, 2))
-        assert run.done(state)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("local", ["stepped", "virtual"])
-@pytest.mark.parametrize("last_round", [1, 3, 4])
-def test_a_run_cut_in_any_pass_goes_on_to_the_same_parameters(local, last_round, tmp_path):
-    """Two rounds a pass; the second and the fourth pass find no signs."""
-
-    def train(**fields):
-        return problems.fit(
-            problems.classification(61, np.float32),
-            problems.initial_weights(np.float32),
-            optimizer=optax.sgd(0.1, momentum=0.9),
-            local=local,
-            epochs=4,
-            quota={"policy": "equal"},
-            ordering={"method": "d_grab", "balance_every": 2, "herding_every": 0},
-            **fields,
-        )
-
-    stop = problems.press_ctrl_c(lambda line: line.round == last_round)
-    begun = train(workdir=tmp_path, callbacks=[stop])
-    assert begun.summary["interrupted"]
-    resumed = train(workdir=tmp_path)
-    assert resumed.summary["rounds"] == 8
-    np.testing.assert_array_equal(resumed.params, train().params)
 
 
 def orders_of(calls, num_examples):

@@ -11,6 +11,7 @@ from hetjax import ordering
 from hetjax.ordering import herding
 from hetjax.rounds import second_moments
 from tests.rounds import problems
+from tests.rounds.order_comparison import private_trace, recorded
 from tests.rounds.order_reference import (
     BUDGET,
     EPOCHS,
@@ -22,7 +23,6 @@ from tests.rounds.order_reference import (
     example_gradients,
     reference_run,
 )
-from tests.rounds.test_orders import private_trace, recorded
 
 
 def made(method, block_pairs):

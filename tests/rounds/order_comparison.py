@@ -1,0 +1,97 @@
+"""Training with balanced orders beside the slow reference: what both runs do is compared."""
+
+import numpy as np
+import optax
+
+from hetjax import ordering
+from hetjax import parts as parts_lib
+from hetjax.data import stream as stream_lib
+from hetjax.ordering import methods
+from tests.rounds import problems
+from tests.rounds.order_reference import (
+    BUDGET,
+    EPOCHS,
+    LEARNING_RATE,
+    MOMENTUM,
+    SIZE,
+    WORKERS,
+    reference_run,
+)
+
+
+def recorded(method, calls):
+    """The ordering; what each commit places is kept in `calls`."""
+
+    def place(state, examples, signs):
+        calls.append((examples, signs))
+        return method.place(state, examples, signs)
+
+    return method._replace(place=place)
+
+
+def made(name, **options):
+    """The ordering of this name, with those of the options that it has."""
+    factory = methods.ORDERINGS[name]
+    known = parts_lib.options_of(factory)
+    return factory(**{k: v for k, v in options.items() if k in known})
+
+
+def private_trace(path, data, num_rounds):
+    """Quotas that private rounds can serve, by an adaptive run on unequal, changing speeds."""
+    result = problems.fit(
+        data,
+        problems.initial_weights(),
+        local="virtual",
+        epochs=EPOCHS,
+        microbatch_size=SIZE,
+        budget=BUDGET,
+        data={"sharing": "private"},
+        workdir=path,
+        cluster={
+            "num_workers": WORKERS,
+            "secs_per_microbatch": (1, 2, 3, 4),
+            "changes": [{"round": 9, "worker": 0, "secs_per_microbatch": 5.0}],
+        },
+    )
+    return [line["quotas"] for line in result.history]
+
+
+def compare_with_reference(path, method, local, sharing, **options):
+    """Unequal and changing quotas, an odd number of examples, a last partial microbatch."""
+    data, weights = problems.classification(103), problems.initial_weights()
+    if sharing == "shared":
+        totals = problems.round_totals(103, EPOCHS, SIZE, BUDGET)
+        trace = problems.write_trace(path / "metrics.jsonl", totals, WORKERS)
+    else:
+        trace = private_trace(path, data, EPOCHS)
+    commits, expected = reference_run(
+        data, weights, trace, method=method, sharing=sharing, **options
+    )
+    calls = []
+    order = recorded(made(method, **options), calls)
+    result = problems.fit(
+        data,
+        weights,
+        optimizer=optax.sgd(LEARNING_RATE, momentum=MOMENTUM),
+        epochs=EPOCHS,
+        microbatch_size=SIZE,
+        budget=BUDGET,
+        local=local,
+        data={"sharing": sharing},
+        ordering={"method": order, "herding_every": 0},
+        replay=str(path / "metrics.jsonl"),
+    )
+    if sharing == "private":  # commits are positions in the worker's shard there
+        stream = stream_lib.PrivateStream(
+            103, WORKERS, microbatch_size=SIZE, ordering=ordering.random_reshuffling(), seed=0
+        )
+        of_shard = {int(example): i for shard in stream.shards for i, example in enumerate(shard)}
+        commits = [
+            ([of_shard[example] for example in examples], signs) for examples, signs in commits
+        ]
+    assert len(calls) == len(commits)
+    for (examples, signs), (right_units, right_signs) in zip(calls, commits, strict=True):
+        np.testing.assert_array_equal(examples, right_units)
+        np.testing.assert_array_equal(signs, right_signs)
+    np.testing.assert_allclose(result.params, expected, rtol=1e-9)
+    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0

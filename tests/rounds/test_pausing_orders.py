@@ -1,0 +1,103 @@
+"""Orders that are made anew of some passes alone: the others find no signs and keep the order."""
+
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from tests.rounds import problems
+from tests.rounds.order_comparison import compare_with_reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "balance_every", "local", "sharing"),
+    [
+        ("d_grab", 2, "stepped", "shared"),
+        ("d_grab", 3, "fused", "private"),
+        ("d_grab", 2, "virtual", "private"),
+        ("d_grab_exact", 2, "virtual", "shared"),
+        ("pair_balance", 2, "stepped", "private"),
+        ("pair_balance_exact", 3, "virtual", "shared"),
+    ],
+)
+def test_orders_that_are_not_made_anew_of_each_pass_equal_the_reference(
+    method, balance_every, local, sharing, tmp_path, float64
+):
+    compare_with_reference(
+        tmp_path, method, local, sharing, block_pairs=2, balance_every=balance_every
+    )
+
+
+class Counting:
+    """A local phase that counts its rounds."""
+
+    def __init__(self, inner):
+        self.inner, self.rounds = inner, 0
+
+    def run(self, *arguments, **options):
+        self.rounds += 1
+        return self.inner.run(*arguments, **options)
+
+    def close(self):
+        self.inner.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "signed"),
+    [
+        ({"method": "d_grab", "balance_every": 2}, [True, False, True, False]),
+        ({"method": "pair_balance", "balance_every": 3}, [True, False, False, True]),
+        ({"method": "frozen", "freeze_after": 1}, [True, False, False, False]),
+        ({"method": "frozen", "freeze_after": 0}, [False] * 4),
+    ],
+)
+def test_passes_that_keep_their_order_find_no_signs(options, signed):
+    data = problems.classification(64, np.float32)
+    config = {"cluster": {"num_workers": 4}, "microbatch_size": 4, "budget": 8, "local": "virtual"}
+    with hetjax.Run(
+        problems.softmax_loss,
+        problems.initial_weights(np.float32),
+        optax.sgd(0.1),
+        data,
+        epochs=4,
+        ordering={**options, "herding_every": 0},
+        **config,
+    ) as run:
+        state = run.init()
+        parts = run.parts
+        parts.programs["main"] = parts.main._replace(local=Counting(parts.main.local))
+        parts.unsigned = parts.unsigned._replace(local=Counting(parts.unsigned.local))
+        for is_signed in signed:
+            before = parts.main.local.rounds, parts.unsigned.local.rounds
+            for _ in range(2):
+                state, _ = run.round(state)
+            done = parts.main.local.rounds - before[0], parts.unsigned.local.rounds - before[1]
+            assert done == ((2, 0) if is_signed else (0, 2))
+        assert run.done(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("local", ["stepped", "virtual"])
+@pytest.mark.parametrize("last_round", [1, 3, 4])
+def test_a_run_cut_in_any_pass_goes_on_to_the_same_parameters(local, last_round, tmp_path):
+    """Two rounds a pass; the second and the fourth pass find no signs."""
+
+    def train(**fields):
+        return problems.fit(
+            problems.classification(61, np.float32),
+            problems.initial_weights(np.float32),
+            optimizer=optax.sgd(0.1, momentum=0.9),
+            local=local,
+            epochs=4,
+            quota={"policy": "equal"},
+            ordering={"method": "d_grab", "balance_every": 2, "herding_every": 0},
+            **fields,
+        )
+
+    stop = problems.press_ctrl_c(lambda line: line.round == last_round)
+    begun = train(workdir=tmp_path, callbacks=[stop])
+    assert begun.summary["interrupted"]
+    resumed = train(workdir=tmp_path)
+    assert resumed.summary["rounds"] == 8
+    np.testing.assert_array_equal(resumed.params, train().params)
