@@ -56,8 +56,11 @@ def private_trace(path, data, num_rounds):
     return [line["quotas"] for line in result.history]
 
 
-def compare_with_reference(path, method, local, sharing, **options):
-    """Unequal and changing quotas, an odd number of examples, a last partial microbatch."""
+def compare_with_reference(path, method, local, sharing, *, adam=None, **options):
+    """Unequal and changing quotas, an odd number of examples, a last partial microbatch.
+
+    Preconditioned by `adam`, if it is given: the reference's optimiser.
+    """
     data, weights = problems.classification(103), problems.initial_weights()
     if sharing == "shared":
         totals = problems.round_totals(103, EPOCHS, SIZE, BUDGET)
@@ -65,14 +68,17 @@ def compare_with_reference(path, method, local, sharing, **options):
     else:
         trace = private_trace(path, data, EPOCHS)
     commits, expected = reference_run(
-        data, weights, trace, method=method, sharing=sharing, **options
+        data, weights, trace, method=method, sharing=sharing, adam=adam, **options
     )
+    optimizer = optax.sgd(LEARNING_RATE, momentum=MOMENTUM)
+    if adam is not None:
+        optimizer = optax.chain(optax.clip_by_global_norm(1e6), optax.adam(LEARNING_RATE))
     calls = []
-    order = recorded(made(method, **options), calls)
+    order = recorded(made(method, precondition=adam is not None, **options), calls)
     result = problems.fit(
         data,
         weights,
-        optimizer=optax.sgd(LEARNING_RATE, momentum=MOMENTUM),
+        optimizer=optimizer,
         epochs=EPOCHS,
         microbatch_size=SIZE,
         budget=BUDGET,

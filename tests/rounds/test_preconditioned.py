@@ -11,11 +11,10 @@ from hetjax import ordering
 from hetjax.ordering import herding
 from hetjax.rounds import second_moments
 from tests.rounds import problems
-from tests.rounds.order_comparison import private_trace, recorded
+from tests.rounds.order_comparison import compare_with_reference, recorded
 from tests.rounds.order_reference import (
     BUDGET,
     EPOCHS,
-    LEARNING_RATE,
     SIZE,
     WORKERS,
     Adam,
@@ -45,35 +44,8 @@ def made(method, block_pairs):
 def test_signs_orders_and_parameters_equal_the_reference(
     method, block_pairs, local, sharing, tmp_path, float64
 ):
-    """Unequal and changing quotas, 0 among them, and an odd number of examples."""
-    data, weights = problems.classification(103), problems.initial_weights()
-    if sharing == "shared":
-        totals = problems.round_totals(103, EPOCHS, SIZE, BUDGET)
-        trace = problems.write_trace(tmp_path / "metrics.jsonl", totals, WORKERS)
-    else:
-        trace = private_trace(tmp_path, data, EPOCHS)
-    options = {"method": method, "sharing": sharing, "block_pairs": block_pairs}
-    commits, expected = reference_run(data, weights, trace, **options, adam=Adam(weights.size))
-    calls = []
-    order = recorded(made(method, block_pairs), calls)
-    result = problems.fit(
-        data,
-        weights,
-        optimizer=optax.chain(optax.clip_by_global_norm(1e6), optax.adam(LEARNING_RATE)),
-        epochs=EPOCHS,
-        microbatch_size=SIZE,
-        budget=BUDGET,
-        local=local,
-        data={"sharing": sharing},
-        ordering={"method": order, "herding_every": 0},
-        replay=str(tmp_path / "metrics.jsonl"),
-    )
-    assert len(calls) == len(commits)
-    for (examples, signs), (their_examples, their_signs) in zip(calls, commits, strict=True):
-        if sharing == "shared":  # else they are positions in a shard
-            np.testing.assert_array_equal(examples, their_examples)
-        np.testing.assert_array_equal(signs, their_signs)
-    np.testing.assert_allclose(result.params, expected, rtol=1e-9)
+    adam = Adam(problems.initial_weights().size)
+    compare_with_reference(tmp_path, method, local, sharing, block_pairs=block_pairs, adam=adam)
 
 
 def test_plain_and_preconditioned_orders_differ(tmp_path, float64):
