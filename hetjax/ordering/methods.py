@@ -33,7 +33,7 @@ BalanceEvery = Annotated[
     parts.integer(
         at_least=1,
         unit="passes",
-        says="of which the first makes the order anew; the others keep it and cost nothing",
+        says="of which the first makes the order anew; the others keep it, and their steps are plain ones",
     ),
 ]
 
@@ -129,7 +129,7 @@ def d_grab(
             moves the parameters, that stays small. r is not scaled anew where v̂ changes, so within
             a pass it adds vectors of mixed units. The optimiser must keep v̂.
         balance_every: passes; the order is made anew of the first of so many, and the others keep
-            it at the cost of a step without an order.
+            it; their steps are those of a run without an order.
 
     References:
         Cooper, Guo, et al., "Coordinating distributed example orders for provably accelerated
@@ -154,7 +154,7 @@ def frozen(
     ] = 1,
     precondition: Precondition = False,
 ) -> Ordering:
-    """`d_grab` for `freeze_after` passes; the order they lead to is kept, and costs no more."""
+    """`d_grab` for `freeze_after` passes; the order they lead to is kept, by plain steps."""
     return _two_level(lambda pass_index: pass_index < freeze_after, block_pairs, precondition)
 
 
