@@ -33,7 +33,7 @@ BalanceEvery = Annotated[
     parts.integer(
         at_least=1,
         unit="passes",
-        says="of which the first makes the order anew; the others keep it, and their steps are plain ones",
+        says="of which the first makes the order anew; the others keep it, by plain steps",
     ),
 ]
 
