@@ -18,6 +18,7 @@ the median seconds of an epoch, measured alone, all arms in turn.
 """
 
 import difflib
+import math
 import os
 import pathlib
 import sys
@@ -33,7 +34,7 @@ from experiments.orders.tasks import Task
 STAGES = ("all", "plan", "run", "time", "herding", "report")
 _ONLY = flags.DEFINE_list("only", [], "Tasks, or groups of them; all if empty.")
 _JOBS = flags.DEFINE_integer("jobs", len(os.sched_getaffinity(0)), "Runs at a time.", 1)
-_MINUTES = flags.DEFINE_float("minutes", 90.0, "Start no run after this time.", 0.0)
+_MINUTES = flags.DEFINE_float("minutes", math.inf, "Start nothing after this time.", 0.0)
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Directory of the data sets.")
 _DIRECTORY = flags.DEFINE_string("directory", str(results.DIRECTORY), "Results and report.")
 _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "What to do.")

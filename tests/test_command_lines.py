@@ -20,7 +20,7 @@ PROGRAMS = {
     "experiments.train_bilevel": ("--workdir", "--config.estimator.name='value_gap'"),
     "experiments.compare": ("--seeds=0", "--set=cluster.num_workers=4"),
     "experiments.simulate": ("--workers=8,64,1000,10000", "--microbatch_secs=0.1"),
-    "experiments.compare_orders": ("--data_dir", "--minutes=90.0"),
+    "experiments.compare_orders": ("--data_dir", "--minutes=inf"),
     "experiments.compare_bilevel": ("--data_dir", "--stage=all"),
     "hetjax.launch": ("--workers WORKERS", "--heartbeat_secs"),
     "hetjax.report": ("the work directory of the run",),

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from experiments.comparisons import spreads
-from experiments.orders import figures, jobs, report, results
+from experiments.orders import figures, jobs, report, results, tables
 from experiments.orders.tasks import Run
 from tests.order_study import BALANCED, BASE, TINY, arms_of, record_of
 
@@ -85,6 +85,33 @@ def test_a_gain_is_told_in_units_of_the_spread():
         "against D-RR -3.0 spreads, lower by more than the spread; against fixed map -0.3 "
         "spreads, within the spread"
     )
+
+
+def test_gain_and_balance_stand_side_by_side_those_who_gain_most_first():
+    def bounds(arm, own, random):
+        record = {"epochs": [1, 2], "two_norm": own, "random_two_norm": random}
+        return {(arm, 0.05, 0): record_of([], **record)}
+
+    names = ("little", "much", "unmeasured")
+    of_seeds = {"little": 0.9, "much": 0.3, "unmeasured": 0.1}
+    found = [
+        arms_of(
+            dataclasses.replace(TINY, name=name, title=name, group="where" * (name == "much")),
+            {BASE: ([1.0, 0.9, 0.8],) * 2, BALANCED: ([of_seeds[name]] * 3,) * 2},
+        )
+        for name in names
+    ]
+    measured = {
+        name: bounds("d_grab_preconditioned", [1.0, 1.0], [1.0, 1.0])
+        | bounds(BALANCED, own, [8.0, 4.0])
+        for name, own in (("little", [6.0, 4.0]), ("much", [2.0, 2.0]))
+    }
+    assert tables.balance_table(found, measured).rows == [
+        ("much (variant)", "8 → 4", "0.25 → 0.5", "0.333 ± 0.000",
+         "lower by more than the spread"),
+        ("little", "8 → 4", "0.75 → 1", "1.000 ± 0.000", "higher by more than the spread"),
+    ]  # fmt: skip
+    assert tables.balance_table(found, {}) is None
 
 
 def test_epochs_are_compared_seed_by_seed_and_the_time_with_the_cost_of_an_epoch():

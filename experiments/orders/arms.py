@@ -30,6 +30,7 @@ ARMS = {  # the colours can be told apart by everybody
     "pair_balance_exact": _arm(
         "independent PairBalance, exact", "#009e73", 2.8, "pair_balance_exact"
     ),
+    "pair_balance": _arm("independent PairBalance, in blocks", "#117733", 1.7, "pair_balance"),
     "fixed_map": _arm("fixed map", "#e69f00", 1.0, "fixed_map"),
     "block_reshuffling": _arm("block reshuffling", "#56b4e9", 1.0, "block_reshuffling"),
     "shuffle_once": _arm("shuffle once", "#cc79a7", 1.0, "shuffle_once"),

@@ -4,7 +4,7 @@ Every sentence that judges is computed from the results. It needs no JAX.
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from experiments.orders import figures, page, pictures, results, tables
 from experiments.orders.arms import ARMS, BASELINE
@@ -18,23 +18,27 @@ def write(directory: pathlib.Path, tasks: Sequence[Task]) -> pathlib.Path:
     """Writes README.md, index.html and the pictures; returns the page's path."""
     directory.mkdir(parents=True, exist_ok=True)
     single = [task for task in tasks if not task.group]
-    found = {task.name: results.arms_of(directory, task) for task in single}
+    found = {task.name: results.arms_of(directory, task) for task in tasks}
     bounds = {
         task.name: results.own_bounds(
             found[task.name], results.read_records(directory, task, results.HERDING)
         )
-        for task in single
+        for task in tasks
     }
+    judged = figures.rows([found[task.name] for task in single], bounds)
     blocks: list[Block] = [
         page.Heading(TITLE, 1),
         *_HEAD,
         page.Heading("Figures"),
-        page.Table(("figure", "target", "reached"), figures.rows(list(found.values()), bounds)),
+        page.Table(("figure", "target", "reached"), judged),
     ]
+    balance = tables.balance_table(list(found.values()), bounds)
+    if balance:
+        blocks += [page.Heading("Gain and balance"), page.Text(_BALANCE), balance]
     for task in single:
         blocks += _task(directory, found[task.name], bounds[task.name])
     for group in dict.fromkeys(task.group for task in tasks if task.group):
-        blocks += _group(directory, [task for task in tasks if task.group == group])
+        blocks += _group({task.name: found[task.name] for task in tasks if task.group == group})
     (directory / "README.md").write_text(page.markdown(blocks))
     path = directory / "index.html"
     path.write_text(page.html(TITLE, blocks))
@@ -80,9 +84,8 @@ def _task(directory: pathlib.Path, own: results.Arms, bounds: results.Records) -
     return [*blocks, page.Bullets(lines)] if lines else blocks
 
 
-def _group(directory: pathlib.Path, tasks: Sequence[Task]) -> list[Block]:
-    found = {task.name: results.arms_of(directory, task) for task in tasks}
-    chosen = tasks[0]
+def _group(found: Mapping[str, results.Arms]) -> list[Block]:
+    chosen = next(iter(found.values())).task
     says = (
         f"Variants of {chosen.title} (`configs/{chosen.config}.py`) with "
         f"{chosen.experiment.cluster.num_workers} workers, not tuned; training loss."
@@ -93,6 +96,15 @@ def _group(directory: pathlib.Path, tasks: Sequence[Task]) -> list[Block]:
         tables.group_table(found),
     ]
 
+
+_BALANCE = (
+    "Theory has a balanced order gain where gradients change little within an epoch. Then its "
+    "herding bound, the largest sum of centred gradients on the way through the epoch, stays far "
+    "below that of a random order at the parameters that the epoch before has come to. And it has "
+    "something to gain where the bound of a random order is not small already, as it is once a set "
+    "is memorised. Both were measured in D-GraB's runs of seed 0, done once more, in the 2-norm: "
+    "after the first epoch that was measured and after the last."
+)
 
 _HEAD = (
     page.Text("Rebuilt from the results in `runs/` and `herding/` by"),

@@ -7,12 +7,13 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tqdm
 
 from experiments.orders import herding, jobs, results
+from experiments.orders.arms import ARMS, SAVING
 from experiments.orders.tasks import Run, Task
 
 WORK = {
@@ -37,15 +38,23 @@ def missing(task: Task, directory: pathlib.Path, kind: str = results.RUNS) -> li
     return herding.wanted(task, trained, results.read_records(directory, task, kind))
 
 
-def plan(tasks: Iterable[Task], directory: pathlib.Path) -> dict[str, Left]:
+def plan(
+    tasks: Iterable[Task], directory: pathlib.Path, kind: str = results.RUNS
+) -> dict[str, Left]:
     """By task: the runs that are left at most, and their seconds on one core.
 
     A run takes as long as those of its arm that are done, in the middle. Before, it takes the
-    measured seconds of its epochs, or a guess.
+    measured seconds of its epochs, or a guess. One for the herding bounds takes as long as the run
+    that is done once more.
     """
     left = {}
     for task in tasks:
         records = list(results.read_records(directory, task).values())
+        if kind == results.HERDING:
+            todo = missing(task, directory, kind)
+            secs = sum(r["secs"] for run in todo for r in records if _is_of(r, run))
+            left[task.name] = Left(len(todo), secs)
+            continue
         epochs = results.read_secs(directory, task)
         count, secs, next_ones = 0, 0.0, missing(task, directory)
         for arm in task.arms:
@@ -57,6 +66,10 @@ def plan(tasks: Iterable[Task], directory: pathlib.Path) -> dict[str, Left]:
             secs += more * (statistics.median(done) if done else task.run_secs(arm, measured))
         left[task.name] = Left(count, secs)
     return left
+
+
+def _is_of(record: dict[str, Any], run: Run) -> bool:
+    return (record["arm"], record["learning_rate"], record["seed"]) == run.key
 
 
 def table(tasks: Sequence[Task], directory: pathlib.Path) -> str:
@@ -72,18 +85,38 @@ def table(tasks: Sequence[Task], directory: pathlib.Path) -> str:
         lines.append(f"| {task.name} | {size} | {mine.count} | {mine.secs / 60:.0f} |")
     hours = sum(each.secs for each in left.values()) / 3600
     lines.append(f"About {hours:.1f} hours of one core; a grid that is extended takes more.")
-    bounds = sum(len(missing(task, directory, results.HERDING)) for task in tasks)
-    untimed = [
+    bounds = plan(tasks, directory, results.HERDING).values()
+    count, minutes = (sum(values) for values in zip(*bounds, strict=True))
+    if count:
+        lines.append(
+            f"Beside these: {count} or more of the runs once more, for the herding bounds of "
+            f"their orders, about {minutes / 60:.0f} minutes of one core."
+        )
+    if untimed := _untimed(tasks, directory):
+        minutes = sum(map(_timing_secs, untimed)) / 60
+        lines.append(
+            f"The epochs of {len(untimed)} tasks to be timed, about {minutes:.0f} minutes."
+        )
+    return "\n".join(lines)
+
+
+def _untimed(tasks: Iterable[Task], directory: pathlib.Path) -> list[Task]:
+    """Whose epochs are not timed, of one arm at least: then all are, in turn, to be compared."""
+    return [
         t
         for t in tasks
         if not t.group and not set(t.arms) <= results.read_secs(directory, t).keys()
     ]
-    if bounds or untimed:
-        lines.append(
-            f"Beside these: {bounds} or more of the runs once more, for the herding bounds of "
-            f"their orders; the epochs of {len(untimed)} tasks to be timed."
-        )
-    return "\n".join(lines)
+
+
+def _timing_secs(task: Task) -> float:
+    """What `timing.epoch_secs` takes of a task, at a guess: for each arm, to compile and 5 blocks.
+
+    A block takes about as long as a short epoch, or two of an order of every second epoch.
+    """
+    epoch = task.epoch_rounds * task.round_millis / 1e3
+    blocks = {arm: 2 * epoch if arm == SAVING else min(epoch, 2.0) for arm in task.arms}
+    return sum(8 + 5 * blocks[arm] * ARMS[arm].cost for arm in task.arms)
 
 
 def run_all(
@@ -136,8 +169,9 @@ def run_all(
                     failed[run] = str(error)
                     continue
                 count += 1
-                left = plan(tasks, directory) if kind == results.RUNS else {}
-                _tell(bar, started, run, record, left, max(num_jobs, 1))
+                left = sum(each.secs for each in plan(tasks, directory, kind).values())
+                name = f"{run.task.name} {run.name}"
+                _tell(bar, started, name, record, left / max(num_jobs, 1))
     if failed:
         told = {(r.task.name, why): f"{r.task.name} {r.name}: {why}" for r, why in failed.items()}
         raise RuntimeError("Runs that failed:\n" + "\n".join(told.values()))
@@ -160,20 +194,17 @@ def _bar() -> tqdm.tqdm:
 def _tell(
     bar: tqdm.tqdm,
     started: float,
-    run: Run,
-    record: dict[str, Any],
-    left: dict[str, Left],
-    num_jobs: int,
+    name: str,
+    record: Mapping[str, Any],
+    left: float,
 ) -> None:
-    """One line about a run that is done, and what is left."""
+    """One line about what is done, and the seconds that are left."""
     spent = (time.monotonic() - started) / 60
-    minutes = sum(each.secs for each in left.values()) / 60 / num_jobs
     found = f"{results.best(record):.5f} in " if "train_losses" in record else ""
-    rest = f"about {minutes:.0f} min left" if left else ""
-    line = f"{spent:5.1f} min  {run.task.name} {run.name}: {found}{record['secs']:.0f} s"
-    bar.total, bar.n = spent + minutes, spent
+    rest = f"about {left / 60:.0f} min left"
+    bar.total, bar.n = spent + left / 60, spent
     bar.set_postfix_str(rest)
-    bar.write("; ".join(filter(None, [line, rest])), file=sys.stdout)
+    bar.write(f"{spent:5.1f} min  {name}: {found}{record['secs']:.0f} s; {rest}", file=sys.stdout)
     sys.stdout.flush()
 
 
@@ -185,17 +216,21 @@ def time_all(
     minutes: float = math.inf,
     num_jobs: int = 1,
 ) -> None:
-    """Measures and keeps the seconds of an epoch, of all arms of a task in turn, where missing."""
+    """Measures and keeps the seconds of an epoch, of all arms of a task in turn, where missing.
+
+    Where one arm is missing all are measured anew: what is compared is measured together.
+    """
     path, started = directory / results.RUNS / results.EPOCH_SECS, time.monotonic()
-    with jobs.executor(num_jobs) as executor:
-        for task in tasks:
-            known = set(results.read_secs(directory, task))
-            if task.group or known >= set(task.arms):
-                continue
+    untimed = _untimed(tasks, directory)
+    with jobs.executor(num_jobs) as executor, _bar() as bar:
+        while untimed:
             if time.monotonic() - started > 60 * minutes:
-                print("The time is over; not every task is measured.")
+                print(f"The time is over; {len(untimed)} tasks are not timed.")
                 return
-            print(f"Measuring epochs of {task.name}", flush=True)
+            began, task = time.monotonic(), untimed.pop(0)
             secs = executor.submit(jobs.do, WORK[results.EPOCH_SECS], task, data_dir).result()
             kept = json.loads(path.read_text()) if path.exists() else {}
             jobs.write(path, kept | {task.name: {"settings": task.settings, "secs": secs}})
+            taken = {"secs": time.monotonic() - began}
+            left = sum(map(_timing_secs, untimed))
+            _tell(bar, started, f"{task.name}, epochs timed", taken, left)

@@ -9,7 +9,9 @@ from typing import Any
 from experiments.orders.arms import ALWAYS, BASELINE, LEADER, SAVING, TUNED
 from experiments.orders.tasks import Task
 
-_LIGHT = (*TUNED, "shuffle_once")  # where gradients of single examples take too long
+# Where gradients of single examples take too long.
+_LIGHT = (*TUNED, "shuffle_once")
+_BLOCKS = (*_LIGHT, "pair_balance")
 _ADAM = (*ALWAYS, "d_grab_preconditioned")
 _FEW = (BASELINE, LEADER, "block_reshuffling")  # of variants of a task
 _ENOUGH = 6  # epochs, for an order that is made anew of every second one
@@ -93,12 +95,18 @@ _SVD = {"rates": (0.0003, 0.00055, 0.001, 0.0017, 0.003), "millis": 1.5}
 _HEADS = (
     _head("cola_svd", "CoLA, 768 features", examples=8_544, epochs=30, **_SVD),
     _head("rte_svd", "RTE, 768 features", examples=2_464, epochs=30, **_SVD),
-    _head("cola_hashed", "CoLA, hashed words", examples=8_544, epochs=20, arms=_LIGHT, **_HASHED),
+    _head("cola_hashed", "CoLA, hashed words", examples=8_544, epochs=20, arms=_BLOCKS, **_HASHED),
     _head("sst2_svd", "SST-2, 768 features", epochs=8, **_SST2, **_SVD),
 )
 _LATER_HEADS = (
-    _head("rte_hashed", "RTE, hashed words", examples=2_464, epochs=20, **_HASHED),
-    _head("sst2_hashed", "SST-2, hashed words", epochs=6, arms=_LIGHT, **_SST2, **_HASHED),
+    _head(
+        "rte_hashed",
+        "RTE, hashed words",
+        examples=2_464,
+        epochs=20,
+        **(_HASHED | {"rates": (2.7, 4.556, 7.688)}),
+    ),
+    _head("sst2_hashed", "SST-2, hashed words", epochs=6, arms=_BLOCKS, **_SST2, **_HASHED),
     _head(
         "sst2_svd",
         "SST-2, 768 features",
@@ -166,7 +174,7 @@ _MNIST_GATE = _mnist(
     f"Logistic regression on 10,000 images of MNIST, {_GATED}",
     examples=10_000,
     rates=(0.02, 0.04, 0.08),
-    arms=TUNED,
+    arms=_BLOCKS,
     changes=_unequal(10, quorum=8),
 )
 
@@ -208,7 +216,7 @@ _LENET_QUOTAS = _small(
     batch=32,
     changes=_unequal(10, reversed_at=640),
     millis=24.0,
-    arms=TUNED,
+    arms=_LIGHT,
 )
 
 
@@ -255,7 +263,7 @@ _LENET_GATE = _lenet(
     32.0,
     title=f"LeNet on CIFAR-10, {_GATED}",
     batch=32,
-    arms=TUNED,
+    arms=_LIGHT,
     changes=_unequal(10, quorum=8),
 )
 # The first parts of long sets, so that there is time for the epochs that an order needs to show.
@@ -295,7 +303,7 @@ TASKS = {
             name="wikitext2_lstm_adam",
             rates=(1e-3, 3e-3, 9e-3),
             changes={**_STEPPED, "optimizer.name": "adam"},
-            arms=(*TUNED, "d_grab_preconditioned"),
+            arms=(*_LIGHT, "d_grab_preconditioned"),
             **_LSTM,
         ),
         _head(
@@ -303,7 +311,7 @@ TASKS = {
             "SST-2, hashed words",
             n=16,
             epochs=4,
-            arms=TUNED,
+            arms=_BLOCKS,
             **_SST2,
             **(_HASHED | {"rates": (0.9, 1.6, 2.7), "millis": 10.0}),
         ),
@@ -322,7 +330,7 @@ TASKS = {
             millis=6.0,
             changes={"local": "virtual"},
             every=4,
-            arms=TUNED,
+            arms=_BLOCKS,
         ),
         _task(
             "wikitext2_transformer",

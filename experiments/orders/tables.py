@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from experiments.comparisons.spreads import Stat, verdict
+from experiments.comparisons.spreads import Stat, in_spreads, verdict
 from experiments.orders import page, pictures, results
 from experiments.orders.arms import ALWAYS, ARMS, BASELINE, LEADER, SAVING, TUNED
 from experiments.orders.results import Arms, Record, Records, average, best, final
@@ -142,7 +142,7 @@ def herding_table(records: Records) -> page.Table | None:
     return page.Table(header, rows)
 
 
-def _over_random(record: Record, name: str) -> list[float]:
+def _over_random(record: Record, name: str = "two_norm") -> list[float]:
     """A bound over that of a random order, for each epoch that was measured."""
     pairs = zip(record[name], record[f"random_{name}"], strict=True)
     return [math.nan if None in pair else pair[0] / pair[1] for pair in pairs]
@@ -154,6 +154,33 @@ def kept_balance(records: Records, arm: str, kind: str = "") -> float | None:
     found = [r for key, r in records.items() if key[0] == arm and name in r]
     ratios = [value for record in found for value in _over_random(record, name)]
     return statistics.median(ratios) if ratios else None
+
+
+def balance_table(found: Sequence[Arms], bounds: Mapping[str, Records]) -> page.Table | None:
+    """Gain and balance side by side: what was left to balance, what of it was, what it was worth.
+
+    Of tasks whose bounds were measured, those that gain most first; None where there is none.
+    """
+    rows = []
+    for arms in found:
+        for (arm, _, _), record in bounds.get(arms.task.name, {}).items():
+            if arm != LEADER:
+                continue
+            gain = arms.paired(LEADER, average)
+            lowest = in_spreads(arms.stat(LEADER, best), arms.stat(BASELINE, best))
+            title = arms.task.title + (" (variant)" if arms.task.group else "")
+            ends = [(of[0], of[-1]) for of in (record["random_two_norm"], _over_random(record))]
+            cells = [f"{first:.3g} → {last:.3g}" for first, last in ends]
+            rows.append((gain.mean, (title, *cells, f"{gain:.3f}", lowest)))
+    header = (
+        "task",
+        "bound of a random order, first → last",
+        "bound of D-GraB's order over that, first → last",
+        "mean over the epochs of its loss, over D-RR's",
+        "lowest loss against D-RR's",
+    )
+    rows.sort(key=lambda row: row[0])
+    return page.Table(header, [cells for _, cells in rows]) if rows else None
 
 
 def sentences(own: Arms, records: Records) -> list[str]:
