@@ -13,6 +13,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import types
 from typing import Any, NamedTuple
 
 from absl import app, flags
@@ -129,14 +130,13 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         None,
     )
     machines = sorted({f"{r['machine']}, JAX {r['jax_version']}" for r in results.values()})
-    said = {note: None for result in results.values() for note in result["notes"]}
-    optimisers = [
-        f"- `{name}`: {note}"
-        for name, result in results.items()
-        for note in result["notes"][-1:]
-        if note.startswith("The optimiser")
-    ]
-    facts = [note for note in said if not note.startswith("The optimiser")]
+    said: dict[str, list[str]] = {}  # a fact, and the tasks that it is of
+    for name, result in results.items():
+        for note in result["notes"]:
+            if not note.startswith("The optimiser"):
+                said.setdefault(note, []).append(f"`{name}`")
+    facts = [f"- {', '.join(names)}: {note}" for note, names in said.items()]
+    optimisers = [f"- `{name}`: {_optimiser(r['config'])}" for name, r in results.items()]
     return "\n".join(
         [
             "# Tasks: what each reaches",
@@ -159,7 +159,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
             "",
             "What the reports say of the data:",
             "",
-            *(f"- {note}" for note in facts),
+            *facts,
             "",
             "And of the optimisers:",
             "",
@@ -169,6 +169,14 @@ def page(results: dict[str, dict[str, Any]]) -> str:
             "",
         ]
     )
+
+
+def _optimiser(config: dict[str, Any]) -> str:
+    """What a report says of the optimiser."""
+    from experiments import tasks
+
+    optimizer = types.SimpleNamespace(**config["optimizer"])
+    return tasks.optimizer_note(types.SimpleNamespace(**{**config, "optimizer": optimizer}))
 
 
 def read_results() -> dict[str, dict[str, Any]]:
