@@ -3,8 +3,10 @@
 import time
 
 import numpy as np
+import optax
 import pytest
 
+import hetjax
 from hetjax import starting
 from tests.rounds import problems
 
@@ -63,3 +65,23 @@ def test_a_run_says_which_worker_compiles_and_keeps_the_seconds(monkeypatch, tmp
     start = result.summary["start"]
     assert 0 < start["compiling"] < start["first_round"]
     assert "First round after" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("budget", "sharing", "said"),
+    [(3, "shared", True), (4, "shared", False), (3, "private", False)],
+)
+def test_workers_that_have_nothing_to_do_in_a_round_are_told_of(budget, sharing, said, capsys):
+    with hetjax.Run(
+        problems.softmax_loss,
+        problems.initial_weights(np.float32),
+        optax.sgd(0.1),
+        problems.classification(64, np.float32),
+        workers=4,
+        microbatch_size=2,
+        budget=budget,
+        local="virtual",
+        data={"sharing": sharing},
+    ):
+        words = "3 microbatches (budget) for 4 workers, so 1 of them have nothing to do"
+        assert (words in capsys.readouterr().err) == said

@@ -170,7 +170,7 @@ def _tfds_builder(name: str, data_dir: pathlib.Path) -> Any:
     except Exception as error:  # not found, a bad name, a builder whose own imports are missing
         raise _missing(name, data_dir, f"{type(error).__name__}: {_first_line(error)}") from error
     # builder.is_prepared() says the same, and logs a warning
-    if not (pathlib.Path(builder.data_dir) / "dataset_info.json").is_file():
+    if not files.is_file(pathlib.Path(builder.data_dir) / "dataset_info.json"):
         raise _missing(name, data_dir, "TFDS knows it, and it is not prepared there")
     return builder
 

@@ -19,6 +19,9 @@ TOKENISE = (
     "padded to one length, or drop the field"
 )
 
+_CLASSES = "; number labels of classes, as np.unique(labels, return_inverse=True)[1] does"
+_NUMBERS_ALONE = "entry {at} is {value!r}, which is no number; give one, or leave the example out"
+
 
 def walk(tree: PyTree, path: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves with their paths; dicts by sorted key, so that two items compare leaf by leaf."""
@@ -123,13 +126,23 @@ def _array_leaf(path: str, leaf: Any) -> np.ndarray:
 def _mend(array: np.ndarray) -> str:
     """What to do with an array that holds no numbers."""
     values = array.reshape(-1).tolist()
+    at = _first_odd(values)
+    if at is not None:
+        return _NUMBERS_ALONE.format(at=at, value=values[at])
     if array.dtype.kind in "SUT" or any(isinstance(value, str | bytes) for value in values[:1]):
-        return TOKENISE
+        return TOKENISE + (_CLASSES if array.ndim == 1 else "")
     if values and all(hasattr(value, "__len__") for value in values):
         if len({len(value) for value in values}) > 1:
             return "its rows have different lengths: cut or pad them to one"
         return "each of its entries is a row: make one array of them by np.stack"
     return "training needs numbers: encode it as integers or floats, or drop the field"
+
+
+def _first_odd(values: list[Any]) -> int | None:
+    """The first that is no number where the others are; None where there is none."""
+    odd = [at for at, value in enumerate(values) if not isinstance(value, (*_NUMBERS, np.number))]
+    single = not any(isinstance(values[at], (Mapping, list, tuple, np.ndarray)) for at in odd)
+    return odd[0] if 0 < len(odd) < len(values) and single else None
 
 
 def _refuse_lists(tree: PyTree, path: str) -> None:
@@ -141,8 +154,12 @@ def _refuse_lists(tree: PyTree, path: str) -> None:
         for position, child in enumerate(tree):
             _refuse_lists(child, f"{path}[{position}]")
     elif type(tree) is list and tree and not _list_shape(tree):
+        at = _first_odd(tree)
+        if at is not None:
+            shown = _NUMBERS_ALONE.format(at=at, value=tree[at])
+            raise ValueError(f"{path or 'the list'} cannot be used: {shown}")
         if any(isinstance(child, str | bytes) for child in tree):
-            raise ValueError(f"{path or 'the list'} is a list of strings, and {TOKENISE}")
+            raise ValueError(f"{path or 'the list'} is a list of strings, and {TOKENISE}{_CLASSES}")
         rows = all(type(child) in (list, *_NUMBERS) for child in tree)
         lengths = [len(child) if rows and type(child) is list else 0 for child in tree]
         odd = next((i for i, n in enumerate(lengths) if n != lengths[0]), None)

@@ -1,6 +1,7 @@
 """Time series as arrays: windows of a past and the points after it."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,31 +20,27 @@ def windows(
       `{"past": f32[n, past], "future": f32[n, future]}`, series after series.
 
     Raises:
-      ValueError: a series is too short for one window or has a point that is not finite, and
-        names it; or there are no series.
+      ValueError: a series is too short for one window or has a point that is no finite number, and
+        names it; or there are no series, or a window has no past or no future.
 
     Example:
       >>> found = windows([np.arange(4.0)], 2, 1)
       >>> found["past"].tolist(), found["future"].tolist()
       ([[0.0, 1.0], [1.0, 2.0]], [[2.0], [3.0]])
     """
+    _check_sizes(past=past, future=future)
     cut = []
-    for index, (name, points) in enumerate(_named(series)):
+    for index, (name, given) in enumerate(_named(series)):
+        points = _points(given, f"series {index}{name}")
         if len(points) < past + future:
             raise ValueError(
                 f"series {index}{name} has {len(points)} points, and a window needs {past} + "
                 f"{future}; leave it out, or take shorter windows"
             )
-        wrong = np.flatnonzero(~np.isfinite(points))
-        if wrong.size:
-            raise ValueError(
-                f"point {wrong[0]} of series {index}{name} is {points[wrong[0]]}; leave the series "
-                "out, or cut it there"
-            )
         cut.append(np.lib.stride_tricks.sliding_window_view(points, past + future))
     if not cut:
         raise ValueError("there are no series to cut windows from")
-    whole = np.concatenate(cut).astype(np.float32)
+    whole = np.concatenate(cut)
     return {"past": whole[:, :past], "future": whole[:, past:]}
 
 
@@ -61,7 +58,8 @@ def ends(
       `{"past": f32[n, past], "future": f32[n, horizon]}`.
 
     Raises:
-      ValueError: a series is too short or in one of the two alone, or futures differ in length.
+      ValueError: a series is too short, has a point that is no finite number or is in one of the
+        two alone, or futures differ in length.
 
     Example:
       >>> ends({"a": np.arange(4.0)}, {"a": np.arange(4.0, 6.0)}, 3)["past"].tolist()
@@ -71,21 +69,22 @@ def ends(
         raise ValueError(f"series {other[0]!r} is in one of the two files alone")
     if not futures:
         raise ValueError("there are no series to tell")
-    horizon = len(next(iter(futures.values())))
-    for index, (name, points) in enumerate(series.items()):
+    _check_sizes(past=past)
+    pasts, later = [], []
+    for index, name in enumerate(series):
+        points = _points(series[name], f"series {index} ({name!r})")
         if len(points) < past:
             raise ValueError(
                 f"series {index} ({name!r}) has {len(points)} points, and a forecast needs {past}"
             )
-        if len(futures[name]) != horizon:
+        pasts.append(points[-past:])
+        later.append(_points(futures[name], f"the future of series {index} ({name!r})"))
+        if len(later[-1]) != len(later[0]):
             raise ValueError(
-                f"series {index} ({name!r}) goes on for {len(futures[name])} points, the first "
-                f"for {horizon}"
+                f"series {index} ({name!r}) goes on for {len(later[-1])} points, the first "
+                f"for {len(later[0])}"
             )
-    return {
-        "past": np.stack([points[-past:] for points in series.values()]).astype(np.float32),
-        "future": np.stack([futures[name] for name in series]).astype(np.float32),
-    }
+    return {"past": np.stack(pasts), "future": np.stack(later)}
 
 
 def _named(
@@ -95,3 +94,35 @@ def _named(
     if isinstance(series, Mapping):
         return [(f" ({name!r})", points) for name, points in series.items()]
     return [("", points) for points in series]
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}; give the number of points, 1 or more")
+
+
+def _points(given: Any, name: str) -> np.ndarray:
+    """The points as `f32[n]`; the first that is no finite number is named."""
+    try:
+        points = np.asarray(given, np.float64)
+    except (TypeError, ValueError):  # one of them is no number at all
+        points = np.array([_number(point) for point in given])
+    if points.ndim != 1:
+        raise ValueError(f"{name} has the shape {list(points.shape)}; give one number a point")
+    with np.errstate(over="ignore"):
+        single = points.astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(single))
+    if wrong.size:
+        raise ValueError(
+            f"point {wrong[0]} of {name} is {given[wrong[0]]!r}, which is no finite number of "
+            "single precision; leave the series out, or cut it there"
+        )
+    return single
+
+
+def _number(point: Any) -> float:
+    try:
+        return float(point)
+    except (TypeError, ValueError):
+        return np.nan

@@ -14,6 +14,7 @@ import numpy as np
 PADDING = -1  # in place of a word, behind the last one of a chunk or of a sentence
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?|[^\sa-z0-9]")
 _SPARE = 10  # directions beyond those that are asked for, which make the last ones exact
+_MOST = 2**31 - 1  # an i32
 _PASSES = 3  # over the matrix, each of which makes them more exact
 
 
@@ -24,10 +25,15 @@ def vocabulary(words: Iterable[str], size: int = 0) -> dict[str, int]:
       words: a text.
       size: how many words are kept; 0: all.
 
+    Raises:
+      ValueError: `size` is negative.
+
     Example:
       >>> vocabulary("to be or not to be".split(), 3)
       {'to': 0, 'be': 1, 'or': 2}
     """
+    if size < 0:
+        raise ValueError(f"a vocabulary of {size} words; give how many are kept, or 0 for all")
     counted = collections.Counter(words).most_common(size or None)
     return {word: number for number, (word, _) in enumerate(counted)}
 
@@ -81,29 +87,36 @@ def chunks(tokens: np.ndarray, length: int, *, vocabulary_size: int, name: str =
       `i32[ceil((n - 1) / length), length + 1]`.
 
     Raises:
-      ValueError: a token is outside the vocabulary, and names the first; or there are fewer than
-        two.
+      ValueError: a token is no whole number or outside the vocabulary, and names the first; or
+        there are fewer than two.
 
     Example:
       >>> chunks(np.arange(6), 3, vocabulary_size=6).tolist()
       [[0, 1, 2, 3], [3, 4, 5, -1]]
     """
-    tokens = np.asarray(tokens)
-    if length < 1 or not np.issubdtype(tokens.dtype, np.integer):
+    given, tokens = tokens, np.asarray(tokens)
+    if not isinstance(length, int | np.integer) or length < 1 or tokens.ndim != 1:
         raise ValueError(
-            f"{name or 'the stream'}: {tokens.dtype} tokens in chunks of {length}; give whole "
-            "numbers, and a length of at least 1"
+            f"{name or 'the stream'}: tokens of the shape {list(tokens.shape)} in chunks of "
+            f"{length}; give one row of tokens, and a length of at least 1"
+        )
+    if len(tokens) < 2:
+        raise ValueError(
+            f"{name or 'the stream'} has {len(tokens)} tokens; a chunk needs at least 2, one to "
+            "begin with and one to predict"
+        )
+    if not np.issubdtype(tokens.dtype, np.integer):
+        whole = [isinstance(token, int | np.integer) for token in given]
+        at = whole.index(False) if False in whole else 0
+        raise ValueError(
+            f"token {at} of {name or 'the stream'} is {given[at]!r}; give whole numbers, such as "
+            "those of hetjax.data.text.numbers"
         )
     outside = np.flatnonzero((tokens < 0) | (tokens >= vocabulary_size))
     if outside.size:
         raise ValueError(
             f"token {outside[0]} of {name or 'the stream'} is {tokens[outside[0]]}, which is "
             f"outside the vocabulary of {vocabulary_size:,} words, 0..{vocabulary_size - 1}"
-        )
-    if len(tokens) < 2:
-        raise ValueError(
-            f"{name or 'the stream'} has {len(tokens)} tokens; a chunk needs at least 2, one to "
-            "begin with and one to predict"
         )
     count = -(-(len(tokens) - 1) // length)
     filled = np.full(count * length + 1, PADDING, np.int32)
@@ -125,7 +138,8 @@ def check_sentences(sentences: Sequence[Sequence[str]], name: str = "") -> None:
     """Sees that every sentence has words.
 
     Raises:
-      ValueError: one has none or is not split, and names the first; or there are no sentences.
+      ValueError: one has none, is not split or has something that is no word, and names the
+        first; or there are no sentences.
     """
     if not len(sentences):
         raise ValueError(f"{name or 'the set'} has no sentences")
@@ -135,10 +149,17 @@ def check_sentences(sentences: Sequence[Sequence[str]], name: str = "") -> None:
                 f"sentence {index} of {name or 'the set'} is a text; give a list of words, such as "
                 "hetjax.data.text.split_sentence(sentence)"
             )
-        if not sentence:
+        words = list(sentence) if isinstance(sentence, Iterable) else [sentence]
+        if not words:
             raise ValueError(
                 f"sentence {index} of {name or 'the set'} has no words; leave it out, or give it "
                 "a word that stands for nothing"
+            )
+        wrong = next((word for word in words if not isinstance(word, str)), None)
+        if wrong is not None or None in words:
+            raise ValueError(
+                f"sentence {index} of {name or 'the set'} has {wrong!r}, which is no word; give a "
+                "list of words"
             )
 
 
@@ -154,13 +175,15 @@ def hashed(sentences: Sequence[Sequence[str]], size: int, *, name: str = "") -> 
       `i32[len(sentences), most different words]`, in ascending order, then `PADDING`.
 
     Raises:
-      ValueError: a sentence has no words; names it.
+      ValueError: a sentence has no words, and names it; or `size` is no number of an `i32`.
 
     Example:
       >>> hashed([["a", "b", "a"], ["b"]], 100).tolist()
       [[7, 81], [81, -1]]
     """
     check_sentences(sentences, name)
+    if not 1 <= size <= _MOST:
+        raise ValueError(f"words as one of {size} numbers; give 1 to {_MOST}")
     rows = [sorted({zlib.crc32(word.encode()) % size for word in words}) for words in sentences]
     out = np.full((len(rows), max(map(len, rows))), PADDING, np.int32)
     for row, found in zip(out, rows, strict=True):
@@ -189,7 +212,7 @@ class SingularFeatures:
         check_sentences(sentences)
         # A set would begin in another order in each process, and with it the features.
         self._known = vocabulary(word for one in sentences for word in dict.fromkeys(one))
-        if size > min(len(sentences), len(self._known)):
+        if not 1 <= size <= min(len(sentences), len(self._known)):
             raise ValueError(
                 f"{len(sentences)} sentences of {len(self._known)} words have at most "
                 f"{min(len(sentences), len(self._known))} features by singular values; got {size}"

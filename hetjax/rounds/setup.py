@@ -192,6 +192,8 @@ def build(
     rule = gradients.rule_of(rule, loss_fn, metrics, per_example_rng=per_example_rng)
     tried = (rule, loss_fn, params, first, keys, optimizer)
     observer, refusal = _try_order(config, chosen.ordering, tried, leads=where.own[0] == 0)
+    if where.own[0] == 0:
+        _tell_idle(config)
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     stream = _make_stream(config, len(source), chosen)
@@ -277,6 +279,18 @@ def _try_order(
     if refusal and leads:
         print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
     return observer, refusal
+
+
+def _tell_idle(config: config_lib.ExperimentConfig) -> None:
+    """Says where a round has fewer microbatches than workers; private shards have one each."""
+    idle = config.cluster.num_workers - config.budget
+    if idle > 0 and config.data.sharing == "shared":
+        print(
+            f"hetjax: a round has {config.budget} microbatches (budget) for "
+            f"{config.cluster.num_workers} workers, so {idle} of them have nothing to do in it; "
+            f"set budget to {config.cluster.num_workers} or more for all to work",
+            file=sys.stderr,
+        )
 
 
 def _make_feed(

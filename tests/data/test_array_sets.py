@@ -220,6 +220,42 @@ def test_the_folder_that_the_files_name_may_be_the_directory(tmp_path, monkeypat
     assert datasets.load("cola", tmp_path / "glue").name == "cola"
 
 
+def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path, monkeypatch):
+    array_sets.write(tmp_path, "rte", monkeypatch)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(pathlib.Path, "is_file", refuse)
+    with pytest.raises(ValueError, match=r"cannot be read: .*denied; give another directory"):
+        datasets.load("rte", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("wikitext2", {"vocabulary": 1}, r"data\.vocabulary: got 1, but <unk>.* set it higher"),
+        ("m4_weekly", {"past": 1000}, r"data\.past=1000, data\.future=6: series 0 .* needs 1000"),
+        (
+            "cola",
+            {"features": "svd", "num_features": 10_000},
+            r"data\.num_features: .* at most .* features.*got 10000",
+        ),
+    ],
+)
+def test_an_option_that_the_files_do_not_allow_is_named(
+    name, options, message, tmp_path, monkeypatch
+):
+    array_sets.write(tmp_path, name, monkeypatch)
+    with pytest.raises(ValueError, match=message):
+        datasets.load(name, tmp_path, **options)
+
+
+def test_lines_that_cannot_be_split_are_told():
+    with pytest.raises(ValueError, match=r"own\.csv has no such lines: .*; get it again"):
+        m4_weekly.parse(b'V1,V2\n"W1,' + b"1," * 70_000 + b"\n", "own.csv")
+
+
 def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     array_sets.write(tmp_path, "rte", monkeypatch)
 

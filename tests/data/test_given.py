@@ -148,7 +148,10 @@ TEXT = r"tokenise the text first.*token ids"
     ("data", "message"),
     [
         ({"text": ["a", "b"]}, rf"\['text'\] is a list of strings.*{TEXT}"),
-        ({"text": np.array(["a", "b"])}, rf"\['text'\] has dtype <U1.*{TEXT}"),
+        ({"text": np.array(["a", "b"])}, rf"\['text'\] has dtype <U1.*{TEXT}.*np\.unique"),
+        ({"y": [0, 1, None, 1]}, r"\['y'\] cannot be used: entry 2 is None, which is no number"),
+        ({"y": [0, "x", 1]}, r"\['y'\] cannot be used: entry 1 is 'x', which is no number"),
+        ({"y": np.array([0, 1, "x"], object)}, r"\['y'\] has dtype object, and entry 2 is 'x'"),
         ({"text": np.array(["a", "b"], object)}, rf"\['text'\] has dtype object.*{TEXT}"),
         (Table(text=["a", "b"]), rf"\['text'\] has dtype <U1.*{TEXT}"),
         (

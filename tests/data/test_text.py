@@ -136,7 +136,28 @@ def test_features_are_the_same_in_every_process():
     [
         (lambda: text.hashed(["abc def"], 9), "sentence 0 of the set is a text; give a list of"),
         (lambda: text.hashed([], 9), "the set has no sentences"),
-        (lambda: text.chunks([0.0, np.nan], 1, vocabulary_size=2), "float64 tokens in chunks of 1"),
+        (
+            lambda: text.chunks([0, 1.5, 1], 1, vocabulary_size=2),
+            "token 1 of the stream is 1.5; give",
+        ),
+        (lambda: text.chunks([0, None], 1, vocabulary_size=2), "token 1 of the stream is None"),
+        (lambda: text.chunks([0, 1, "x"], 1, vocabulary_size=2), "token 2 of the stream is 'x'"),
+        (lambda: text.chunks([[0, 1]], 1, vocabulary_size=2), r"the shape \[1, 2\]"),
+        (lambda: text.chunks([], 1, vocabulary_size=2), "has 0 tokens"),
+        (lambda: text.chunks([0, 1], 2.5, vocabulary_size=2), "in chunks of 2.5"),
+        (
+            lambda: text.hashed([["a"], ["b", 3]], 9),
+            "sentence 1 of the set has 3, which is no word",
+        ),
+        (
+            lambda: text.hashed([["a"], np.nan], 9),
+            "sentence 1 of the set has nan, which is no word",
+        ),
+        (lambda: text.hashed([["a", None]], 9), "sentence 0 of the set has None"),
+        (lambda: text.hashed([["a"]], -7), "one of -7 numbers; give 1 to"),
+        (lambda: text.hashed([["a"]], 2**32), "one of 4294967296 numbers"),
+        (lambda: text.SingularFeatures([["a"], ["b"]], 0), "got 0"),
+        (lambda: text.vocabulary(["a"], -1), "a vocabulary of -1 words"),
         (lambda: text.chunks([0, 1], 0, vocabulary_size=2), "a length of at least 1"),
         (
             lambda: text.numbers(["x"], {"a": 0}, unknown="<unk>"),

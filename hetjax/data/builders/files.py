@@ -145,12 +145,19 @@ def reader(image_set: OriginalSet, data_dir: pathlib.Path, *, download: bool = T
     specs = {spec.name: spec for spec in image_set.files}
     found = {name: _find(name, image_set, data_dir) for name in specs}
     missing = [name for name, path in found.items() if path is None]
+
+    def read(name: str) -> bytes:
+        try:
+            return checked_bytes(_present(found[name]), specs[name])
+        except ValueError as error:
+            raise ValueError(f"{error} ({_places(specs[name], image_set)})") from error
+
     if not missing:
-        return lambda name: checked_bytes(_present(found[name]), specs[name])
+        return read
     if image_set.archive is None:
         for name in missing:
             found[name] = _fetch_missing(specs[name], image_set, data_dir, missing, download)
-        return lambda name: checked_bytes(_present(found[name]), specs[name])
+        return read
     archive = _find(image_set.archive.name, image_set, data_dir)
     if archive is None:
         archive = _fetch_missing(image_set.archive, image_set, data_dir, missing, download)
@@ -230,16 +237,18 @@ def _fetch_missing(
     wanted = ", ".join(missing)
     if image_set.archive is not None:
         wanted = f"{image_set.archive.name}, or unpacked {wanted},"
-    # the archive's address, or the folders that have the single files
-    addresses = (
-        spec.urls if image_set.archive else [url.removesuffix(spec.name) for url in spec.urls]
-    )
-    places = f"from {' or '.join(addresses)}" if addresses else f"see {image_set.homepage}"
     raise ValueError(
         f"the data set {image_set.name} is missing: put {wanted} into "
-        f"{data_dir / image_set.name} ({places}), "
+        f"{data_dir / image_set.name} ({_places(spec, image_set)}), "
         f"or give the directory that has them (data.dir). {reason}"
     )
+
+
+def _places(spec: FileSpec, image_set: OriginalSet) -> str:
+    """Where a file is had from: the archive's address, or the folders that have single files."""
+    archive = image_set.archive
+    urls = archive.urls if archive else [url.removesuffix(spec.name) for url in spec.urls]
+    return f"from {' or '.join(urls)}" if urls else f"see {image_set.homepage}"
 
 
 def _find(name: str, image_set: OriginalSet, data_dir: pathlib.Path) -> pathlib.Path | None:
@@ -251,9 +260,23 @@ def _find(name: str, image_set: OriginalSet, data_dir: pathlib.Path) -> pathlib.
     ):
         inside = pathlib.PurePath(*pathlib.PurePath(name).parts[1:])  # of the first folder
         for candidate in (folder / name, folder / inside, folder / bare):
-            if candidate.is_file():
+            if is_file(candidate):
                 return candidate
     return None
+
+
+def is_file(path: pathlib.Path) -> bool:
+    """Whether there is such a file.
+
+    Raises:
+      ValueError: its directory may not be looked into.
+    """
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise ValueError(
+            f"{path.parent} cannot be read: {error}; give another directory (data.dir)"
+        ) from error
 
 
 def _present(path: pathlib.Path | None) -> pathlib.Path:

@@ -122,7 +122,10 @@ def open_task(
         make, kind = functools.partial(text.hashed, size=size), "words"
         how = f"Each different word of a sentence is one of {size:,} numbers, by its CRC-32."
     else:
-        make, kind = text.SingularFeatures(found["train"][0], size), "features"
+        try:
+            make, kind = text.SingularFeatures(found["train"][0], size), "features"
+        except ValueError as error:
+            raise ValueError(f"data.num_features: {error}") from error
         how = (
             f"The {size} features are found by a singular value decomposition of the training "
             "sentences' weighted words."

@@ -26,7 +26,7 @@ def parse(content: bytes, name: str) -> dict[str, np.ndarray]:
         points or is there twice; names the series and the cell.
     """
     found: dict[str, np.ndarray] = {}
-    for index, row in enumerate(csv.reader(files.lines(content, name)[1:])):
+    for index, row in enumerate(_rows(content, name)):
         title, cells = (row[0], row[1:]) if row else ("", [])
         while cells and not cells[-1]:
             cells.pop()
@@ -47,6 +47,14 @@ def parse(content: bytes, name: str) -> dict[str, np.ndarray]:
     return found
 
 
+def _rows(content: bytes, name: str) -> list[list[str]]:
+    """The cells of each line but the first."""
+    try:
+        return list(csv.reader(files.lines(content, name)[1:]))
+    except csv.Error as error:
+        raise ValueError(f"{name} has no such lines: {error}; get it again") from error
+
+
 def _number(cell: str) -> float:
     try:
         return float(cell)
@@ -63,14 +71,17 @@ def open_m4_weekly(read_file: files.ReadFile, *, past: int = 20, future: int = 6
       future: points that it tells at once.
     """
     points = {split: parse(read_file(name), name) for split, name in FILES.items()}
-    test = series.ends(points["train"], points["test"], past)
+    try:
+        test = series.ends(points["train"], points["test"], past)
+        train = series.windows(points["train"], past, future)
+    except ValueError as error:
+        raise ValueError(f"data.past={past}, data.future={future}: {error}") from error
     horizon = test["future"].shape[1]
     if future > horizon:
         raise ValueError(
             f"data.future: got {future}; the series of the test file go on for {horizon} weeks, so "
             f"allowed is 1 to {horizon}"
         )
-    train = series.windows(points["train"], past, future)
     return files.Arrays(
         train=train,
         evals={"test": test},

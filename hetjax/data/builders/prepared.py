@@ -128,7 +128,7 @@ def _builder(image_set: files.ImageSet, data_dir: pathlib.Path) -> Any:
 
 def _is_prepared(builder: Any) -> bool:
     # builder.is_prepared() logs a warning where the answer is no
-    return (pathlib.Path(builder.data_dir) / "dataset_info.json").is_file()
+    return files.is_file(pathlib.Path(builder.data_dir) / "dataset_info.json")
 
 
 def _write(

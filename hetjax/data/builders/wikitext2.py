@@ -43,6 +43,11 @@ def open_wikitext2(
     """
     words = {split: parse(read_file(name), name) for split, name in FILES.items()}
     known = text.vocabulary(words["train"], vocabulary)
+    if UNKNOWN not in known and UNKNOWN in words["train"]:
+        raise ValueError(
+            f"data.vocabulary: got {vocabulary}, but {UNKNOWN}, which stands for all other words, "
+            f"is not among the {vocabulary} most frequent ones; set it higher, or to 0 for all"
+        )
     tokens = {
         split: text.numbers(found, known, unknown=UNKNOWN, name=FILES[split])
         for split, found in words.items()
@@ -79,7 +84,7 @@ def _shares(tokens: dict[str, np.ndarray], known: dict[str, int]) -> str:
 WIKITEXT2 = files.ArraySet(
     name="wikitext2",
     title="WikiText-2: 2,088,628 words of Wikipedia, 217,646 to validate, 245,569 to test",
-    homepage="https://arxiv.org/abs/1609.07843",
+    homepage="https://arxiv.org/abs/1609.07843, whose authors' archive is wikitext-2-v1.zip",
     citation=(
         "@inproceedings{merity2017pointer, title = {Pointer Sentinel Mixture Models}, author = "
         "{Merity, Stephen and Xiong, Caiming and Bradbury, James and Socher, Richard}, booktitle "
