@@ -123,7 +123,9 @@ class RunningBound:
         self._prefix += vector_sum - count * self._mean
         scaled = self._prefix if self._scale is None else self._prefix * self._scale
         self._inf_norm = float(np.maximum(self._inf_norm, np.abs(scaled).max()))
-        self._two_norm = float(np.maximum(self._two_norm, np.sqrt(scaled @ scaled)))
+        # Not a product, whose threads wait for cores that other workers have.
+        squares = np.square(scaled).sum()
+        self._two_norm = float(np.maximum(self._two_norm, np.sqrt(squares)))
 
     @property
     def inf_norm(self) -> float:
