@@ -192,11 +192,9 @@ def build(
     rule = gradients.rule_of(rule, loss_fn, metrics, per_example_rng=per_example_rng)
     tried = (rule, loss_fn, params, first, keys, optimizer)
     observer, refusal = _try_order(config, chosen.ordering, tried, leads=where.own[0] == 0)
-    if where.own[0] == 0:
-        _tell_idle(config)
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
-    stream = _make_stream(config, len(source), chosen)
+    stream = _make_stream(config, len(source), chosen, leads=where.own[0] == 0)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     feed = _make_feed(config, source, where, progress=begins.shown)
     meeting = meeting or meeting_lib.make(where.mesh, num_workers)
@@ -281,18 +279,6 @@ def _try_order(
     return observer, refusal
 
 
-def _tell_idle(config: config_lib.ExperimentConfig) -> None:
-    """Says where a round has fewer microbatches than workers; private shards have one each."""
-    idle = config.cluster.num_workers - config.budget
-    if idle > 0 and config.data.sharing == "shared":
-        print(
-            f"hetjax: a round has {config.budget} microbatches (budget) for "
-            f"{config.cluster.num_workers} workers, so {idle} of them have nothing to do in it; "
-            f"set budget to {config.cluster.num_workers} or more for all to work",
-            file=sys.stderr,
-        )
-
-
 def _make_feed(
     config: config_lib.ExperimentConfig, source: Any, where: programs_lib.Workers, *, progress: bool
 ) -> feed_lib.Feed:
@@ -340,8 +326,9 @@ def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
 
 
 def _make_stream(
-    config: config_lib.ExperimentConfig, num_examples: int, chosen: kinds.Parts
+    config: config_lib.ExperimentConfig, num_examples: int, chosen: kinds.Parts, *, leads: bool
 ) -> stream_lib.Stream:
+    """As the configuration says; tells who has nothing to do. A private shard always has a part."""
     common: dict[str, Any] = {
         "microbatch_size": config.microbatch_size,
         "ordering": chosen.ordering,
@@ -349,6 +336,14 @@ def _make_stream(
     }
     num_workers = config.cluster.num_workers
     if config.data.sharing == "shared":
+        idle = num_workers - config.budget
+        if idle > 0 and leads:
+            print(
+                f"hetjax: a round has {config.budget} microbatches (budget) for {num_workers} "
+                f"workers, so {idle} of them have nothing to do in it; set budget to "
+                f"{num_workers} or more for all to work",
+                file=sys.stderr,
+            )
         return stream_lib.SharedStream(num_examples, num_workers, **common)
     proportions = chosen.quota.proportions
     return stream_lib.PrivateStream(num_examples, num_workers, proportions=proportions, **common)
