@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
+import shutil
 
 import pytest
 
 from experiments.comparisons import spreads
-from experiments.orders import figures, jobs, report, results, tables
+from experiments.orders import figures, jobs, report, results, study, tables
 from experiments.orders.tasks import Run
 from tests.order_study import BALANCED, BASE, TINY, arms_of, record_of
 
@@ -44,6 +45,15 @@ def test_the_report_has_its_tables_and_pictures(tmp_path):
     before = text, page
     report.write(directory, [TINY, later, variant])
     assert ((directory / "README.md").read_text(), path.read_text()) == before
+
+
+def test_the_report_in_the_repository_is_rebuilt_from_its_results_alone(tmp_path, monkeypatch):
+    for kind in (results.RUNS, results.HERDING):
+        shutil.copytree(results.DIRECTORY / kind, tmp_path / kind)
+    draw = lambda path, *_: path.write_text("")  # noqa: E731  # pictures take most of the time
+    monkeypatch.setattr(report.pictures, "draw", draw)
+    report.write(tmp_path, list(study.TASKS.values()))
+    assert (tmp_path / "README.md").read_text() == (results.DIRECTORY / "README.md").read_text()
 
 
 def test_figures_say_what_is_reached_in_words():
@@ -96,7 +106,7 @@ def test_gain_and_balance_stand_side_by_side_those_who_gain_most_first():
     of_seeds = {"little": 0.9, "much": 0.3, "unmeasured": 0.1}
     found = [
         arms_of(
-            dataclasses.replace(TINY, name=name, title=name, group="where" * (name == "much")),
+            dataclasses.replace(TINY, name=name, title=name),
             {BASE: ([1.0, 0.9, 0.8],) * 2, BALANCED: ([of_seeds[name]] * 3,) * 2},
         )
         for name in names
@@ -107,7 +117,7 @@ def test_gain_and_balance_stand_side_by_side_those_who_gain_most_first():
         for name, own in (("little", [6.0, 4.0]), ("much", [2.0, 2.0]))
     }
     assert tables.balance_table(found, measured).rows == [
-        ("much (variant)", "8 → 4", "0.25 → 0.5", "0.333 ± 0.000",
+        ("much", "8 → 4", "0.25 → 0.5", "0.333 ± 0.000",
          "lower by more than the spread"),
         ("little", "8 → 4", "0.75 → 1", "1.000 ± 0.000", "higher by more than the spread"),
     ]  # fmt: skip

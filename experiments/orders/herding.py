@@ -17,6 +17,8 @@ _ARMS = (arms.LEADER, "d_grab_preconditioned")
 
 def wanted(task: Task, trained: Records, measured: Records) -> list[Run]:
     """The runs that are to be done once more, with the first seed, to measure their orders."""
+    if task.group:
+        return []
     rates = tuned_rates(task, trained)
     found = [Run(task, arm, rates[arm], task.seeds[0]) for arm in _ARMS if arm in rates]
     return [run for run in found if run.key in trained and run.key not in measured]

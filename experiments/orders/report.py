@@ -100,10 +100,10 @@ def _group(found: Mapping[str, results.Arms]) -> list[Block]:
 _BALANCE = (
     "Theory has a balanced order gain where gradients change little within an epoch. Then its "
     "herding bound, the largest sum of centred gradients on the way through the epoch, stays far "
-    "below that of a random order at the parameters that the epoch before has come to. And it has "
-    "something to gain where the bound of a random order is not small already, as it is once a set "
-    "is memorised. Both were measured in D-GraB's runs of seed 0, done once more, in the 2-norm: "
-    "after the first epoch that was measured and after the last."
+    "below that of a random order at the parameters that the epoch before has come to. And there "
+    "has to be something to gain: a bound of a random order that is not small already. Both were "
+    "measured in D-GraB's runs of seed 0, done once more, in the 2-norm: after the first epoch "
+    "that was measured and after the last."
 )
 
 _HEAD = (
@@ -124,12 +124,14 @@ _HEAD = (
         "rate follows there. The other orders take two-level D-GraB's. Everything else is equal."
     ),
     page.Text(
-        "Left out, for time: exact orders on the hashed words of CoLA and SST-2 and on the "
-        "transformer, where gradients of single examples are dear; exact and other untuned orders "
-        "where a table lacks them; the "
+        "Left out, for time: exact orders on the hashed words of CoLA and SST-2, on the MLP and on "
+        "the transformer, where gradients of single examples are dear (PairBalance in blocks "
+        "stands for the exact one on three of these), and what else a section says; the "
         "rest of WikiText-2 for the text models and of CIFAR-10 for ResNet-8, as the titles say; "
-        "16 and 64 workers on the whole of CIFAR-10, which small parts of it have; epochs enough "
-        "to memorise a whole set."
+        "16 and 64 workers on the whole of CIFAR-10, which small parts of it have, 16 on CoLA and "
+        "RTE, 64 on all heads, 32 on M4; epochs enough to memorise a whole set. The LSTM with all "
+        "words, the transformer and ResNet-8 with 64 workers were left for a GPU, and none was at "
+        "hand. LeNet's 64 workers take batches of 128: a microbatch holds a pair at least."
     ),
     page.Text(
         '"Mean ± spread" is over the seeds, and the spread is half the distance from the least to '
@@ -142,9 +144,10 @@ _HEAD = (
         "needs for it."
     ),
     page.Text(
-        "Runs disturb each other's clocks. So time is epochs times the median seconds of the "
-        "processor for an epoch, measured apart, all orders in turn in one process on one core, "
-        "without evaluation. All workers are played one after the other on that core: it is the "
+        "Runs disturb each other's clocks. So time is epochs times the seconds of the processor "
+        "for an epoch, measured apart, all orders in turn in one process on one core, without "
+        "evaluation; what an order takes over D-RR is the median over the turns. All workers are "
+        "played one after the other on that core: it is the "
         "cost in arithmetic, and says nothing of communication. In the pictures, lines are means, "
         "bands go from the least to the greatest seed, and the dotted line is the mean of D-RR's "
         "lowest losses; the first epoch does not set the scale of the loss, and an axis of time "

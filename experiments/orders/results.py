@@ -238,5 +238,18 @@ def arms_of(directory: pathlib.Path, task: Task, *, same_rate: bool = False) -> 
     rates = tuned_rates(task, records, so_far=True)
     if same_rate:
         rates = dict.fromkeys(rates, task.same_rate)
-    secs = {arm: statistics.median(v) for arm, v in read_secs(directory, task).items()}
-    return Arms(task, records, rates, secs)
+    return Arms(task, records, rates, _epoch_secs(read_secs(directory, task)))
+
+
+def _epoch_secs(measured: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """D-RR's median times the median of each arm's over D-RR's in the same turn.
+
+    So a machine that is slower for a while is so for all arms.
+    """
+    plain = measured.get(BASELINE, ())
+    ratios = {
+        arm: statistics.median(x / y for x, y in zip(secs, plain, strict=True))
+        for arm, secs in measured.items()
+        if plain
+    }
+    return {arm: ratio * statistics.median(plain) for arm, ratio in ratios.items()}

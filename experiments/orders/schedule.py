@@ -110,13 +110,13 @@ def _untimed(tasks: Iterable[Task], directory: pathlib.Path) -> list[Task]:
 
 
 def _timing_secs(task: Task) -> float:
-    """What `timing.epoch_secs` takes of a task, at a guess: for each arm, to compile and 5 blocks.
+    """What `timing.epoch_secs` takes of a task, at a guess: for each arm, to compile and 6 blocks.
 
-    A block takes about as long as a short epoch, or two of an order of every second epoch.
+    A block takes about 2 s, or as long as two epochs of an order of every second one.
     """
     epoch = task.epoch_rounds * task.round_millis / 1e3
-    blocks = {arm: 2 * epoch if arm == SAVING else min(epoch, 2.0) for arm in task.arms}
-    return sum(8 + 5 * blocks[arm] * ARMS[arm].cost for arm in task.arms)
+    blocks = {arm: max(2 * epoch, 2.0) if arm == SAVING else 2.0 for arm in task.arms}
+    return sum(4 + 6 * blocks[arm] * ARMS[arm].cost for arm in task.arms)
 
 
 def run_all(

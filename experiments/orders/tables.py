@@ -168,10 +168,9 @@ def balance_table(found: Sequence[Arms], bounds: Mapping[str, Records]) -> page.
                 continue
             gain = arms.paired(LEADER, average)
             lowest = in_spreads(arms.stat(LEADER, best), arms.stat(BASELINE, best))
-            title = arms.task.title + (" (variant)" if arms.task.group else "")
             ends = [(of[0], of[-1]) for of in (record["random_two_norm"], _over_random(record))]
             cells = [f"{first:.3g} → {last:.3g}" for first, last in ends]
-            rows.append((gain.mean, (title, *cells, f"{gain:.3f}", lowest)))
+            rows.append((gain.mean, (arms.task.title, *cells, f"{gain:.3f}", lowest)))
     header = (
         "task",
         "bound of a random order, first → last",

@@ -15,7 +15,7 @@ from experiments.orders import arms, runs
 from experiments.orders.tasks import Run, Task
 
 _WARM_UP = 6  # rounds
-_BLOCK_SECS = 1.5  # of the plain arm, at least, unless an epoch is shorter
+_BLOCK_SECS = 1.5  # of the plain arm, at least
 _ENDLESS = 10_000  # epochs
 
 
@@ -38,8 +38,9 @@ class _Rounds:
 def epoch_secs(task: Task, data_dir: str | None, *, repeats: int = 5) -> dict[str, list[float]]:
     """Seconds of an epoch of each arm, `repeats` times.
 
-    Each is found of a block of rounds, at most an epoch of them, by the examples that they took;
-    of an order that not all epochs make anew, of as many epochs as it takes to make it once.
+    Each is found of a block of rounds, by the examples that they took; of whole epochs where these
+    are short, and of an order that not all epochs make anew, of as many as it takes to make it
+    once. A first block is not timed: at the end of an epoch something may be compiled.
     """
     first: dict[str, Any] = {"learning_rate": task.learning_rates[0], "seed": task.seeds[0]}
     with contextlib.ExitStack() as stack:
@@ -50,15 +51,19 @@ def epoch_secs(task: Task, data_dir: str | None, *, repeats: int = 5) -> dict[st
         for turn in rounds.values():
             turn(_WARM_UP)
         plain = statistics.median(rounds[arms.BASELINE](1)[0] for _ in range(_WARM_UP))
-        count = min(task.epoch_rounds, max(8, math.ceil(_BLOCK_SECS / plain)))
-        counts = dict.fromkeys(rounds, count)
-        for arm in rounds:
-            epochs = arms.ARMS[arm].ordering.get("balance_every", 1)
-            if epochs > 1:  # whole ones, of which the first makes the order anew
-                counts[arm] = epochs * task.epoch_rounds
+        count = max(8, math.ceil(_BLOCK_SECS / plain))
+        counts = {arm: _whole_epochs(task, arm, count) for arm in rounds}
         secs: dict[str, list[float]] = {arm: [] for arm in rounds}
-        for _ in range(repeats):
+        for is_timed in (False, *[True] * repeats):
             for arm, turn in rounds.items():
                 taken, examples = turn(counts[arm])
-                secs[arm].append(taken / examples * task.experiment.data.num_train)
+                if is_timed:
+                    secs[arm].append(taken / examples * task.experiment.data.num_train)
     return secs
+
+
+def _whole_epochs(task: Task, arm: str, count: int) -> int:
+    """So many rounds, or a few more: what makes a cycle of an order, or whole short epochs."""
+    every = arms.ARMS[arm].ordering.get("balance_every", 1)
+    cycle = every * task.epoch_rounds
+    return count if every == 1 and count < cycle else math.ceil(count / cycle) * cycle
