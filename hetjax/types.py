@@ -108,6 +108,7 @@ class Contribution(NamedTuple):
     tally: Tally
     metric_sums: PyTree = ()  # {name: (f32[] weighted sum, f32[] weight)}; () where there are none
     own: PyTree = ()  # sums that stay with the worker: divided as `sums` are, but not added up
+    weight_grads: PyTree = ()  # like `sums`, where weights vary with the parameters: `LocalRule`
 
 
 class TrainState(NamedTuple):
@@ -142,5 +143,6 @@ class SyncMetrics(NamedTuple):
     example_count: jax.Array  # i32[W]: examples that entered the sums
     microbatches_done: jax.Array  # i32[W]
     nonfinite_microbatch: jax.Array  # i32[W], -1 = none
+    worker_losses: jax.Array  # f32[W]: of `loss_sum`, what each worker's examples make
     worker_weights: jax.Array  # f32[W]: weight of what each worker did
     metric_sums: PyTree = ()  # as in `Contribution`, of all workers

@@ -168,9 +168,11 @@ def make_train_step(
 
     @functools.cache
     def programs(
-        observer: ordering_lib.Observer | None, metrics: tuple[str, ...] = ()
+        observer: ordering_lib.Observer | None, *traced: Any
     ) -> tuple[rules.LocalSteps, Callable, Callable, sync.SyncFn]:
-        own = gradients.rule_of(rule, loss_fn, metrics, per_example_rng=per_example_rng)
+        own = gradients.rule_of(
+            rule, loss_fn, losses_lib.Traced(*traced), per_example_rng=per_example_rng
+        )
         steps = rules.with_observer(own, observer)
         synchronise = sync.make_sync(
             optimizer,
@@ -185,7 +187,7 @@ def make_train_step(
         )
         return steps, make_fused_local(steps, mesh), sync.make_begin(steps, mesh), synchronise
 
-    programs(observer)  # refuses what does not fit, before the names of the metrics are known
+    programs(observer)  # refuses what does not fit, before the loss is traced
 
     def step(
         state: types.TrainState,
@@ -197,12 +199,12 @@ def make_train_step(
         given: types.PyTree = (),
     ) -> tuple:
         _check_active(active, gossips=gossips)
-        metrics = _check_step(
+        traced = _check_step(
             loss_fn, state, microbatches, rng, observer, per_example_rng=per_example_rng
         )
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
         reads = second_moments.attach(observer, optimizer, row)
-        steps, run_local, begin, synchronise = programs(reads, metrics)
+        steps, run_local, begin, synchronise = programs(reads, *traced)
         moments = steps.moments(state.opt_state)
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
@@ -260,13 +262,13 @@ def _check_step(
     observer: ordering_lib.Observer | None,
     *,
     per_example_rng: bool,
-) -> tuple[str, ...]:
-    """Refuses a loss that a round cannot use, and sizes of another observer; names of metrics."""
+) -> losses_lib.Traced:
+    """Refuses a loss that a round cannot use, and sizes of another observer."""
     params = jax.tree.map(lambda x: x[0], state.params)
     one = jax.tree.map(lambda x: x[0, 0], microbatches.examples)
     batch_size = microbatches.example_ids.shape[-1]
     keys = jax.random.split(rng, batch_size) if per_example_rng else rng
-    metrics = losses_lib.check_loss(loss_fn, params, one, keys)
+    traced = losses_lib.check_loss(loss_fn, params, one, keys)
     made_for = None if observer is None else observer.sizes
     sizes = microbatches.example_ids.shape[:0:-1]
     if made_for is not None and sizes != (made_for.microbatch_size, made_for.max_microbatches):
@@ -275,7 +277,7 @@ def _check_step(
             f"[W, M, B] = {list(microbatches.example_ids.shape)}: give make_train_step "
             "max_microbatches=M and microbatch_size=B"
         )
-    return metrics
+    return traced
 
 
 class Fused:

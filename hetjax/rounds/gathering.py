@@ -312,6 +312,7 @@ def _metrics(sums: np.ndarray, like: types.Contribution) -> types.SyncMetrics:
         examples,
         done,
         nonfinite,
+        losses.astype(dtype),
         weights.astype(dtype),
         jax.tree.unflatten(treedef, list(metrics)),
     )

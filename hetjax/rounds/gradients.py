@@ -19,10 +19,15 @@ class GradientSums(NamedTuple):
     loss_sum: jax.Array  # f32[]: sum of weight * loss
     weight_sum: jax.Array  # f32[]
     metric_sums: types.PyTree = ()  # {name: (sum of weight * value f32[], weight f32[])}
+    weight_grad_sum: types.PyTree = ()  # like params: of the weights, where they vary with these
 
 
 def gradient_sums(
-    loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False, metrics: Sequence[str] = ()
+    loss_fn: losses_lib.LossFn,
+    *,
+    per_example_rng: bool = False,
+    metrics: Sequence[str] = (),
+    weights_vary: bool = False,
 ) -> rules.LocalRule:
     """Adds up `sum_i w_i * loss_i`, its gradient and `sum_i w_i` over the examples of a round.
 
@@ -32,6 +37,8 @@ def gradient_sums(
             microbatch. Either is folded from the pass's key and example ids, so it depends on
             neither worker nor quota.
         metrics: names of the metrics of the loss that are added up beside it.
+        weights_vary: the weights depend on the parameters: their gradient is added up too, and the
+            update descends the quotient of the sums.
     """
     names = tuple(sorted(metrics))
     losses_of = functools.partial(
@@ -39,7 +46,7 @@ def gradient_sums(
     )
 
     def begin(shared: types.Shared, worker: tuple) -> tuple[tuple, GradientSums]:
-        return worker, zeros(shared.params, names)
+        return worker, zeros(shared.params, names, weights_vary=weights_vary)
 
     def add(
         shared: types.Shared,
@@ -58,19 +65,42 @@ def gradient_sums(
         (loss_sum, weight_sum), grads = value_and_grad(shared.params)
         return take(worker, sums, loss_sum, weight_sum, (grads,))
 
+    def add_both(
+        shared: types.Shared,
+        worker: tuple,
+        sums: GradientSums,
+        microbatch: types.Microbatch,
+        rng: jax.Array,
+    ) -> tuple[tuple, GradientSums]:
+        """As `add`, from one forward pass and two pulled back: of the losses, of the weights."""
+        losses = losses_of(microbatch, rng)
+
+        def both(params: types.PyTree) -> tuple[tuple[jax.Array, jax.Array], Any]:
+            values, weights = losses(params)
+            weight_sum, measured = weights.sum() if names else (weights.sum(), ())
+            return (jnp.sum(values), weight_sum), measured
+
+        (loss_sum, weight_sum), pull, measured = jax.vjp(both, shared.params, has_aux=True)
+        one, none = jnp.ones_like(loss_sum), jnp.zeros_like(loss_sum)
+        (grads,), (weight_grads,) = pull((one, none)), pull((none, one))
+        weights = losses_lib.Weights(weight_sum, measured) if names else weight_sum
+        return take(worker, sums, loss_sum, weights, (grads,), (weight_grads,))
+
     def take(
         worker: tuple,
         sums: GradientSums,
         loss_sum: jax.Array,
         weight_sum: Any,
         grad_parts: tuple,
+        weight_grad_parts: tuple = (),
     ) -> tuple[tuple, GradientSums]:
         def added(total: jax.Array, *parts: jax.Array) -> jax.Array:
             return total + sum(part.astype(total.dtype) for part in parts)
 
         # The loss speaks for the gradients: to look at the sums would read and compute them twice
         # (an MLP of 5 million parameters took half as long again).
-        loss_sum = jnp.where(trees.all_finite(grad_parts), loss_sum, jnp.nan)
+        is_finite = trees.all_finite((grad_parts, weight_grad_parts))
+        loss_sum = jnp.where(is_finite, loss_sum, jnp.nan)
         measured: types.PyTree = ()
         if names:
             weight_sum, measured = weight_sum
@@ -79,6 +109,7 @@ def gradient_sums(
             loss_sum=added(sums.loss_sum, loss_sum),
             weight_sum=added(sums.weight_sum, weight_sum),
             metric_sums=jax.tree.map(added, sums.metric_sums, measured),
+            weight_grad_sum=jax.tree.map(added, sums.weight_grad_sum, *weight_grad_parts),
         )
 
     def finish(
@@ -88,40 +119,55 @@ def gradient_sums(
 
     rule = rules.LocalRule(
         begin,
-        add,
+        add_both if weights_vary else add,
         finish,
-        losses=losses_of,
-        take=take,
+        losses=None if weights_vary else losses_of,
+        take=None if weights_vary else take,
         checked=lambda worker, sums: (sums.loss_sum, sums.weight_sum),
         loss_sum=lambda sums: sums.loss_sum,
         metrics=names,
         metric_sums=(lambda sums: sums.metric_sums) if names else None,
+        weight_grads=(lambda sums: sums.weight_grad_sum) if weights_vary else None,
     )
     # Of the loss, and of which keys it gets, a run is told apart from its rule.
     return parts.remembered(rule, gradient_sums, {})
 
 
-def zeros(params: types.PyTree, metrics: Sequence[str] = ()) -> GradientSums:
+def zeros(
+    params: types.PyTree, metrics: Sequence[str] = (), *, weights_vary: bool = False
+) -> GradientSums:
     """Sums before the first microbatch."""
     scalar = trees.wider(*map(jnp.result_type, jax.tree.leaves(params)), jnp.float32)
     loss_sum, weight_sum = jnp.zeros((), scalar), jnp.zeros((), scalar)
     of_metrics = {name: (jnp.zeros((), scalar), jnp.zeros((), scalar)) for name in metrics}
-    return GradientSums(trees.accumulator_zeros(params), loss_sum, weight_sum, of_metrics or ())
+    of_weights = trees.accumulator_zeros(params) if weights_vary else ()
+    sums = trees.accumulator_zeros(params)
+    return GradientSums(sums, loss_sum, weight_sum, of_metrics or (), of_weights)
 
 
 def rule_of(
     given: rules.LocalRule | None,
     loss_fn: losses_lib.LossFn,
-    metrics: Sequence[str],
+    traced: losses_lib.Traced,
     *,
     per_example_rng: bool,
 ) -> rules.LocalRule:
     """The rule that was given; None: gradients are added up, and the metrics of the loss.
 
     Raises:
-        ValueError: it drops metrics of the loss.
+        ValueError: it drops metrics of the loss, or the gradient of its weights.
     """
+    metrics, weights_vary = traced
     if given is None:
-        return gradient_sums(loss_fn, per_example_rng=per_example_rng, metrics=metrics)
+        return gradient_sums(
+            loss_fn, per_example_rng=per_example_rng, metrics=metrics, weights_vary=weights_vary
+        )
     rules.check_metrics(given, metrics)
+    if weights_vary and given.losses is not None:
+        raise ValueError(
+            "rule: the weights of loss_fn depend on the parameters, and the local rule adds up the "
+            "gradient of weight * loss alone, so the update would be the derivative of nothing. "
+            "Take gradient_sums(loss_fn, weights_vary=True), or write "
+            "jax.lax.stop_gradient(weights) in loss_fn where they are meant to be constant"
+        )
     return given

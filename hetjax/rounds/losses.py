@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import trees, types
+from hetjax import weights as weights_lib
 from hetjax.ordering import halves
 from hetjax.rounds import inputs
 
@@ -16,6 +17,13 @@ LossFn = Callable[[types.PyTree, types.PyTree, jax.Array], Any]
 axes such as tokens, of one shape f32[B, ...], or a `hetjax.Losses`, which may have metrics too."""
 
 _TAKEN_NAMES = ("loss", "secs")  # `train_loss` and `train_secs` of the summary are others
+
+
+class Traced(NamedTuple):
+    """What one trace of a loss tells."""
+
+    metrics: tuple[str, ...] = ()  # names of those that it returns, in order
+    weights_vary: bool = False  # whether the weights depend on the parameters
 
 
 class Weights(NamedTuple):
@@ -97,11 +105,8 @@ def weigh(values: jax.Array, weights: Any, mask: Any) -> tuple[jax.Array, jax.Ar
 
 def check_loss(
     loss_fn: LossFn, params: types.PyTree, examples: types.PyTree, rng: jax.Array
-) -> tuple[str, ...]:
-    """Traces the loss once, without computing, and refuses what a round could not use.
-
-    Returns:
-        the names of the metrics that it returns, in order.
+) -> Traced:
+    """Traces the loss, without computing, and refuses what a round could not use.
 
     Raises:
         ValueError: if a parameter is not floating point, or the loss is not one number an
@@ -126,7 +131,14 @@ def check_loss(
             raise ValueError(f"loss_fn failed with {type(error).__name__}: {hint}") from error
         raise
     _check_losses(found, batch_size)
-    return _check_metrics(found, batch_size)
+    metrics = _check_metrics(found, batch_size)
+    if found.weights is None:
+        return Traced(metrics)
+
+    def pair(*arguments: Any) -> tuple[Any, Any]:
+        return split(loss_fn(*arguments))[:2]
+
+    return Traced(metrics, weights_lib.depend(pair, params, examples, rng))
 
 
 def _check_losses(found: types.Losses, batch_size: int) -> None:

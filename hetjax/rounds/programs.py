@@ -193,7 +193,8 @@ def _make_sums(
     params: types.PyTree,
 ) -> shared_sums.Sums:
     """How the sums meet: before the sync program where they are one plain sum."""
-    if reducer.is_plain_sum and _weighting(config, gossips=False) == "example":
+    in_one_unit = rule.weight_grads is None and _weighting(config, gossips=False) == "example"
+    if reducer.is_plain_sum and in_one_unit:
         return meeting.sums(rules.contribution_shapes(rule, params))
     return shared_sums.Sums()
 

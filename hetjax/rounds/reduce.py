@@ -1,6 +1,7 @@
 """The first step of a synchronisation: what the workers contributed becomes what each updates from.
 
-Contributions are summed, and divided once by the sum of their weights: never a mean of means.
+Contributions are summed, and divided once by the sum of their weights: never a mean of means. Where
+weights depend on the parameters, the quotient is differentiated as a whole.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ class Reduced(NamedTuple):
     """What a worker updates from: `sums / weight`."""
 
     sums: types.PyTree
-    weight: jax.Array  # f[]; 0 where there is nothing to update from
+    weight: jax.Array  # f[]; 0 or less where there is nothing to update from
     own: types.PyTree = ()  # of this worker alone; over the same weight
 
 
@@ -41,13 +42,14 @@ def reduce(
     contributed: types.Contribution,
     shares: jax.Array,
     metrics: types.SyncMetrics | tuple[()] = (),
-) -> tuple[Reduced, types.SyncMetrics]:
+) -> tuple[Reduced, types.SyncMetrics, jax.Array]:
     """The sums and the weight from which each worker updates, and the metrics of all workers.
 
-    The ratio is `sum_j sums_j / sum_j weight_j`, of what `weighting.summands` makes of each
-    worker's. With a reducer that gossips it is worker j's `sums_j / divisor_j` by
-    `weighting.own_divisor`, so that the mean of the replicas descends the same objective, to first
-    order in the step.
+    The third is bool[], whether nobody has anything to update from.
+
+    `weighting.parts` says how the sums of each worker count, and what divides them: that comes from
+    the metrics, so the reducer is given sums alone. Where the weights depend on the parameters,
+    each worker first takes the mean loss times the derivative of its weights off its sums.
 
     Args:
         how: the reducer and what is minimised.
@@ -55,34 +57,41 @@ def reduce(
         contributed: what the workers contributed.
         shares: f[W], each shard's share of the examples.
         metrics: of all workers, where the caller knows them.
+
+    Raises:
+        ValueError: the reducer made other shapes or types of the sums.
     """
     metrics = metrics or form.each(_metrics_of_all, (0,), None)(contributed)
     if how.totals is not None:  # by weight of example
         sums, weight = how.totals(contributed, metrics)
-        return Reduced(sums, weight, contributed.own), metrics
+        return Reduced(sums, weight, contributed.own), metrics, weight <= 0
+    parts = weighting_lib.parts(
+        how.weighting,
+        metrics,
+        shares,
+        added_up=how.reducer.mixing is None,
+        nominal=how.nominal_examples / how.num_workers,
+    )
 
-    def counted(contributed: types.Contribution) -> tuple[tuple, jax.Array]:
-        """`((sums, own), weight)`."""
-        both = contributed.sums, contributed.own
-        share = shares.astype(contributed.weight.dtype)[jax.lax.axis_index(mesh_lib.WORKER_AXIS)]
-        if how.reducer.mixing is None:
-            return weighting_lib.summands(how.weighting, contributed._replace(sums=both), share)
-        divisor = weighting_lib.own_divisor(
-            how.weighting,
-            contributed,
-            share,
-            mean_weight=weighting_lib.mean_weight(
-                how.weighting, metrics, shares.astype(contributed.weight.dtype)
-            ),
-            num_workers=how.num_workers,
-            nominal_examples=how.nominal_examples,
-        )
-        return both, divisor
+    def counted(contributed: types.Contribution) -> tuple[types.PyTree, types.PyTree, jax.Array]:
+        """`(sums, own, divisor)`."""
+        rank = jax.lax.axis_index(mesh_lib.WORKER_AXIS)
+        sums, own = contributed.sums, contributed.own
+        if jax.tree.leaves(contributed.weight_grads):
+            mean = parts.mean_loss[rank]
+            sums = jax.tree.map(
+                lambda a, b: a - mean.astype(a.dtype) * b, sums, contributed.weight_grads
+            )
+        if parts.scale is not None:
+            scale = parts.scale[rank]
+            sums, own = jax.tree.map(lambda x: x * scale.astype(x.dtype), (sums, own))
+        return sums, own, parts.divisor[rank]
 
     with jax.named_scope("reduce"):
-        (sums, own), weight = form.each(counted)(contributed)
-        sums, weight = form.sum((sums, weight))
-        return Reduced(sums, weight, own), metrics
+        sums, own, divisor = form.each(counted)(contributed)
+        added_up = form.sum(sums)
+        how.reducer.check(sums, added_up)
+        return Reduced(added_up, divisor, own), metrics, jnp.all(parts.divisor <= 0)
 
 
 def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:
@@ -94,6 +103,7 @@ def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:
     num_workers = jax.lax.axis_size(axis)
     dtype, tally = contributed.loss_sum.dtype, contributed.tally
     numbers = [
+        contributed.loss_sum,
         contributed.weight,
         tally.example_count,
         tally.microbatches_done,
@@ -104,7 +114,7 @@ def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:
     metrics, treedef = jax.tree.flatten(contributed.metric_sums)
     own = [contributed.loss_sum, contributed.weight, *(leaf.astype(dtype) for leaf in metrics)]
     total = jax.lax.psum(jnp.concatenate([jnp.stack(own), mine.reshape(-1)]), axis)
-    weights, *counts = total[len(own) :].reshape(4, num_workers)
+    losses, weights, *counts = total[len(own) :].reshape(len(numbers), num_workers)
     examples, done, nonfinite = (count.astype(jnp.int32) for count in counts)
     return types.SyncMetrics(
         total[0],
@@ -112,6 +122,7 @@ def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:
         examples,
         done,
         nonfinite,
+        losses,
         weights,
         jax.tree.unflatten(treedef, list(total[2 : len(own)])),
     )

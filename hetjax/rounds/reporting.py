@@ -17,6 +17,7 @@ from hetjax import quota, types
 from hetjax.data import stream
 from hetjax.rounds import gathering, parcels, round_report, run_records, setup
 from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import state as state_lib
 
 
 class NonFiniteError(ValueError):
@@ -153,6 +154,26 @@ class Report:
             f"microbatch {position} is not finite (examples {ids[ids >= 0].tolist()}). The state "
             f"before this round was kept. Lower the learning rate, clip gradients{or_skip}"
         )
+
+    def check_reducer(self) -> None:
+        """Looks at what a reducer of the user's made, if it says that replicas stay equal.
+
+        All processes call it, after the first round.
+
+        Raises:
+            ValueError: the workers have different numbers of it, or NaN of finite ones.
+        """
+        sums, reducer = self._executed.sums, self._parts.reducer
+        if reducer.is_plain_sum or not reducer.keeps_replicas_equal:
+            return
+        of_round = {"params": sums.state.params, "opt_state": sums.state.opt_state}
+        state_lib.check_equal({**of_round, "mean": sums.mean}, reducer.name)
+        if jax.tree.leaves(sums.step) and "grad_norm" not in self._step():
+            self.check()  # or the loss's own were no numbers
+            raise ValueError(
+                f"{reducer.name}: in the first round it made NaN of finite sums. Its "
+                "collective(sums, axis_name) and array(sums) must return finite numbers"
+            )
 
     def _read(self) -> round_report.RoundReport:
         plan, metrics = self._plan, self.totals

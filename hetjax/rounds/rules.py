@@ -86,6 +86,12 @@ class LocalRule(NamedTuple):
     each. They are divided as the contribution is, and not added up over the workers: `report.own`
     of a round without update. They cost no communication."""
 
+    weight_grads: Callable[[types.PyTree], types.PyTree] | None = None
+    """`sums -> tree` like the contribution: the derivative of the sum of weights, for a rule whose
+    weights depend on what it differentiates. The mean loss of all workers times it is taken off
+    the contribution before these are summed: so the contributions over the weight are the
+    derivative of `sum w l / sum w`, as the quotient rule has it. It needs a `loss_sum`."""
+
     made_by: Any = None
     """How it can be written down; None: it cannot."""
 
@@ -129,6 +135,8 @@ def check(rule: Any) -> None:
             wrong = "it has only one of losses and take; an order's observer needs both"
         if bool(rule.metrics) != (rule.metric_sums is not None):
             wrong = "it has only one of metrics and metric_sums; a rule with metrics needs both"
+        if rule.weight_grads is not None and rule.loss_sum is None:
+            wrong = "it has weight_grads and no loss_sum, whose mean these are multiplied by"
     if wrong:
         raise ValueError(
             f"rule: {wrong}. It must be a hetjax.LocalRule with begin(shared, worker) -> (worker, "
@@ -169,9 +177,16 @@ def with_observer(rule: LocalRule, observer: ordering.Observer | None = None) ->
 
     Raises:
         ValueError: the observer needs gradients of the objective, and the rule computes
-            something else.
+            something else, or its weights depend on the parameters.
     """
     check(rule)
+    if observer is not None and rule.weight_grads is not None:
+        raise ValueError(
+            "ordering: the weights of the loss depend on the parameters. This order balances the "
+            "gradients of weight * loss, which then are not what the update adds up. Take an order "
+            "without signs, such as ordering.method='random_reshuffling', or write "
+            "jax.lax.stop_gradient(weights) in loss_fn where they are meant to be constant"
+        )
     if observer is not None and (rule.losses is None or rule.take is None):
         raise ValueError(
             "rule: the order balances gradients of the objective, and the local rule computes "
@@ -276,6 +291,7 @@ def _finish(rule: LocalRule, shared: types.Shared, carried: types.Carried) -> ty
             tally=carried.tally,
             metric_sums=() if rule.metric_sums is None else rule.metric_sums(carried.sums),
             own=() if rule.own_sums is None else rule.own_sums(carried.sums),
+            weight_grads=() if rule.weight_grads is None else rule.weight_grads(carried.sums),
         )
 
     has_row_axis = carried.tally.example_count.ndim == 1

@@ -282,6 +282,8 @@ class Run:
             examples_processed=processed,
             began=began,
         )
+        if last is None:
+            report.check_reducer()
         self._last, self._last_made = report, executed.sums.made
         self._tail_secs = time.perf_counter() - self._gathered
         return new, report

@@ -187,9 +187,9 @@ def build(
     num_workers, where = config.cluster.num_workers, programs_lib.place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
-    metrics = losses_lib.check_loss(loss_fn, params, first, keys)
+    traced = losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = programs_lib.sizes(config)
-    rule = gradients.rule_of(rule, loss_fn, metrics, per_example_rng=per_example_rng)
+    rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
     tried = (rule, loss_fn, params, first, keys, optimizer)
     observer, refusal = _try_order(config, chosen.ordering, tried, leads=where.own[0] == 0)
     programs_lib.check(more_rules, observer)

@@ -100,6 +100,45 @@ def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, j
 _MEASURE = jax.jit(_mean_and_distance)
 
 
+def _other_rows(tree: types.PyTree) -> types.PyTree:
+    """bool[W] of each leaf: the worker's row is another than worker 0's; NaN is equal to NaN."""
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        is_other = (leaf != leaf[:1]) & ~((leaf != leaf) & (leaf[:1] != leaf[:1]))
+        return jnp.any(is_other, axis=tuple(range(1, leaf.ndim)))
+
+    return jax.tree.map(of_leaf, tree)
+
+
+_OTHER_ROWS = jax.jit(_other_rows)
+
+
+def check_equal(tree: types.PyTree, reducer: str) -> None:
+    """Refuses a reducer that says it keeps replicas equal and does not; all processes call it.
+
+    Args:
+        tree: leaves `[W, ...]`, after a round.
+        reducer: what messages call it.
+
+    Raises:
+        ValueError: the rows differ, with the first array and the workers where they do.
+    """
+    tree = jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.number) else (), tree)
+    leaf = jax.tree.leaves(tree)[0]
+    here = leaf.is_fully_addressable
+    found = (_OTHER_ROWS if here else _everywhere(_other_rows, leaf.sharding.mesh))(tree)
+    for path, is_other in jax.tree.leaves_with_path(found):
+        workers = np.flatnonzero(np.asarray(is_other if here else is_other.addressable_data(0)))
+        if workers.size:
+            raise ValueError(
+                f"{reducer}: it says keeps_replicas_equal=True, and after the first round "
+                f"{jax.tree_util.keystr(path)} of worker {', '.join(map(str, workers.tolist()))} "
+                "differs from worker 0's. Its collective(sums, axis_name) and array(sums) must "
+                "return the same numbers on every worker. A reducer that leaves replicas apart "
+                "gossips: see hetjax.topology.reducers.gossiping"
+            )
+
+
 def own_mean(params: types.PyTree) -> types.PyTree:
     """The mean of this process's replicas, on the host; no other process takes part."""
 

@@ -110,12 +110,14 @@ def make_sync(
         metrics: types.SyncMetrics | tuple[()] = (),
         given: types.PyTree = (),
     ) -> Synchronised:
-        reduced, metrics = reduce_lib.reduce(how_to_reduce, form, contributed, shares, metrics)
+        reduced, metrics, is_empty = reduce_lib.reduce(
+            how_to_reduce, form, contributed, shares, metrics
+        )
         with jax.named_scope("coordinate_order"):
             memory, flips = form.coordinate(state.memory, contributed.evidence)
         kept = memory, contributed.worker
         state, (mean, own), step = update_lib.update(
-            how_to_update, form, state, reduced, kept, metrics, active=active
+            how_to_update, form, state, reduced, kept, metrics, is_empty, active=active
         )
         carried = form.each(_begin_row(steps), (0, None))(state, given)
         return Synchronised(state, carried, metrics, flips, mean, own, step)

@@ -45,6 +45,7 @@ def update(
     reduced: Reduced,
     kept: tuple[types.PyTree, types.PyTree],
     metrics: types.SyncMetrics,
+    is_empty: jax.Array,
     *,
     active: Any = (),
 ) -> tuple[types.TrainState, types.PyTree, types.Step | tuple[()]]:
@@ -52,7 +53,8 @@ def update(
 
     The second is `((), ())` where there is an update, the third () where there is none.
 
-    A round of weight 0 leaves everything as it was, and so may one that is not finite.
+    A round whose divisor is 0 or less leaves everything as it was, and so may one that is not
+    finite.
 
     Args:
         how: the optimiser, and who mixes.
@@ -61,6 +63,7 @@ def update(
         reduced: from `reduce`.
         kept: the new `(memory, worker)`: of the order's observer, and of the local rule.
         metrics: of all workers.
+        is_empty: bool[]: nobody has anything to update from.
         active: the exchanges of the round, bool[M], of a reducer that gossips.
     """
     mixing = how.mixing
@@ -88,7 +91,7 @@ def update(
             if mixing is not None and not first:
                 new = new._replace(params=mix(new.params))
         nonfinite = jnp.any(metrics.nonfinite_microbatch >= 0)
-        blocked = (metrics.weight_sum <= 0) | (nonfinite if how.stop_on_nonfinite else False)
+        blocked = is_empty | (nonfinite if how.stop_on_nonfinite else False)
         final = trees.select(~blocked, new, state)
         if how.optimizer is None:
             return final, mean, ()

@@ -15,6 +15,8 @@ its round, and rounds count alike: so they are exact where the mean weight of an
 in each round, and else the nearer the more examples a round has.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -33,79 +35,83 @@ def check(weighting: str) -> None:
         raise ValueError(f"weighting: got {weighting!r}, must be one of {', '.join(WEIGHTINGS)}.")
 
 
-def summands(
-    weighting: str, contributed: types.Contribution, share: jax.Array
-) -> tuple[types.PyTree, jax.Array]:
-    """`(sums, weight)` of a worker, to be summed over the workers and divided once.
+class Parts(NamedTuple):
+    """How the workers' sums count in an update; f[W] each, the same on every worker."""
 
-    Args:
-        weighting: one of `WEIGHTINGS`.
-        contributed: of the worker.
-        share: f[], its shard's share of the examples.
-    """
-    sums, weight = contributed.sums, contributed.weight
-    if weighting == "example":
-        return sums, weight
-    amount = weight
-    if weighting == "shard":
-        amount = contributed.tally.example_count.astype(weight.dtype)
-    share, amount = jnp.where(amount > 0, share, 0), jnp.where(amount > 0, amount, 1)
-    scale = (share / amount).astype(weight.dtype)
-    in_unit = weight / amount  # 1 to the bit where the examples have no weights
-    sums = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), sums)
-    return sums, (share * in_unit).astype(weight.dtype)
+    scale: jax.Array | None
+    """What the sums of each are multiplied by before they are added up; None: as they are."""
+
+    divisor: jax.Array
+    """What each divides by: all of them by one number where the sums are added up, and by their own
+    where each updates alone. 0 or less: no update."""
+
+    mean_loss: jax.Array
+    """The mean loss of which the update takes the derivative. Where weights depend on the
+    parameters, each worker takes it times the derivative of its weights off its sums: that is the
+    quotient rule."""
 
 
-def own_divisor(
-    weighting: str,
-    contributed: types.Contribution,
-    share: jax.Array,
-    *,
-    mean_weight: jax.Array,
-    num_workers: int,
-    nominal_examples: int,
-) -> jax.Array:
-    """What a worker that updates alone divides its `sums` by; 0 where it did nothing.
+def parts(
+    weighting: str, metrics: types.SyncMetrics, shares: jax.Array, *, added_up: bool, nominal: float
+) -> Parts:
+    """How the sums of each worker count, from what the round's metrics say of all.
 
-    The mean of the replicas then descends what `weighting` says: with `shard` worker j takes
-    `n share_j sums_j / count_j`, with `example` `n sums_j / nominal_examples`, both over
-    the mean weight of an example of the round, and with `shard_mean`
-    `n share_j sums_j / weight_j`. To divide by the weight of the worker's own examples
-    would be a mean of means.
+    Where sums are added up, the ratio is `sum_j scale_j sums_j / sum_j scale_j weight_j`.
 
-    Args:
-        weighting: one of `WEIGHTINGS`.
-        contributed: of the worker.
-        share: f[], its shard's share of the examples.
-        mean_weight: f[], from `mean_weight`.
-        num_workers: n.
-        nominal_examples: of a full round.
-    """
-    weight, count = contributed.weight, contributed.tally.example_count
-    if weighting != "shard_mean":
-        weight = count.astype(weight.dtype) * mean_weight
-    if weighting == "example":
-        factor = count.astype(jnp.result_type(float)) / (nominal_examples / num_workers)
-        factor = factor.astype(weight.dtype)
-    else:
-        factor = share * num_workers
-    return jnp.where(weight > 0, weight / factor, 0).astype(contributed.weight.dtype)
-
-
-def mean_weight(weighting: str, metrics: types.SyncMetrics, shares: jax.Array) -> jax.Array:
-    """The mean weight of an example of the round, f[]: over the shards, or as they were done.
-
-    1 to the bit where the examples have no weights.
+    Where each worker updates alone, the mean of the replicas descends what `weighting` says: with
+    `shard` worker j takes `n share_j sums_j / count_j`, with `example` `sums_j / nominal`, both
+    over the mean weight of an example of the round, and with `shard_mean` `n share_j sums_j /
+    weight_j`. To divide by the weight of the worker's own examples would be a mean of means.
 
     Args:
         weighting: one of `WEIGHTINGS`.
         metrics: of all workers.
         shares: f[W], each shard's share of the examples.
+        added_up: whether sums are added up over the workers, or each updates alone.
+        nominal: examples of a full round of one worker.
     """
-    weights = metrics.worker_weights
+    weights, losses = metrics.worker_weights, metrics.worker_losses
     counts = metrics.example_count.astype(weights.dtype)
-    if weighting != "example":  # of the workers that did something
+    shares = shares.astype(weights.dtype)
+    if added_up and weighting == "example":
+        divisor, mean_loss = metrics.weight_sum, _over(metrics.loss_sum, metrics.weight_sum)
+        return Parts(None, *(jnp.broadcast_to(x, weights.shape) for x in (divisor, mean_loss)))
+    amounts = weights if weighting == "shard_mean" else counts
+    did = amounts > 0
+    present, amounts = jnp.where(did, shares, 0), jnp.where(did, amounts, 1)
+    scale = present / amounts
+    in_unit = weights / amounts  # 1 to the bit where the examples have no weights
+    if weighting == "shard_mean":
+        mean_loss = _over(losses, weights)
+    elif weighting == "shard":
+        mean_loss = _over(jnp.sum(scale * losses), jnp.sum(present * in_unit))
+    else:
+        mean_loss = _over(metrics.loss_sum, metrics.weight_sum)
+    mean_loss = jnp.broadcast_to(mean_loss, weights.shape)
+    if added_up:
+        divisor = jnp.sum(present * in_unit)
+        return Parts(scale, jnp.broadcast_to(divisor, weights.shape), mean_loss)
+    if weighting != "shard_mean":
+        weights = counts * _mean_weight(weighting, weights, counts, shares)
+    factor = shares * len(shares)
+    if weighting == "example":
+        factor = metrics.example_count.astype(jnp.result_type(float)) / nominal
+    divisor = jnp.where(weights > 0, weights / factor.astype(weights.dtype), 0)
+    return Parts(None, divisor, mean_loss)
+
+
+def _mean_weight(
+    weighting: str, weights: jax.Array, counts: jax.Array, shares: jax.Array
+) -> jax.Array:
+    """The mean weight of an example of the round, f[]: over the shards, or as they were done.
+
+    1 to the bit where the examples have no weights.
+    """
+    if weighting == "shard":  # of the workers that did something
         weights = shares * (weights / jnp.where(counts > 0, counts, 1))
         counts = jnp.where(counts > 0, shares, 0)
-    total = jnp.sum(counts)
-    return jnp.sum(weights) / jnp.where(total > 0, total, 1)
+    return _over(jnp.sum(weights), jnp.sum(counts))
+
+
+def _over(total: jax.Array, weight: jax.Array) -> jax.Array:
+    return total / jnp.where(weight > 0, weight, 1)

@@ -43,10 +43,14 @@ class Mixing(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How the workers' `(grad_sum, weight_sum)` become those that each one updates from."""
+    """How the workers' sums become those that each one updates from.
+
+    What divides them, the weight of all workers' examples, is no part of them: so without `mixing`
+    the result has to be their total, or what stands for it, and not their mean.
+    """
 
     collective: Callable[[PyTree, str], PyTree]
-    """`(sums, axis_name) -> sums`, leaves without worker axis."""
+    """`(sums, axis_name) -> sums`, leaves without worker axis; of the same shapes and types."""
 
     array: Callable[[PyTree], PyTree] | None = None
     """`sums -> sums`, leaves `[num_workers, ...]`; None: `jax.vmap` of `collective`."""
@@ -55,7 +59,32 @@ class Reduction(NamedTuple):
     """None where the sums are those of all workers."""
 
     keeps_replicas_equal: bool = True  # as its `Reducer` says, which sets this
+    is_plain_sum: bool = False  # the same
     num_workers: int = 1  # the same
+    name: str = "reducer"  # what messages call it
+
+    def check(self, given: PyTree, made: PyTree) -> None:
+        """Refuses what `collective` or `array` made of the sums; looks at shapes and types alone.
+
+        Raises:
+            ValueError: they are others than it was given.
+        """
+        before, after = (
+            {
+                jax.tree_util.keystr(path): f"{jnp.result_type(x)}{list(jnp.shape(x))}"
+                for path, x in leaves
+            }
+            for leaves in map(jax.tree.leaves_with_path, (given, made))
+        )
+        if before == after:
+            return
+        for path in sorted({*before, *after}):
+            if (was := before.get(path, "nothing")) != (now := after.get(path, "nothing")):
+                raise ValueError(
+                    f"{self.name}: its collective(sums, axis_name) or array(sums) made {now} of "
+                    f"sums{path}, which is {was}; it must return the sums of all workers, of the "
+                    "same structure, shapes and types (array: each row of its leaves [W, ...])"
+                )
 
     def copies_sent(self, active: Any) -> float:
         """Copies of the parameters that all workers together send in a round."""

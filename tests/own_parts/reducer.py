@@ -1,6 +1,8 @@
 """A reducer of one's own: the sum of all workers, each worker's part rounded to bfloat16 first.
 
 hetjax.fit(…, reducer=rounded_sum())
+
+A reducer is given sums alone. What divides them, the weight of all examples, is exact.
 """
 
 import jax

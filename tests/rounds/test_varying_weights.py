@@ -1,0 +1,238 @@
+"""Weights that depend on the parameters: an update is the derivative of sum(w l) / sum(w)."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax import trees, types
+from hetjax.rounds import gradients, losses
+from tests.rounds import problems
+
+WORKERS, SIZE, BUDGET = 4, 2, 8
+POINT = {"a": np.array([0.3, -0.7]), "b": np.array(0.4)}
+DATA = {
+    "x": np.random.default_rng(0).normal(size=(61, 3, 2)),
+    "y": np.random.default_rng(1).normal(size=(61, 3)),
+}
+WEIGHTINGS = ("shard", "example", "shard_mean")
+SUMS, GOSSIPS = ("all_reduce", "ring"), ("d_psgd", "matcha")
+
+
+def both(xp, params, x, y):
+    """`(losses, weights)`, both [B, 3], as of three tokens; of NumPy or of JAX."""
+    found = (x @ params["a"] + params["b"] - y) ** 2
+    return found, 1 / (1 + found) + xp.tanh(params["a"][0] * y) + 1
+
+
+def loss_fn(params, batch, rng):
+    del rng
+    values, weights = both(jnp, params, batch["x"], batch["y"])
+    return hetjax.Losses(values, weights, {"again": values})
+
+
+def objective(params, rows, shares, weighting):
+    """What the round of these examples descends, in plain NumPy.
+
+    Args:
+        rows: of each worker the ids that it did.
+        shares: f[W], each shard's part of the examples.
+        weighting: what is minimised.
+    """
+    top, bottom, means = [], [], []
+    for ids, share in zip(rows, shares, strict=True):
+        if len(ids):
+            values, weights = both(np, params, DATA["x"][ids], DATA["y"][ids])
+            scale = share / len(ids) if weighting == "shard" else 1
+            top.append(scale * np.sum(values * weights))
+            bottom.append(scale * np.sum(weights))
+            means.append((share, np.sum(values * weights) / np.sum(weights)))
+    if weighting == "shard_mean":
+        return sum(s * m for s, m in means) / sum(s for s, _ in means)
+    return sum(top) / sum(bottom)
+
+
+def by_differences(function, step=1e-5):
+    """The gradient of a function of `POINT`, by differences of fourth order."""
+    flat, shape = jax.flatten_util.ravel_pytree(POINT)
+    flat = np.asarray(flat)
+    found = []
+    for unit in np.eye(len(flat)) * step:
+        at = [function(shape(flat + k * unit)) for k in (1, -1, 2, -2)]
+        found.append((8 * (at[0] - at[1]) - (at[2] - at[3])) / (12 * step))
+    return shape(np.array(found))
+
+
+def moved(run):
+    """`(-update of the mean of the replicas, rows done)` of the first round."""
+    state = run.init()
+    state, report = run.round(state)
+    done = report.done
+    rows = [done.microbatches(w).reshape(-1) for w in range(WORKERS)]
+    after = jax.tree.map(lambda leaf: np.asarray(leaf).mean(0), state.train.params)
+    change = jax.tree.map(lambda a, b: a - b, POINT, after)
+    return change, [ids[ids >= 0] for ids in rows], report
+
+
+@pytest.mark.parametrize(
+    ("sharing", "weighting"), [("shared", "shard"), *(("private", name) for name in WEIGHTINGS)]
+)
+@pytest.mark.parametrize("reducer", [*SUMS, *GOSSIPS])
+@pytest.mark.parametrize("local", ["virtual", "stepped", "fused"])
+def test_an_update_is_the_derivative_of_the_quotient(local, sharing, reducer, weighting, float64):
+    with hetjax.Run(
+        loss_fn,
+        POINT,
+        optax.sgd(1.0),
+        DATA,
+        workers=WORKERS,
+        epochs=2,
+        microbatch_size=SIZE,
+        budget=BUDGET,
+        local=local,
+        reducer=reducer,
+        data={"sharing": sharing, "weighting": weighting},
+        quota={"policy": "static", "proportions": (4, 3, 1, 0.1)},
+    ) as run:
+        change, rows, report = moved(run)
+        shares = run.parts.stream.shares
+    if sharing == "shared" and reducer in SUMS:
+        weighting = "example"
+    part = 1.0  # of a full round, or of the workers that did something
+    if reducer in GOSSIPS:
+        did = [share for share, ids in zip(shares, rows, strict=True) if len(ids)]
+        done = sum(map(len, rows)) / (SIZE * BUDGET)
+        part = done if weighting == "example" else sum(did)
+    expected = by_differences(lambda p: part * objective(p, rows, shares, weighting))
+    largest = max(np.max(np.abs(leaf)) for leaf in jax.tree.leaves(expected))
+    for name, leaf in expected.items():
+        np.testing.assert_allclose(change[name], leaf, rtol=0, atol=1e-7 * largest)
+    assert report.metrics["again"] == pytest.approx(report.loss, rel=1e-12)
+
+
+def test_an_update_of_plain_numbers_is_the_one_by_hand():
+    """l = (p - a)², w = 1 / (1 + l) at p = 2: the quotient's derivative is 0.379."""
+    a = np.array([0, 1, 3, 7], np.float32)
+
+    def plain(p, batch, rng):
+        found = (p - batch["a"]) ** 2
+        return found, 1 / (1 + found)
+
+    fields = {"epochs": 1, "microbatch_size": 2, "budget": 2, "local": "virtual"}
+    run = hetjax.fit(plain, np.float32(2), optax.sgd(1.0), {"a": a}, workers=2, **fields)
+    assert 2 - float(run.params) == pytest.approx(0.378689, abs=1e-6)
+
+    def held(*arguments):
+        values, weights = plain(*arguments)
+        return values, jax.lax.stop_gradient(weights)
+
+    constant = hetjax.fit(held, np.float32(2), optax.sgd(1.0), {"a": a}, workers=2, **fields)
+    assert 2 - float(constant.params) == pytest.approx(0.335404, abs=1e-6)
+
+
+def test_a_train_step_descends_the_quotient(float64):
+    mesh, optimizer = hetjax.make_worker_mesh(2), optax.sgd(1.0)
+    state = hetjax.make_train_state(POINT, optimizer, num_workers=2, mesh=mesh)
+    step = jax.jit(hetjax.make_train_step(loss_fn, optimizer, mesh, nominal_examples=12))
+    ids = np.arange(2 * 3 * SIZE, dtype=np.int32).reshape(2, 3, SIZE)
+    batch = hetjax.Microbatch(
+        ids, np.ones(ids.shape, np.float32), jax.tree.map(lambda x: x[ids], DATA)
+    )
+    new, _, _ = step(state, batch, np.array([3, 1], np.int32), jax.random.key(0))
+    rows = [ids[0].reshape(-1), ids[1, :1].reshape(-1)]
+    expected = by_differences(lambda p: objective(p, rows, [0.5, 0.5], "example"))
+    for name, leaf in expected.items():
+        change = POINT[name] - np.asarray(new.params[name])[0]
+        np.testing.assert_allclose(change, leaf, rtol=1e-7, atol=1e-9)
+
+
+def primitives(jaxpr):
+    """The names of all operations in it, and how often each is there."""
+    found = collections.Counter(str(equation.primitive) for equation in jaxpr.eqns)
+    for equation in jaxpr.eqns:
+        for value in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                found += primitives(inner)
+    return found
+
+
+def test_constant_weights_have_the_program_of_one_gradient():
+    """The rule's `add`, equation by equation, is the one that knows nothing of such weights."""
+    data, params = problems.classification(8, np.float32), problems.initial_weights(np.float32)
+    found = losses.check_loss(problems.weighted_softmax_loss, params, data, jax.random.key(0))
+    assert not found.weights_vary
+    rule = gradients.rule_of(None, problems.weighted_softmax_loss, found, per_example_rng=False)
+    batch = hetjax.Microbatch(np.arange(8, dtype=np.int32), np.ones(8, np.float32), data)
+
+    def plain(params, sums, batch, rng):
+        weigh = losses.masked(problems.weighted_softmax_loss, batch, rng)
+
+        def total(params):
+            values, weights = weigh(params)
+            return jnp.sum(values), weights.sum()
+
+        (loss, weight), grad = jax.value_and_grad(total, has_aux=True)(params)
+        loss = jnp.where(trees.all_finite(grad), loss, jnp.nan)
+        return tuple(old + sum([new]) for old, new in zip(sums, (grad, loss, weight), strict=True))
+
+    def ours(params, sums, batch, rng):
+        shared = types.Shared(params)
+        return rule.add(shared, (), gradients.GradientSums(*sums), batch, rng)[1][:3]
+
+    sums = jnp.zeros_like(params), jnp.zeros(()), jnp.zeros(())
+    arguments = params, sums, batch, jax.random.key(0)
+    one, other = (primitives(jax.make_jaxpr(f)(*arguments).jaxpr) for f in (ours, plain))
+    assert one == other
+    assert rule.weight_grads is None
+
+
+@pytest.mark.parametrize("order", ["d_grab", "pair_balance_exact", "grab", "frozen"])
+def test_orders_that_take_signs_refuse_weights_that_vary(order):
+    def run(loss):
+        fields = {"workers": 2, "epochs": 1, "microbatch_size": 2, "budget": 2}
+        return hetjax.Run(
+            loss, POINT, optax.sgd(0.1), DATA, ordering=order, local="virtual", **fields
+        )
+
+    with pytest.raises(ValueError, match=r"weights of the loss depend.*stop_gradient"):
+        run(loss_fn)
+
+    def constant(params, batch, rng):
+        values, weights = both(jnp, params, batch["x"], batch["y"])
+        return values, jax.lax.stop_gradient(weights)
+
+    run(constant).close()
+
+
+def test_a_rule_of_gradients_alone_is_refused_where_weights_vary():
+    fields = {"workers": 1, "epochs": 1, "microbatch_size": 2, "budget": 2, "local": "virtual"}
+    with pytest.raises(ValueError, match=r"gradient_sums\(loss_fn, weights_vary=True\)"):
+        hetjax.Run(
+            loss_fn,
+            POINT,
+            optax.sgd(0.1),
+            DATA,
+            rule=gradients.gradient_sums(loss_fn, metrics=("again",)),
+            **fields,
+        )
+    rule = gradients.gradient_sums(loss_fn, metrics=("again",), weights_vary=True)
+    hetjax.Run(loss_fn, POINT, optax.sgd(0.1), DATA, rule=rule, **fields).close()
+
+
+def test_a_microbatch_whose_weights_have_no_finite_gradient_is_left_out():
+    def at_a_corner(params, batch, rng):
+        return (params - batch["a"]) ** 2, 1 + jnp.sqrt(jnp.abs(params - batch["a"]))
+
+    data = {"a": np.array([2, 4, 1, 3], np.float32)}  # at 2 the square root has no derivative
+    fields = {"epochs": 1, "microbatch_size": 2, "budget": 2, "local": "virtual", "workers": 1}
+    with pytest.raises(hetjax.NonFiniteError, match="not finite"):
+        hetjax.fit(at_a_corner, np.float32(2), optax.sgd(0.1), data, **fields)
+    result = hetjax.fit(
+        at_a_corner, np.float32(2), optax.sgd(0.1), data, nonfinite="skip", **fields
+    )
+    assert result.summary["examples_skipped"] == 2
