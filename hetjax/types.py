@@ -12,8 +12,9 @@ PyTree = Any
 class Losses(NamedTuple):
     """What a loss function may return, beside losses alone and `(losses, weights)`.
 
-    An update descends `sum(weights * losses) / sum(weights)` over its round. A metric is reported
-    as its weighted mean over the round and changes nothing.
+    An update descends `sum(weights * losses) / sum(weights)` over its round, whose derivative it is
+    also where the weights depend on the parameters; `jax.lax.stop_gradient` makes them constant. A
+    metric is reported as its weighted mean over the round and changes nothing.
 
     Example:
         >>> def loss_fn(params, batch, rng):

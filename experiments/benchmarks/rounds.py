@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks.rounds [--only=GROUP,…] [--data_dir=DIR] [--jobs=2]
 
-Groups: matcha, eigensolver, budgets, agreement, reductions, objective, random_order,
+Groups: matcha, eigensolver, budgets, agreement, reductions, objective, weights, random_order,
 interleavings, throughput, together, overhead, array_forms, wall, stream, reading, norms, simulator,
 training.
 `training` needs Fashion-MNIST in DIR; its runs leave results in experiments/results/rounds/runs and
@@ -27,6 +27,7 @@ from experiments.benchmarks import (
     round_speeds,
     schedule_rows,
     step_norms,
+    varying_weights,
 )
 from experiments.benchmarks.rows import Row, print_tables
 
@@ -255,6 +256,7 @@ GROUPS = {
     "agreement": schedule_rows.agreement_rows,
     "reductions": reduction_rows,
     "objective": round_objectives.objective_rows,
+    "weights": varying_weights.weight_rows,
     "random_order": round_objectives.random_rows,
     "interleavings": interleaving_rows,
     "throughput": round_speeds.throughput_rows,

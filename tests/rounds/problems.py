@@ -38,6 +38,12 @@ def weighted_softmax_loss(weights, batch, rng):
     return softmax_loss(weights, batch, rng), example_weights(batch)
 
 
+def varying_softmax_loss(weights, batch, rng):
+    """With weights that depend on the parameters."""
+    losses = softmax_loss(weights, batch, rng)
+    return losses, example_weights(batch) + 1 / (1 + losses)
+
+
 def press_ctrl_c(when):
     """A callback that ends the run as Ctrl-C does, after a round for which `when(line)` is true."""
 

@@ -40,6 +40,8 @@ CASES = {
         "loss_fn": "weighted_softmax_loss",
     },
     "weighted_private": {"data": {"sharing": "private"}, "loss_fn": "weighted_softmax_loss"},
+    "varying": {"loss_fn": "varying_softmax_loss"},
+    "varying_private": {"data": {"sharing": "private"}, "loss_fn": "varying_softmax_loss"},
     "measured": {"loss_fn": "measured_softmax_loss"},
     "measured_order": {
         "ordering": {"method": "d_grab", "herding_every": 0},
@@ -120,6 +122,7 @@ SHARED = (
     "d_psgd",
     "weighted_gossip",
     "weighted_private",
+    "varying",
     "measured",
 )
 

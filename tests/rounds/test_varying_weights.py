@@ -9,109 +9,16 @@ import optax
 import pytest
 
 import hetjax
+from experiments.benchmarks import varying_weights
+from experiments.benchmarks.varying_weights import DATA, POINT, loss_fn
 from hetjax import trees, types
 from hetjax.rounds import gradients, losses
 from tests.rounds import problems
 
-WORKERS, SIZE, BUDGET = 4, 2, 8
-POINT = {"a": np.array([0.3, -0.7]), "b": np.array(0.4)}
-DATA = {
-    "x": np.random.default_rng(0).normal(size=(61, 3, 2)),
-    "y": np.random.default_rng(1).normal(size=(61, 3)),
-}
-WEIGHTINGS = ("shard", "example", "shard_mean")
-SUMS, GOSSIPS = ("all_reduce", "ring"), ("d_psgd", "matcha")
 
-
-def both(xp, params, x, y):
-    """`(losses, weights)`, both [B, 3], as of three tokens; of NumPy or of JAX."""
-    found = (x @ params["a"] + params["b"] - y) ** 2
-    return found, 1 / (1 + found) + xp.tanh(params["a"][0] * y) + 1
-
-
-def loss_fn(params, batch, rng):
-    del rng
-    values, weights = both(jnp, params, batch["x"], batch["y"])
-    return hetjax.Losses(values, weights, {"again": values})
-
-
-def objective(params, rows, shares, weighting):
-    """What the round of these examples descends, in plain NumPy.
-
-    Args:
-        rows: of each worker the ids that it did.
-        shares: f[W], each shard's part of the examples.
-        weighting: what is minimised.
-    """
-    top, bottom, means = [], [], []
-    for ids, share in zip(rows, shares, strict=True):
-        if len(ids):
-            values, weights = both(np, params, DATA["x"][ids], DATA["y"][ids])
-            scale = share / len(ids) if weighting == "shard" else 1
-            top.append(scale * np.sum(values * weights))
-            bottom.append(scale * np.sum(weights))
-            means.append((share, np.sum(values * weights) / np.sum(weights)))
-    if weighting == "shard_mean":
-        return sum(s * m for s, m in means) / sum(s for s, _ in means)
-    return sum(top) / sum(bottom)
-
-
-def by_differences(function, step=1e-5):
-    """The gradient of a function of `POINT`, by differences of fourth order."""
-    flat, shape = jax.flatten_util.ravel_pytree(POINT)
-    flat = np.asarray(flat)
-    found = []
-    for unit in np.eye(len(flat)) * step:
-        at = [function(shape(flat + k * unit)) for k in (1, -1, 2, -2)]
-        found.append((8 * (at[0] - at[1]) - (at[2] - at[3])) / (12 * step))
-    return shape(np.array(found))
-
-
-def moved(run):
-    """`(-update of the mean of the replicas, rows done)` of the first round."""
-    state = run.init()
-    state, report = run.round(state)
-    done = report.done
-    rows = [done.microbatches(w).reshape(-1) for w in range(WORKERS)]
-    after = jax.tree.map(lambda leaf: np.asarray(leaf).mean(0), state.train.params)
-    change = jax.tree.map(lambda a, b: a - b, POINT, after)
-    return change, [ids[ids >= 0] for ids in rows], report
-
-
-@pytest.mark.parametrize(
-    ("sharing", "weighting"), [("shared", "shard"), *(("private", name) for name in WEIGHTINGS)]
-)
-@pytest.mark.parametrize("reducer", [*SUMS, *GOSSIPS])
-@pytest.mark.parametrize("local", ["virtual", "stepped", "fused"])
-def test_an_update_is_the_derivative_of_the_quotient(local, sharing, reducer, weighting, float64):
-    with hetjax.Run(
-        loss_fn,
-        POINT,
-        optax.sgd(1.0),
-        DATA,
-        workers=WORKERS,
-        epochs=2,
-        microbatch_size=SIZE,
-        budget=BUDGET,
-        local=local,
-        reducer=reducer,
-        data={"sharing": sharing, "weighting": weighting},
-        quota={"policy": "static", "proportions": (4, 3, 1, 0.1)},
-    ) as run:
-        change, rows, report = moved(run)
-        shares = run.parts.stream.shares
-    if sharing == "shared" and reducer in SUMS:
-        weighting = "example"
-    part = 1.0  # of a full round, or of the workers that did something
-    if reducer in GOSSIPS:
-        did = [share for share, ids in zip(shares, rows, strict=True) if len(ids)]
-        done = sum(map(len, rows)) / (SIZE * BUDGET)
-        part = done if weighting == "example" else sum(did)
-    expected = by_differences(lambda p: part * objective(p, rows, shares, weighting))
-    largest = max(np.max(np.abs(leaf)) for leaf in jax.tree.leaves(expected))
-    for name, leaf in expected.items():
-        np.testing.assert_allclose(change[name], leaf, rtol=0, atol=1e-7 * largest)
-    assert report.metrics["again"] == pytest.approx(report.loss, rel=1e-12)
+@pytest.mark.parametrize("line", list(varying_weights.lines()), ids="-".join)
+def test_an_update_is_the_derivative_of_the_quotient(line, float64):
+    assert varying_weights.gap(line) < 1e-9
 
 
 def test_an_update_of_plain_numbers_is_the_one_by_hand():
@@ -138,13 +45,15 @@ def test_a_train_step_descends_the_quotient(float64):
     mesh, optimizer = hetjax.make_worker_mesh(2), optax.sgd(1.0)
     state = hetjax.make_train_state(POINT, optimizer, num_workers=2, mesh=mesh)
     step = jax.jit(hetjax.make_train_step(loss_fn, optimizer, mesh, nominal_examples=12))
-    ids = np.arange(2 * 3 * SIZE, dtype=np.int32).reshape(2, 3, SIZE)
+    ids = np.arange(12, dtype=np.int32).reshape(2, 3, 2)
     batch = hetjax.Microbatch(
         ids, np.ones(ids.shape, np.float32), jax.tree.map(lambda x: x[ids], DATA)
     )
     new, _, _ = step(state, batch, np.array([3, 1], np.int32), jax.random.key(0))
     rows = [ids[0].reshape(-1), ids[1, :1].reshape(-1)]
-    expected = by_differences(lambda p: objective(p, rows, [0.5, 0.5], "example"))
+    expected = varying_weights.by_differences(
+        lambda params: varying_weights.objective(params, rows, [0.5, 0.5], "example")
+    )
     for name, leaf in expected.items():
         change = POINT[name] - np.asarray(new.params[name])[0]
         np.testing.assert_allclose(change, leaf, rtol=1e-7, atol=1e-9)
@@ -202,11 +111,7 @@ def test_orders_that_take_signs_refuse_weights_that_vary(order):
     with pytest.raises(ValueError, match=r"weights of the loss depend.*stop_gradient"):
         run(loss_fn)
 
-    def constant(params, batch, rng):
-        values, weights = both(jnp, params, batch["x"], batch["y"])
-        return values, jax.lax.stop_gradient(weights)
-
-    run(constant).close()
+    run(varying_weights.held).close()
 
 
 def test_a_rule_of_gradients_alone_is_refused_where_weights_vary():
