@@ -91,7 +91,7 @@ class Report:
         sums = self._executed.sums._replace(
             state=nothing, carried=nothing, mean=nothing, own=nothing
         )
-        self._executed = self._executed._replace(sums=sums)
+        self._executed = self._executed._replace(plan=self._plan, sums=sums)
 
     def end(self, now: float) -> None:
         """Says when the round was over, unless that is known already."""
