@@ -171,7 +171,7 @@ def make_train_step(
         observer: ordering_lib.Observer | None, metrics: tuple[str, ...] = ()
     ) -> tuple[rules.LocalSteps, Callable, Callable, sync.SyncFn]:
         own = gradients.rule_of(rule, loss_fn, metrics, per_example_rng=per_example_rng)
-        steps = rules.with_observer(own, observer)
+        steps = rules.with_observer(own, observer, updates=optimizer is not None)
         synchronise = sync.make_sync(
             optimizer,
             steps=steps,
