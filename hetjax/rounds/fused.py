@@ -201,6 +201,8 @@ def make_train_step(
             loss_fn, state, microbatches, rng, observer, per_example_rng=per_example_rng
         )
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
+        if optimizer is not None and rule is not None and rule.loss_sum is None:
+            inputs.check_without_loss(optimizer, row)
         reads = second_moments.attach(observer, optimizer, row)
         steps, run_local, begin, synchronise = programs(reads, metrics)
         moments = steps.moments(state.opt_state)
@@ -211,6 +213,9 @@ def make_train_step(
             given, state.params, begun, microbatches, counts, rngs, moments
         )
         done = synchronise(state, contributed, shares, active, (), given)
+        if rule is not None and rule.loss_sum is None:
+            nothing = jnp.full_like(done.metrics.loss_sum, jnp.nan)
+            done = done._replace(metrics=done.metrics._replace(loss_sum=nothing))
         if observer is not None:
             example_signs = _turned(example_signs, done.flips)
         found = done.state, done.metrics, example_signs

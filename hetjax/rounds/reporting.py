@@ -101,10 +101,13 @@ class Report:
 
     @property
     def totals(self) -> types.SyncMetrics:
-        """The sums of the round, on the host; waits for them."""
+        """The sums of the round, on the host; waits for them. NaN is the loss of a rule that adds
+        up none."""
         if self._totals is None:
             totals = jax.tree.map(np.asarray, self._executed.sums.metrics)
             self._totals = parcels.unpack(totals)
+            if self._parts.programs_of(self._plan).rule.loss_sum is None:
+                self._totals = self._totals._replace(loss_sum=np.float64(np.nan))
         return self._totals
 
     def _step(self) -> dict[str, Any]:

@@ -76,7 +76,8 @@ class LocalRule(NamedTuple):
     can judge a microbatch more cheaply puts its judgement into one of its sums and gives that."""
 
     loss_sum: Callable[[types.PyTree], jax.Array] | None = None
-    """`sums -> f[]`, for the report: over the same weight as the contribution."""
+    """`sums -> f[]`, for the report: over the same weight as the contribution. None: the run has no
+    training loss; then an optimiser that goes by it is refused."""
 
     metrics: tuple[str, ...] = ()
     """Names of the metrics that the rule adds up, those that the loss returns."""

@@ -28,6 +28,7 @@ from hetjax.rounds import (
     apart,
     gathering,
     gradients,
+    inputs,
     order,
     replay,
     rules,
@@ -190,6 +191,8 @@ def build(
     metrics = losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = programs_lib.sizes(config)
     rule = gradients.rule_of(rule, loss_fn, metrics, per_example_rng=per_example_rng)
+    if optimizer is not None and rule.loss_sum is None:
+        inputs.check_without_loss(optimizer, params)
     tried = (rule, loss_fn, params, first, keys, optimizer)
     observer, refusal = _try_order(config, chosen.ordering, tried, leads=where.own[0] == 0)
     programs_lib.check(more_rules, observer)
