@@ -107,7 +107,8 @@ class Report:
             totals = jax.tree.map(np.asarray, self._executed.sums.metrics)
             self._totals = parcels.unpack(totals)
             if self._parts.programs_of(self._plan).rule.loss_sum is None:
-                self._totals = self._totals._replace(loss_sum=np.float64(np.nan))
+                nothing: Any = np.float64(np.nan)
+                self._totals = self._totals._replace(loss_sum=nothing)
         return self._totals
 
     def _step(self) -> dict[str, Any]:

@@ -60,8 +60,9 @@ class LocalRule(NamedTuple):
     """`worker` goes from round to round. It is in `TrainState.worker` and in checkpoints."""
 
     losses: Callable[[types.Microbatch, jax.Array], halves.Losses] | None = None
-    """`(microbatch, rng) -> losses` for an order's observer, see `losses.masked`. None where the
-    contribution is not the gradient of the objective: then such orders are refused."""
+    """`(microbatch, rng) -> losses` for an order's observer: `losses.masked` of the run's
+    `loss_fn`; others are refused. None where the contribution is not the gradient of the objective:
+    then such orders are refused."""
 
     take: Callable[..., tuple[types.PyTree, types.PyTree]] | None = None
     """`(worker, sums, loss_sum, weight_sum, grad_parts) -> (worker, sums)`, in place of `add`

@@ -233,3 +233,67 @@ def test_a_step_of_ones_own_says_that_there_is_no_loss():
         if not has_loss:
             with pytest.raises(ValueError, match="rule adds up none"):
                 jax.eval_shape(step(optax.polyak_sgd()), state, microbatches, counts, key)
+
+
+# --- A rule of another loss than the run's ---
+
+
+def other_loss(weights, batch, rng):
+    return problems.softmax_loss(weights, batch, rng) * np.float32(2)
+
+
+def test_a_rule_of_another_loss_than_the_runs_is_refused_at_the_start(tmp_path):
+    message = r"^rule: its losses are not those of loss_fn.*Give both one loss.*gradient_sums\(loss"
+    common = (problems.softmax_loss, WEIGHTS, optax.sgd(0.1), DATA)
+    rules = [gradients.gradient_sums(other_loss), gradients.gradient_sums(other_loss)._replace()]
+    rules[1] = rules[1]._replace(begin=lambda *given, own=rules[1].begin: own(*given))  # a closure
+    for rule in rules:
+        for call in (
+            lambda rule=rule: fit(workdir=tmp_path, rule=rule),
+            lambda rule=rule: hetjax.Run(*common, rule=rule, **STATIC),
+        ):
+            with pytest.raises(ValueError, match=message):
+                call()
+    assert not (tmp_path / "config.json").exists()
+    keys = gradients.gradient_sums(problems.softmax_loss, per_example_rng=True)
+    with pytest.raises(ValueError, match=r"not those of loss_fn with per_example_rng=False"):
+        hetjax.Run(*common, rule=keys, **STATIC)
+    mesh, ids = hetjax.make_worker_mesh(2), np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+    step = hetjax.make_train_step(*common[::2], mesh, nominal_examples=24, rule=rules[0])
+    state = hetjax.make_train_state(*common[1:3], num_workers=2, mesh=mesh)
+    examples = {k: v[ids] for k, v in DATA.items()}
+    microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), examples)
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(step, state, microbatches, np.array([3, 1], np.int32), jax.random.key(0))
+
+
+def test_the_same_loss_written_otherwise_is_the_runs():
+    def again(weights, batch, rng):
+        return problems.softmax_loss(weights, batch, rng)
+
+    result = fit(rule=gradients.gradient_sums(again))
+    np.testing.assert_array_equal(result.params, fit().params)
+    measured = {"loss_fn": problems.measured_softmax_loss}
+    rule = gradients.gradient_sums(
+        lambda *given: problems.measured_softmax_loss(*given), metrics=("each", "accuracy", "again")
+    )
+    result, plain = fit(rule=rule, **measured), fit(**measured)
+    np.testing.assert_array_equal(result.params, plain.params)
+    assert result.summary["train_accuracy"] == plain.summary["train_accuracy"]
+
+
+def test_a_rule_that_has_no_loss_of_the_runs_is_known_by_its_programs(tmp_path, capsys):
+    def sgd(loss_fn=problems.softmax_loss, rate=0.1):
+        return local_sgd.local_sgd(loss_fn, optax.sgd(rate, momentum=0.9))
+
+    fit(workdir=tmp_path, callbacks=[stop], rule=sgd())
+    for other in (sgd(other_loss), sgd(rate=0.2)):
+        with pytest.raises(ValueError, match=r"local rule computes something else, or with other"):
+            fit(workdir=tmp_path, rule=other)
+    capsys.readouterr()
+    fit(workdir=tmp_path, rule=sgd(other_loss), resume="force", callbacks=[stop])
+    assert "going on all the same" in capsys.readouterr().err
+    # The run keeps what it began with: the same rule, made anew.
+    whole = fit(workdir=tmp_path / "whole", rule=sgd())
+    fit(workdir=tmp_path / "cut", rule=sgd(), callbacks=[stop])
+    np.testing.assert_array_equal(fit(workdir=tmp_path / "cut", rule=sgd()).params, whole.params)
