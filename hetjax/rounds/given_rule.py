@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from hetjax import digests, types
-from hetjax.rounds import inputs, rules
+from hetjax.rounds import contract, inputs, rules
 from hetjax.rounds import losses as losses_lib
 
 
@@ -61,19 +61,37 @@ def check(
 
 
 def digest(rule: rules.LocalRule, params: types.PyTree, examples: types.PyTree) -> str:
-    """What a rule computes, with all constants in it, where its rounds are given no values."""
+    """What a rule computes, with all constants in it, where its rounds are given no values.
+
+    Raises:
+        ValueError: what it returns breaks its contract.
+    """
+
+    def begin(shared: types.Shared, worker: types.PyTree) -> Any:
+        return contract.begun(rule.begin, rule.begin(shared, worker), ())
+
+    def add(shared: types.Shared, worker: types.PyTree, sums: types.PyTree, *others: Any) -> Any:
+        returned = rule.add(shared, worker, sums, *others)
+        return contract.added("add", rule.add, returned, (worker, sums))
+
+    def finish(shared: types.Shared, *sums: types.PyTree) -> Any:
+        return contract.finished(rule.finish, rule.finish(shared, *sums), (), ())
+
     shared = types.Shared(_shapes_of(params))
-    begun = jax.eval_shape(lambda shared: rule.begin(shared, rule.init(shared.params)), shared)
+    worker = jax.eval_shape(rule.init, shared.params)
+    begun = _shapes_of(jax.eval_shape(begin, shared, worker))
     return digests.of_programs(
         (rule.init, (shared.params,)),
-        (rule.begin, (shared, begun[0])),
-        (rule.add, (shared, *begun, _microbatch_of(examples), jax.random.key(0))),
-        (rule.finish, (shared, *begun)),
+        (begin, (shared, worker)),
+        (add, (shared, *begun, _microbatch_of(examples), jax.random.key(0))),
+        (finish, (shared, *begun)),
     )
 
 
 def _shapes_of(tree: types.PyTree) -> types.PyTree:
-    return jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), tree)
+    """With types of their own, that give way to no others."""
+    found = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), tree)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), found)
 
 
 def _microbatch_of(examples: types.PyTree) -> types.PyTree:

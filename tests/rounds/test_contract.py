@@ -170,6 +170,27 @@ def test_a_step_of_ones_own_refuses_it_when_it_is_traced(name):
         jax.eval_shape(step, state, microbatches, counts, jax.random.key(0))
 
 
+@pytest.mark.parametrize("name", [name for name in WRONG if "sum" not in name][::3])
+def test_a_run_that_is_recorded_refuses_it_in_the_same_words(name, tmp_path):
+    rule, message = WRONG[name]
+    with pytest.raises(ValueError, match=rf"^rule: its {message}"):
+        problems.fit(DATA, WEIGHTS, rule=rule, workdir=tmp_path, local="virtual", epochs=1)
+
+
+def test_sums_that_begin_as_a_number_of_python_keep_its_type(float64, tmp_path):
+    """0.0 is float64 here, and what is added to it float32."""
+    rule = own()
+
+    def begin(shared, worker):
+        return worker, (jnp.zeros_like(shared.params), 0.0)
+
+    fields = {"epochs": 1, "local": "virtual", "workdir": tmp_path}
+    with jax.numpy_dtype_promotion("standard"):
+        result = problems.fit(DATA, WEIGHTS, rule=rule._replace(begin=begin), **fields)
+    plain = problems.fit(DATA, WEIGHTS, epochs=1, local="virtual")
+    np.testing.assert_allclose(result.params, plain.params, rtol=1e-6)
+
+
 @pytest.mark.parametrize("local", FORMS)
 def test_rounds_without_update_contribute_any_tree_of_numbers(local):
     of_rounds = {
