@@ -17,6 +17,10 @@ _MOST_CHARACTERS = 160  # that are shown of a tree
 _STAYS = "each of worker and sums must keep its tree, shapes and types from call to call"
 
 
+class BrokenError(ValueError):
+    """A function of a rule returned what it may not; says which, what, and what is allowed."""
+
+
 def begun(function: Callable, returned: Any, kept: tuple) -> tuple[types.PyTree, types.PyTree]:
     """`(worker, sums)` of `begin`; `kept` is `(worker,)` as it was, or () where nothing is kept."""
     worker, sums = _several("begin", function, returned, "(worker, sums)")
@@ -122,7 +126,7 @@ def _arrays(name: str, function: Callable, part: str, tree: Any) -> Any:
 
 
 def _refuse(name: str, function: Callable, got: str, must: str) -> NoReturn:
-    raise ValueError(f"rule: its {name}, {parts.path_of(function)}, returned {got}; {must}")
+    raise BrokenError(f"rule: its {name}, {parts.path_of(function)}, returned {got}; {must}")
 
 
 class _Text(str):

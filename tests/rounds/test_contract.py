@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.rounds import losses
+from hetjax.rounds import gradients, losses
 from tests.own_parts import hessian_product
 from tests.rounds import problems
 
@@ -189,6 +189,21 @@ def test_sums_that_begin_as_a_number_of_python_keep_its_type(float64, tmp_path):
         result = problems.fit(DATA, WEIGHTS, rule=rule._replace(begin=begin), **fields)
     plain = problems.fit(DATA, WEIGHTS, epochs=1, local="virtual")
     np.testing.assert_allclose(result.params, plain.params, rtol=1e-6)
+
+
+def test_a_rule_that_takes_evidence_is_told_whose_it_was():
+    right = gradients.gradient_sums(LOSS)
+
+    def take(*given):
+        worker, sums = right.take(*given)
+        return worker, sums._replace(weight_sum=sums.weight_sum[None])
+
+    message = (
+        r"its take, .*sums\.weight_sum float32\[1\] where float32\[\] is due; "
+        rf"{STAYS}. It was given what observe of the order 'd_grab' returned"
+    )
+    with pytest.raises(ValueError, match=rf"^rule: {message}"):
+        run(right._replace(take=take), ordering="d_grab")
 
 
 @pytest.mark.parametrize("local", FORMS)
