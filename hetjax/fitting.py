@@ -74,8 +74,8 @@ def fit(
         resume: go on from the newest checkpoint in `workdir` where there is one of this
             configuration that is not at the run's end, or that has fewer `epochs` or
             `max_rounds`; else begin at the beginning. The number of workers may have changed. A
-            run that began with another loss, optimiser, initial parameters or data is refused;
-            'force' goes on with it.
+            run that began with another loss, optimiser, rule, initial parameters or data is
+            refused; 'force' goes on with it.
         init_state: parameters, optimiser's state and progress to begin with, such as the `state`
             of another result; `params` may be None then.
         progress: show a progress bar.
@@ -84,7 +84,8 @@ def fit(
         workers: their number; by default one for each device.
         per_example_rng: the loss gets a key for each example, `key[B]`.
         rule: what a worker does with its microbatches, and what it hands to the synchronisation; by
-            default it adds up gradients.
+            default it adds up gradients. If it has `losses`, they are those of `loss_fn`; by
+            `loss_fn` a run is evaluated in any case.
         config: a checked configuration; or give `fields`.
         **fields: fields of the configuration, groups as dicts: `epochs=5, budget=32,
             cluster={"num_workers": 4}, quota={"policy": "adaptive"}`. `quota`, `ordering`,

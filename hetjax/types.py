@@ -139,7 +139,7 @@ class Step(NamedTuple):
 class SyncMetrics(NamedTuple):
     """What a synchronisation tells the host, the same on every worker."""
 
-    loss_sum: jax.Array  # f32[]
+    loss_sum: jax.Array  # f32[]; NaN, for who reads it, where the local rule adds up none
     weight_sum: jax.Array  # f32[]
     example_count: jax.Array  # i32[W]: examples that entered the sums
     microbatches_done: jax.Array  # i32[W]

@@ -20,6 +20,7 @@ LAYERS = {
     "types": 0,
     "values": 0,
     "interrupt": 0,
+    "digests": 1,
     "mesh": 1,
     "parts": 1,
     "schedules": 1,

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax import digests as digests_lib
 from hetjax import types
 from hetjax.bilevel import machine
 from hetjax.bilevel.problem import LOWER, UPPER
@@ -131,7 +132,7 @@ def digests(run: run_lib.BilevelRun) -> dict[str, Any]:
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), run.point)
 
     def of_loss(own: level.Level) -> str:
-        return fingerprint.of_programs((own.loss_fn, (shapes, own.first_examples(), keys)))
+        return digests_lib.of_programs((own.loss_fn, (shapes, own.first_examples(), keys)))
 
     def updated(grads: Any, opt: Any, x: Any, value: Any, progress: Any) -> Any:
         return run.optimizer.update(grads, opt, x, value=value, progress=progress)
@@ -144,11 +145,11 @@ def digests(run: run_lib.BilevelRun) -> dict[str, Any]:
         "upper examples": len(upper.source),
         "upper data": fingerprint.of_data(upper.source),
         "upper loss": of_loss(upper),
-        "params": fingerprint.of_arrays((run.x, run.y0)),
-        "optimizer": fingerprint.of_programs(
+        "params": digests_lib.of_arrays((run.x, run.y0)),
+        "optimizer": digests_lib.of_programs(
             (run.optimizer.init, (run.x,)),
             (updated, (run.x, opt, run.x, np.float32(0), np.float32(0))),
         ),
-        "estimator": fingerprint.of_programs((machine.whole(run.estimator), (run.x, run.y0))),
+        "estimator": digests_lib.of_programs((machine.whole(run.estimator), (run.x, run.y0))),
         "jax": jax.__version__,
     }

@@ -1,13 +1,11 @@
 """What does a run depend on beside its configuration? Digests, by which it knows itself again.
 
-The loss and the optimiser are told by their programs, with all numbers in them: a learning rate,
-an array that is closed over. So one that was only written otherwise is the same, and one that
-does something else is not.
+The loss, the optimiser and a local rule of one's own are told by their programs, with all numbers
+in them: a learning rate, an array that is closed over. So one that was only written otherwise is
+the same, and one that does something else is not.
 """
 
-import hashlib
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,21 +13,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax import types
+from hetjax import digests, kinds, types
 from hetjax.data import sources, trial
-from hetjax.rounds import losses, setup, update
+from hetjax.rounds import given_rule, losses, setup, update
 
 _WHOLE_BYTES = 1 << 28  # of arrays, up to which all of the data are looked at
 _SAMPLE = 1024  # examples of larger arrays, evenly spaced
 _READ = 4  # examples of a source that has to be read
-_ADDRESS = re.compile(r"0x[0-9a-f]+")
-_PROGRAMS = ("loss", "optimizer", "upper loss", "estimator")  # written otherwise by another JAX
+_PROGRAMS = (
+    "loss",
+    "optimizer",
+    "rule",
+    "upper loss",
+    "estimator",
+)  # written otherwise by another JAX
 _MEANING = {
     "examples": "the data have {here} examples, and had {there}",
     "data": "the data hold other values",
     "params": "the initial parameters have other values",
     "loss": "the loss computes something else, or with other constants",
     "optimizer": "the optimizer updates otherwise: another kind, learning rate or setting",
+    "rule": "the local rule computes something else, or with other constants",
     "upper examples": "the upper data have {here} examples, and had {there}",
     "upper data": "the upper data hold other values",
     "upper loss": "the upper loss computes something else, or with other constants",
@@ -63,12 +67,18 @@ def make(
         return extended.update(grads, state, params, value=number, progress=number)
 
     state = jax.eval_shape(optimizer.init, grads)
+    own = {}
+    if parts.config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
+        own["rule"] = given_rule.digest(parts.main.rule, grads, first)
     return {
         "examples": len(source),
         "data": of_data(source),
-        "params": of_arrays(params),
-        "loss": of_programs((loss_fn, (grads, first, keys))),
-        "optimizer": of_programs((optimizer.init, (grads,)), (step, (grads, state, grads, number))),
+        "params": digests.of_arrays(params),
+        "loss": digests.of_programs((loss_fn, (grads, first, keys))),
+        "optimizer": digests.of_programs(
+            (optimizer.init, (grads,)), (step, (grads, state, grads, number))
+        ),
+        **own,
         "jax": jax.__version__,
     }
 
@@ -94,54 +104,12 @@ def of_data(source: Any) -> str:
     """A digest of the examples' values; of their shapes alone where reading one twice gives two."""
     if isinstance(source, sources.ArraySource):
         if sum(leaf.nbytes for leaf in jax.tree.leaves(source.arrays)) <= _WHOLE_BYTES:
-            return of_arrays(source.arrays)
-        return of_arrays(sources.fetch(source, _spaced(len(source), _SAMPLE)))
+            return digests.of_arrays(source.arrays)
+        return digests.of_arrays(sources.fetch(source, _spaced(len(source), _SAMPLE)))
     found = sources.fetch(source, _spaced(len(source), _READ))
     changes = trial.look(source, num_readers=1).difference is not None
-    return of_arrays(jax.tree.map(np.zeros_like, found) if changes else found)
+    return digests.of_arrays(jax.tree.map(np.zeros_like, found) if changes else found)
 
 
 def _spaced(length: int, count: int) -> np.ndarray:
     return np.unique(np.linspace(0, length - 1, min(count, length)).astype(np.int64))
-
-
-def of_arrays(tree: types.PyTree) -> str:
-    """A digest of all values of a tree of arrays, and of their names, types and shapes."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        array = np.ascontiguousarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def of_programs(*calls: tuple[Callable, tuple]) -> str:
-    """A digest of what functions compute of their arguments, with all constants in them."""
-    digest = hashlib.blake2b(digest_size=16)
-    for function, arguments in calls:
-        program = jax.make_jaxpr(function)(*arguments)
-        digest.update(_ADDRESS.sub("", str(program.jaxpr)).encode())
-        for constant in _constants(program):
-            digest.update(of_arrays(_plain(constant)).encode())
-    return digest.hexdigest()
-
-
-def _plain(constant: Any) -> Any:
-    if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
-        return jax.random.key_data(constant)
-    return constant
-
-
-def _constants(part: Any) -> Iterator[Any]:
-    """The arrays in a program, and in those that it calls."""
-    if isinstance(part, tuple | list):
-        for each in part:
-            yield from _constants(each)
-    elif hasattr(part, "eqns"):
-        for equation in part.eqns:
-            literals = [getattr(atom, "val", None) for atom in equation.invars]
-            yield from (value for value in literals if getattr(value, "size", 1) > 1)
-            yield from _constants(list(equation.params.values()))
-    elif hasattr(part, "jaxpr") and hasattr(part, "consts"):
-        yield from part.consts
-        yield from _constants(part.jaxpr)

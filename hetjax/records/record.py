@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class Recorder:
             self._bar = self._begin_bar(line.examples_processed - line.examples)
         quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
         self._bar.set_postfix_str(
-            f"loss {line.loss:.3f}{_few(line.metrics)} quotas {quotas} "
+            f"{_loss(line.loss)}{_few(line.metrics)} quotas {quotas} "
             f"waiting {line.waiting_fraction:.0%}",
             refresh=False,
         )
@@ -119,6 +120,10 @@ def _few(metrics: dict[str, float] | None) -> str:
         if len(text + more) <= _MOST_CHARACTERS:
             text += more
     return text
+
+
+def _loss(loss: float) -> str:
+    return "no loss" if math.isnan(loss) else f"loss {loss:.3f}"
 
 
 def made_directory(workdir: pathlib.Path) -> pathlib.Path:

@@ -138,7 +138,8 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if not summary["rounds"]:
         return [("note", "interrupted before the first round was done")]
     rows = _evaluated(summary)
-    rows.append(("loss, last epoch", f"{summary['train_loss'] or float('nan'):.4f}"))
+    loss = summary["train_loss"]
+    rows.append(("loss, last epoch", "none" if loss is None else f"{loss:.4f}"))
     rows.append(("rounds", f"{summary['rounds']:,} in {summary['epochs']:.4g} epochs"))
     rows.append(("quotas", " ".join(map(str, summary["quotas"]))))
     if series.has_clock(summary) and summary["round_secs_mean"] is not None:

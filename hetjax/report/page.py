@@ -139,6 +139,10 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
             f"than for losses whose program shows that it treats each example by itself: {reason}"
         )
     bad = int(np.sum(np.isnan(series.column(history, "loss"))))
-    if bad:
+    if history and bad == len(history):
+        notes.append(
+            "No round has a training loss: the local rule adds up none, or no example counted."
+        )
+    elif bad:
         notes.append(f"{bad:,} of {len(history):,} rounds have no finite training loss.")
     return notes

@@ -185,11 +185,14 @@ def _losses(summary: Record, history: Sequence[Record]) -> str:
     )
     if not series.has_clock(summary):
         caption = "Against epochs: how much each pass over the data teaches, whatever the speeds."
+    has_training = np.isfinite(series.column(history, "loss")).any()
+    if not (has_training or series.evaluations(history, "loss")):
+        return ""
     return section(
         "Loss",
         caption + _replicas("loss", history),
         lambda width: losses.draw_losses(history, summary, width=width),
-        key=TRAINING + _evaluated_key("loss", history),
+        key=(TRAINING if has_training else "") + _evaluated_key("loss", history),
     )
 
 

@@ -23,7 +23,7 @@ from hetjax import mesh as mesh_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.ordering import ordering as ordering_lib
-from hetjax.rounds import gradients, inputs, jitted, local, rules, second_moments, sync
+from hetjax.rounds import given_rule, gradients, inputs, jitted, local, rules, second_moments, sync
 from hetjax.rounds import losses as losses_lib
 
 StepFn = Callable[..., tuple]
@@ -173,7 +173,7 @@ def make_train_step(
         own = gradients.rule_of(
             rule, loss_fn, losses_lib.Traced(*traced), per_example_rng=per_example_rng
         )
-        steps = rules.with_observer(own, observer)
+        steps = rules.with_observer(own, observer, updates=optimizer is not None)
         synchronise = sync.make_sync(
             optimizer,
             steps=steps,
@@ -199,9 +199,8 @@ def make_train_step(
         given: types.PyTree = (),
     ) -> tuple:
         _check_active(active, gossips=gossips)
-        traced = _check_step(
-            loss_fn, state, microbatches, rng, observer, per_example_rng=per_example_rng
-        )
+        of_run = loss_fn, rule, optimizer, observer
+        traced = _check_step(*of_run, state, microbatches, rng, per_example_rng=per_example_rng)
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
         reads = second_moments.attach(observer, optimizer, row)
         steps, run_local, begin, synchronise = programs(reads, *traced)
@@ -215,7 +214,7 @@ def make_train_step(
         done = synchronise(state, contributed, shares, active, (), given)
         if observer is not None:
             example_signs = _turned(example_signs, done.flips)
-        found = done.state, done.metrics, example_signs
+        found = done.state, _told(done.metrics, rule), example_signs
         return (*found, done.mean) if optimizer is None else found
 
     def active(round_index: int) -> Any:
@@ -254,21 +253,31 @@ def _observer_of(
     return order.observer(ordering_lib.Sizes(num_workers, microbatch_size, max_microbatches))
 
 
+def _told(metrics: types.SyncMetrics, rule: rules.LocalRule | None) -> types.SyncMetrics:
+    """The metrics as a caller gets them: without a loss where the rule adds up none."""
+    if rule is None or rule.loss_sum is not None:
+        return metrics
+    return metrics._replace(loss_sum=jnp.full_like(metrics.loss_sum, jnp.nan))
+
+
 def _check_step(
     loss_fn: losses_lib.LossFn,
+    rule: rules.LocalRule | None,
+    optimizer: optax.GradientTransformation | None,
+    observer: ordering_lib.Observer | None,
     state: types.TrainState,
     microbatches: types.Microbatch,
     rng: jax.Array,
-    observer: ordering_lib.Observer | None,
     *,
     per_example_rng: bool,
 ) -> losses_lib.Traced:
-    """Refuses a loss that a round cannot use, and sizes of another observer."""
+    """Refuses a loss that a round cannot use, a rule of another one, other sizes than observed."""
     params = jax.tree.map(lambda x: x[0], state.params)
     one = jax.tree.map(lambda x: x[0, 0], microbatches.examples)
     batch_size = microbatches.example_ids.shape[-1]
     keys = jax.random.split(rng, batch_size) if per_example_rng else rng
     traced = losses_lib.check_loss(loss_fn, params, one, keys)
+    given_rule.check(rule, loss_fn, params, one, optimizer, per_example_rng=per_example_rng)
     made_for = None if observer is None else observer.sizes
     sizes = microbatches.example_ids.shape[:0:-1]
     if made_for is not None and sizes != (made_for.microbatch_size, made_for.max_microbatches):

@@ -142,27 +142,45 @@ def check_optimizer(optimizer: Any, params: Any, *, caller: str = "fit") -> None
             f"{caller}: optimizer is {parts.shown(optimizer)}; it must be an optax optimiser, such "
             f"as optax.sgd(0.1), with an init and an update.{_optax_for(optimizer)}"
         )
-    complete = update.with_extra_arguments(optimizer)
-    assert complete is not None
-
-    def one_update(params: Any) -> Any:
-        # As in a round: see `update`.
-        given = {"value": np.float32(0), "progress": np.float32(0)}
-        return complete.update(params, complete.init(params), params, **given)
-
-    missing: list[str] = []
-    with contextlib.suppress(Exception):  # of a shape or a type: the first round says more
-        try:
-            jax.eval_shape(one_update, params)
-        except TypeError as error:
-            if "required keyword-only argument" in str(error):
-                missing = re.findall(r"'(\w+)'", str(error))
+    missing = _missing(optimizer, params, "value", "progress")  # as in a round: see `update`
     if missing:
         raise ValueError(
             f"{caller}: the update of this optimizer needs {' and '.join(missing)}, too. "
             f"{groups.LINE_SEARCH} (and value, the mean loss). Take an optimiser that needs "
             "gradients alone, such as optax.adam(1e-3) or optax.sgd(0.1, momentum=0.9)"
         )
+
+
+def check_without_loss(optimizer: Any, params: Any) -> None:
+    """Refuses an optimiser that goes by the mean loss, where the local rule adds up none.
+
+    Raises:
+        ValueError: it does.
+    """
+    if "value" in _missing(optimizer, params, "progress"):
+        raise ValueError(
+            "rule: the update of this optimizer needs the round's mean loss (value), and the local "
+            "rule adds up none: its loss_sum is None. Give the rule a loss_sum(sums) -> f[], or "
+            "take an optimizer that needs gradients alone, such as optax.adam(1e-3)"
+        )
+
+
+def _missing(optimizer: Any, params: Any, *given: str) -> list[str]:
+    """What the update of an optimiser needs beside what is given; nothing is computed."""
+    complete = update.with_extra_arguments(optimizer)
+    assert complete is not None
+
+    def one_update(params: Any) -> Any:
+        extra = dict.fromkeys(given, np.float32(0))
+        return complete.update(params, complete.init(params), params, **extra)
+
+    with contextlib.suppress(Exception):  # of a shape or a type: the first round says more
+        try:
+            jax.eval_shape(one_update, params)
+        except TypeError as error:
+            if "required keyword-only argument" in str(error):
+                return re.findall(r"'(\w+)'", str(error))
+    return []
 
 
 def _optax_for(optimizer: Any) -> str:

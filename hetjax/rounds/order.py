@@ -5,7 +5,7 @@ import numpy as np
 import optax
 
 from hetjax import kinds, ordering, types
-from hetjax.rounds import apart, rules, second_moments
+from hetjax.rounds import apart, contract, rules, second_moments
 from hetjax.rounds import losses as losses_lib
 
 
@@ -44,6 +44,12 @@ def make(
     apart.refuse(loss_fn, params, examples, keys)
     try:
         return observer, _refusal(observer, rule, loss_fn, params, examples, keys, optimizer)
+    except contract.BrokenError as error:
+        raise ValueError(
+            f"{error}. It was given what observe of the order "
+            f"{kinds.name_of('ordering', method)!r} returned: ((loss_sum f[], weights.sum()), "
+            "grad_parts like the parameters, …)"
+        ) from error
     except (AttributeError, TypeError, ValueError) as error:
         name = kinds.name_of("ordering", method)
         raise ValueError(

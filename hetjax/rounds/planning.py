@@ -10,8 +10,8 @@ import numpy as np
 from hetjax import parts as parts_lib
 from hetjax import quota, types
 from hetjax.data import stream as stream_lib
-from hetjax.rounds import gathering, local, programs, setup, sync
-from hetjax.rounds.run_records import Plan, RunState
+from hetjax.rounds import gathering, local, programs, setup
+from hetjax.rounds.run_records import Executed, Plan, RunState
 
 
 def plan(
@@ -104,9 +104,7 @@ def commit(
     parts: setup.RunParts,
     state: RunState,
     plan: Plan,
-    done: gathering.Done,
-    clocks: gathering.Clocks,
-    sums: sync.Synchronised,
+    executed: Executed,
 ) -> RunState:
     """The state after a round; waits for the signs of its examples, where there are any.
 
@@ -114,13 +112,11 @@ def commit(
         parts: of the run.
         state: before the round.
         plan: what it was to do.
-        done: what all workers did of it.
-        clocks: and when.
-        sums: what the devices made of it.
+        executed: what came of it.
     """
-    policy = plan.policy
+    policy, done, sums = plan.policy, executed.done, executed.sums
     if parts.trace is None:  # of a trace the policy was never asked
-        policy = parts.policy.observe(policy, _times(done, clocks))
+        policy = parts.policy.observe(policy, _times(done, executed.clocks))
     stream = state.stream
     if not plan.is_again:  # else its examples are counted already, and the orders stay
         stream = parts.stream.commit(

@@ -134,7 +134,8 @@ class Common(NamedTuple):
         optimizer: optax.GradientTransformation | None = None,
     ) -> Programs:
         """The programs of one kind; without an optimiser its rounds have no update."""
-        steps, mesh = rules.with_observer(rule, observer), self.where.mesh
+        steps = rules.with_observer(rule, observer, updates=optimizer is not None)
+        mesh = self.where.mesh
         sums = _make_sums(self.config, self.chosen.reducer, self.meeting, rule, self.params)
         of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
         # The gathering and the sums of several processes take contributions as they are.
@@ -194,7 +195,7 @@ def _make_sums(
 ) -> shared_sums.Sums:
     """How the sums meet: before the sync program where they are one plain sum."""
     in_one_unit = rule.weight_grads is None and _weighting(config, gossips=False) == "example"
-    if reducer.is_plain_sum and in_one_unit:
+    if reducer.is_plain_sum and in_one_unit and not meeting.alone:
         return meeting.sums(rules.contribution_shapes(rule, params))
     return shared_sums.Sums()
 

@@ -92,7 +92,7 @@ class Report:
         sums = self._executed.sums._replace(
             state=nothing, carried=nothing, mean=nothing, own=nothing
         )
-        self._executed = self._executed._replace(sums=sums)
+        self._executed = self._executed._replace(plan=self._plan, sums=sums)
 
     def end(self, now: float) -> None:
         """Says when the round was over, unless that is known already."""
@@ -102,10 +102,14 @@ class Report:
 
     @property
     def totals(self) -> types.SyncMetrics:
-        """The sums of the round, on the host; waits for them."""
+        """The sums of the round, on the host; waits for them. NaN is the loss of a rule that adds
+        up none."""
         if self._totals is None:
             totals = jax.tree.map(np.asarray, self._executed.sums.metrics)
             self._totals = parcels.unpack(totals)
+            if self._parts.programs_of(self._plan).rule.loss_sum is None:
+                nothing: Any = np.float64(np.nan)
+                self._totals = self._totals._replace(loss_sum=nothing)
         return self._totals
 
     def _step(self) -> dict[str, Any]:

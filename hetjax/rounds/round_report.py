@@ -30,7 +30,7 @@ class RoundReport:
     examples: int  # processed in this round, by all workers
     examples_processed: int  # since the run began
     skipped_examples: int  # of `examples`: in microbatches that were not finite
-    loss: float  # mean over the round
+    loss: float  # mean over the round; NaN where no example has a weight, or the rule no loss
     quotas: list[int]  # microbatches, [W]
     microbatches_done: list[int]  # [W]; what is left of the quotas went back to the order
     examples_counted: list[int]  # [W], that entered the sums

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from hetjax import parts, trees, types
 from hetjax.ordering import halves, ordering
+from hetjax.rounds import contract
 
 
 class LocalRule(NamedTuple):
@@ -37,7 +38,8 @@ class LocalRule(NamedTuple):
     """
 
     begin: Callable[[types.Shared, types.PyTree], tuple[types.PyTree, types.PyTree]]
-    """`(shared, worker) -> (worker, sums)`, before the first microbatch of a round."""
+    """`(shared, worker) -> (worker, sums)`, before the first microbatch of a round. From there on
+    neither changes its tree, shapes or types."""
 
     add: Callable[..., tuple[types.PyTree, types.PyTree]]
     """`(shared, worker, sums, microbatch, rng) -> (worker, sums)`. `rng` is the key of the run and
@@ -48,7 +50,8 @@ class LocalRule(NamedTuple):
     """`(shared, worker, sums) -> (worker, contribution, weight f[])`. The synchronisation sums
     contributions and weights over the workers and divides once: so a contribution is a sum over
     the worker's examples, weighted, and `weight` the sum of the weights, 0 where nothing was
-    done."""
+    done; both floating point, `weight` in float32 or wider. Where the run updates, the
+    contribution has the tree and the shapes of the parameters; else it may be any tree."""
 
     init: Callable[[types.PyTree], types.PyTree] = lambda params: ()
     """`params -> worker`, before the first round; before each round where nothing is kept."""
@@ -57,8 +60,9 @@ class LocalRule(NamedTuple):
     """`worker` goes from round to round. It is in `TrainState.worker` and in checkpoints."""
 
     losses: Callable[[types.Microbatch, jax.Array], halves.Losses] | None = None
-    """`(microbatch, rng) -> losses` for an order's observer, see `losses.masked`. None where the
-    contribution is not the gradient of the objective: then such orders are refused."""
+    """`(microbatch, rng) -> losses` for an order's observer: `losses.masked` of the run's
+    `loss_fn`; others are refused. None where the contribution is not the gradient of the objective:
+    then such orders are refused."""
 
     take: Callable[..., tuple[types.PyTree, types.PyTree]] | None = None
     """`(worker, sums, loss_sum, weight_sum, grad_parts) -> (worker, sums)`, in place of `add`
@@ -73,7 +77,8 @@ class LocalRule(NamedTuple):
     can judge a microbatch more cheaply puts its judgement into one of its sums and gives that."""
 
     loss_sum: Callable[[types.PyTree], jax.Array] | None = None
-    """`sums -> f[]`, for the report: over the same weight as the contribution."""
+    """`sums -> f[]`, for the report: over the same weight as the contribution. None: the run has no
+    training loss; then an optimiser that goes by it is refused."""
 
     metrics: tuple[str, ...] = ()
     """Names of the metrics that the rule adds up, those that the loss returns."""
@@ -165,7 +170,9 @@ def check_metrics(rule: LocalRule, metrics: Sequence[str]) -> None:
         )
 
 
-def with_observer(rule: LocalRule, observer: ordering.Observer | None = None) -> LocalSteps:
+def with_observer(
+    rule: LocalRule, observer: ordering.Observer | None = None, *, updates: bool = False
+) -> LocalSteps:
     """A local rule with its tally, its guard, and the evidence for an order.
 
     A microbatch after which anything in `worker` or `sums` is not finite adds nothing to these
@@ -174,10 +181,12 @@ def with_observer(rule: LocalRule, observer: ordering.Observer | None = None) ->
     Args:
         rule: what a worker does.
         observer: of the order; None where the order needs no evidence.
+        updates: the parameters are updated by what the rule contributes.
 
     Raises:
         ValueError: the observer needs gradients of the objective, and the rule computes
-            something else, or its weights depend on the parameters.
+            something else, or its weights depend on the parameters; or (when traced) what the rule
+            returns breaks its contract.
     """
     check(rule)
     if observer is not None and rule.weight_grads is not None:
@@ -197,7 +206,7 @@ def with_observer(rule: LocalRule, observer: ordering.Observer | None = None) ->
     steps = LocalSteps(
         functools.partial(_begin, rule, observer),
         functools.partial(_add, rule, observer),
-        functools.partial(_finish, rule),
+        functools.partial(_finish, rule, updates),
     )
     read = None if observer is None else observer.read_moments
     return steps if read is None else steps._replace(moments=read)
@@ -211,7 +220,9 @@ def _begin(
     memory: types.PyTree,
 ) -> types.Carried:
     worker = worker if rule.keeps_worker else rule.init(shared.params)
-    worker, sums = jax.tree.map(_strong, rule.begin(shared, worker))
+    kept = (worker,) if rule.keeps_worker else ()
+    begun = contract.begun(rule.begin, rule.begin(shared, worker), kept)
+    worker, sums = jax.tree.map(_strong, begun)
     evidence = () if observer is None else observer.begin_round(memory)
     zero = jnp.zeros((), jnp.int32)
     return types.Carried(worker, sums, evidence, types.Tally(zero, zero, zero - 1))
@@ -238,7 +249,8 @@ def _add(
     if observer is None:
 
         def step(worker: types.PyTree, sums: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
-            return rule.add(shared, worker, sums, microbatch, rng)
+            returned = rule.add(shared, worker, sums, microbatch, rng)
+            return contract.added("add", rule.add, returned, (worker, sums))
     else:
         assert rule.losses is not None
         so_far = trees.first_row(carried) if has_row_axis else carried
@@ -253,7 +265,8 @@ def _add(
 
         def step(worker: types.PyTree, sums: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
             assert rule.take is not None
-            return rule.take(worker, sums, loss_sum, weight_sum, grad_parts)
+            returned = rule.take(worker, sums, loss_sum, weight_sum, grad_parts)
+            return contract.added("take", rule.take, returned, (worker, sums))
 
     def guarded(before: types.Carried) -> tuple[types.Carried, jax.Array]:
         after = step(before.worker, before.sums)
@@ -278,20 +291,36 @@ def _add(
     return carried, example_signs
 
 
-def _finish(rule: LocalRule, shared: types.Shared, carried: types.Carried) -> types.Contribution:
+def _finish(
+    rule: LocalRule, updates: bool, shared: types.Shared, carried: types.Carried
+) -> types.Contribution:
+    params = (shared.params,) if updates else ()
+
     def one(carried: types.Carried) -> types.Contribution:
-        worker, sums, weight = rule.finish(shared, carried.worker, carried.sums)
-        none = jnp.zeros_like(weight)
+        returned = rule.finish(shared, carried.worker, carried.sums)
+        kept = (carried.worker,) if rule.keeps_worker else ()
+        worker, sums, weight = contract.finished(rule.finish, returned, kept, params)
+        loss_sum, metric_sums, own, weight_grads = jnp.zeros_like(weight), (), (), ()
+        if rule.loss_sum is not None:
+            loss_sum = contract.number("loss_sum", rule.loss_sum, rule.loss_sum(carried.sums))
+        if rule.metric_sums is not None:
+            measured = rule.metric_sums(carried.sums)
+            metric_sums = contract.of_metrics(rule.metric_sums, measured, rule.metrics)
+        if rule.own_sums is not None:
+            own = contract.sums("own_sums", rule.own_sums, rule.own_sums(carried.sums))
+        if rule.weight_grads is not None:
+            grads = rule.weight_grads(carried.sums)
+            weight_grads = contract.of_weights(rule.weight_grads, grads, sums)
         return types.Contribution(
             sums=sums,
             weight=weight,
-            loss_sum=none if rule.loss_sum is None else rule.loss_sum(carried.sums),
+            loss_sum=loss_sum,
             worker=worker if rule.keeps_worker else (),
             evidence=carried.evidence,
             tally=carried.tally,
-            metric_sums=() if rule.metric_sums is None else rule.metric_sums(carried.sums),
-            own=() if rule.own_sums is None else rule.own_sums(carried.sums),
-            weight_grads=() if rule.weight_grads is None else rule.weight_grads(carried.sums),
+            metric_sums=metric_sums,
+            own=own,
+            weight_grads=weight_grads,
         )
 
     has_row_axis = carried.tally.example_count.ndim == 1
@@ -313,8 +342,10 @@ def _counted(
 def contribution_shapes(rule: LocalRule, params: types.PyTree, given: types.PyTree = ()) -> Any:
     """The shapes and types of what a worker contributes; computes nothing."""
 
+    steps = with_observer(rule)
+
     def contribution(params: types.PyTree, given: types.PyTree) -> types.PyTree:
         shared = types.Shared(params, given)
-        return rule.finish(shared, *rule.begin(shared, rule.init(params)))[1]
+        return steps.finish(shared, steps.begin(shared, rule.init(params), ())).sums
 
     return jax.eval_shape(contribution, params, given)

@@ -32,7 +32,6 @@ from hetjax.rounds import (
     resume,
     run_records,
     setup,
-    sync,
     warm_up,
 )
 from hetjax.rounds import losses as losses_lib
@@ -270,7 +269,7 @@ class Run:
 
         with jax.profiler.StepTraceAnnotation("round", step_num=index):
             executed = self.execute(plan, request=request, meanwhile=host_work, began=began)
-            new = self.commit(state, plan, executed.done, executed.clocks, executed.sums)
+            new = self.commit(state, plan, executed)
         processed = new.stream.examples_processed
         before = state.stream.examples_processed
         report = reporting.Report(
@@ -379,19 +378,17 @@ class Run:
             )
         after = sums.whole_state(train)._replace(**({} if is_main else {"worker": kept}))
         sums = sums._replace(state=after, metrics=told.metrics or sums.metrics)
-        return Executed(told.done._replace(flips=sums.flips), clocks, sums, told.asked)
+        return Executed(plan, told.done._replace(flips=sums.flips), clocks, sums, told.asked)
 
-    def commit(
-        self,
-        state: RunState,
-        plan: Plan,
-        done: gathering.Done,
-        clocks: gathering.Clocks,
-        sums: sync.Synchronised,
-    ) -> RunState:
-        """The state after a round, of what `execute` returned: see `planning.commit`."""
-        run_records.check_commit(state, plan, self)
-        return planning.commit(self.parts, state, plan, done, clocks, sums)
+    def commit(self, state: RunState, plan: Plan, executed: Executed) -> RunState:
+        """The state after a round, of what `execute(plan)` returned: see `planning.commit`.
+
+        Raises:
+            ValueError: the plan is of another state, or is committed already, or `executed` is of
+                another plan.
+        """
+        run_records.check_commit(state, plan, executed, self)
+        return planning.commit(self.parts, state, plan, executed)
 
     def _warm_up(self, state: RunState, kind: str, given: types.PyTree) -> RunState:
         state = warm_up.warm_up(self, state, kind, given)

@@ -78,8 +78,9 @@ def _described(shapes: Shapes) -> str:
     return f"arrays of shapes {', '.join(of_each)}" if shapes else "no arrays"
 
 
-def check_commit(state: Any, plan: "Plan", run: Any) -> None:
-    """Refuses to commit a plan to another state than its own, and twice; notes that it is done.
+def check_commit(state: Any, plan: "Plan", executed: Any, run: Any) -> None:
+    """Refuses to commit a plan to another state than its own, with the work of another plan, and
+    twice; notes that it is done.
 
     Raises:
         ValueError: it is one of them.
@@ -93,6 +94,15 @@ def check_commit(state: Any, plan: "Plan", run: Any) -> None:
         raise ValueError(
             f"Run.commit: the round of generation {state.generation} is committed already, and its "
             "state is spent; go on with the state that was returned"
+        )
+    if not isinstance(executed, Executed):
+        raise ValueError(
+            f"Run.commit: got a {type(executed).__name__}; give what run.execute(plan) returned"
+        )
+    if executed.plan is not plan:
+        raise ValueError(
+            f"Run.commit: this is the work of another plan, of round {executed.plan.round_index}; "
+            "give the plan that was executed, and what run.execute(plan) returned"
         )
     state.lineage.newest = state.lineage.committed = state.generation + 1
 
@@ -150,6 +160,7 @@ class Plan(NamedTuple):
 class Executed(NamedTuple):
     """What came of a plan."""
 
+    plan: Plan
     done: gathering.Done
     clocks: gathering.Clocks
     sums: sync.Synchronised

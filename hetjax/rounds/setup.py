@@ -27,6 +27,7 @@ from hetjax.processes import solutions
 from hetjax.rounds import (
     apart,
     gathering,
+    given_rule,
     gradients,
     order,
     replay,
@@ -182,13 +183,13 @@ def build(
             else, or data that cannot be read.
     """
     beacons, solved = beacons or beacons_lib.Beacons(), solved or solutions.Solutions()
-    begins = begins or starting.Starting()
-    chosen = kinds.of_config(config, {}) if chosen is None else chosen
+    begins, chosen = begins or starting.Starting(), chosen or kinds.of_config(config, {})
     num_workers, where = config.cluster.num_workers, programs_lib.place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
     traced = losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = programs_lib.sizes(config)
+    given_rule.check(rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng)
     rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
     tried = (rule, loss_fn, params, first, keys, optimizer)
     observer, refusal = _try_order(config, chosen.ordering, tried, leads=where.own[0] == 0)

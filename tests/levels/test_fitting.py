@@ -57,6 +57,8 @@ def test_each_example_once_a_pass_and_as_often_as_its_batch_is_held(float64, gat
     assert visits.sum() == revisits
     new = sum(line["examples"] for line in lines if line["is_new"])
     assert result.summary["levels"]["lower"]["examples_processed"] == new
+    for line in result.rounds:  # a request that asks for no loss has none, and not 0
+        assert (line["loss"] is None) == line["request"].startswith("product")
 
 
 def test_no_gate_closes_a_round_of_a_held_batch():

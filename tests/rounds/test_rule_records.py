@@ -4,6 +4,7 @@ import functools
 import json
 from typing import Annotated
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -146,3 +147,153 @@ def test_a_wrong_rule_of_a_configuration_gets_a_message(rule, message):
     common = (problems.softmax_loss, WEIGHTS, optax.sgd(0.5), DATA)
     with pytest.raises(ValueError, match=message):
         hetjax.fit(*common, config=config.validate({"rule": rule}))
+
+
+# --- A rule that adds up no loss ---
+
+
+def without_loss(rate=0.1):
+    return one_local_sgd(rate=rate)._replace(loss_sum=None)
+
+
+def test_a_rule_without_a_loss_has_none_and_not_zero(tmp_path):
+    lines = []
+    made = {"eval_source": DATA, "optimizer": optax.sgd(1.0)}
+    fit(workdir=tmp_path, rule=without_loss(), callbacks=[stop], **made)
+    result = fit(workdir=tmp_path, rule=without_loss(), callbacks=[lines.append], **made)
+    assert len(lines) < len(result.history)  # it went on
+    assert all(np.isnan(line.loss) for line in lines)
+    assert {line["loss"] for line in result.history} == {None}
+    assert result.summary["train_loss"] is None
+    assert "loss, last epoch  none\n" in str(result)
+    page = (tmp_path / "report.html").read_text()
+    assert "No round has a training loss: the local rule adds up none" in page
+    assert "rounds have no finite training loss" not in page
+    assert "training, each round" not in page.split("<h2>Loss</h2>")[1].split("</section>")[0]
+    saved = hetjax.load(tmp_path)
+    assert saved.summary["train_loss"] is None
+    assert {line["loss"] for line in saved.history} == {None}
+    # What is evaluated is loss_fn, which there is; so there is a best, too.
+    assert result.summary["test_loss"] == pytest.approx(
+        hetjax.evaluate(result.params, DATA, metrics)["loss"], rel=1e-6
+    )
+    assert result.summary["best_test_loss"] <= result.summary["test_loss"]
+    assert result.summary["judged_by"] == "test_loss"
+
+
+def metrics(params, batch):
+    return {"loss": problems.softmax_loss(params, batch, None)}
+
+
+def test_kinds_of_rounds_have_a_loss_or_none_each_for_itself():
+    product = hessian_product.hessian_product(problems.softmax_loss)
+    common = (problems.softmax_loss, WEIGHTS, optax.sgd(0.1), DATA)
+    for main, more in ((None, without_loss()), (without_loss(), None)):
+        rules = {"product": product, "more": (more or closure())._replace(keeps_worker=False)}
+        with hetjax.Run(*common, rule=main, rules=rules, budget=8, **STATIC) as run:
+            state, first = run.round(run.init())
+            state, second = run.round(state, kind="product", given=WEIGHTS)
+            state, third = run.round(state, kind="more")
+        assert [np.isnan(r.loss) for r in (first, second, third)] == [
+            main is not None,
+            True,
+            more is not None,
+        ]
+        assert [np.isnan(r.totals.loss_sum) for r in (first, second, third)] == [
+            np.isnan(r.loss) for r in (first, second, third)
+        ]
+
+
+def test_an_optimizer_that_goes_by_the_loss_needs_one_of_the_rule():
+    message = r"needs the round's mean loss \(value\), .*rule adds up none.*loss_sum"
+    for optimizer in (
+        optax.polyak_sgd(),
+        optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit(rule=without_loss(), optimizer=optimizer)
+        assert np.isfinite(fit(rule=closure(), optimizer=optimizer).summary["train_loss"])
+
+
+def test_a_step_of_ones_own_says_that_there_is_no_loss():
+    mesh, ids = hetjax.make_worker_mesh(2), np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+    microbatches = hetjax.Microbatch(
+        ids, np.ones(ids.shape, np.float32), {k: v[ids] for k, v in DATA.items()}
+    )
+    counts, key = np.array([3, 1], np.int32), jax.random.key(0)
+    for rule, has_loss in ((closure(), True), (without_loss(), False)):
+        tx = optax.sgd(1.0)
+        state = hetjax.make_train_state(WEIGHTS, tx, num_workers=2, mesh=mesh, rule=rule)
+        step = functools.partial(
+            hetjax.make_train_step, problems.softmax_loss, mesh=mesh, nominal_examples=24, rule=rule
+        )
+        _, metrics, _ = jax.jit(step(tx))(state, microbatches, counts, key)
+        assert np.isfinite(metrics.loss_sum) == has_loss
+        assert metrics.weight_sum == 16
+        if not has_loss:
+            with pytest.raises(ValueError, match="rule adds up none"):
+                jax.eval_shape(step(optax.polyak_sgd()), state, microbatches, counts, key)
+
+
+# --- A rule of another loss than the run's ---
+
+
+def other_loss(weights, batch, rng):
+    return problems.softmax_loss(weights, batch, rng) * np.float32(2)
+
+
+def test_a_rule_of_another_loss_than_the_runs_is_refused_at_the_start(tmp_path):
+    message = r"^rule: its losses are not those of loss_fn.*Give both one loss.*gradient_sums\(loss"
+    common = (problems.softmax_loss, WEIGHTS, optax.sgd(0.1), DATA)
+    rules = [gradients.gradient_sums(other_loss), gradients.gradient_sums(other_loss)._replace()]
+    rules[1] = rules[1]._replace(begin=lambda *given, own=rules[1].begin: own(*given))  # a closure
+    for rule in rules:
+        for call in (
+            lambda rule=rule: fit(workdir=tmp_path, rule=rule),
+            lambda rule=rule: hetjax.Run(*common, rule=rule, **STATIC),
+        ):
+            with pytest.raises(ValueError, match=message):
+                call()
+    assert not (tmp_path / "config.json").exists()
+    keys = gradients.gradient_sums(problems.softmax_loss, per_example_rng=True)
+    with pytest.raises(ValueError, match=r"not those of loss_fn with per_example_rng=False"):
+        hetjax.Run(*common, rule=keys, **STATIC)
+    mesh, ids = hetjax.make_worker_mesh(2), np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+    step = hetjax.make_train_step(*common[::2], mesh, nominal_examples=24, rule=rules[0])
+    state = hetjax.make_train_state(*common[1:3], num_workers=2, mesh=mesh)
+    examples = {k: v[ids] for k, v in DATA.items()}
+    microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), examples)
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(step, state, microbatches, np.array([3, 1], np.int32), jax.random.key(0))
+
+
+def test_the_same_loss_written_otherwise_is_the_runs():
+    def again(weights, batch, rng):
+        return problems.softmax_loss(weights, batch, rng)
+
+    result = fit(rule=gradients.gradient_sums(again))
+    np.testing.assert_array_equal(result.params, fit().params)
+    measured = {"loss_fn": problems.measured_softmax_loss}
+    rule = gradients.gradient_sums(
+        lambda *given: problems.measured_softmax_loss(*given), metrics=("each", "accuracy", "again")
+    )
+    result, plain = fit(rule=rule, **measured), fit(**measured)
+    np.testing.assert_array_equal(result.params, plain.params)
+    assert result.summary["train_accuracy"] == plain.summary["train_accuracy"]
+
+
+def test_a_rule_that_has_no_loss_of_the_runs_is_known_by_its_programs(tmp_path, capsys):
+    def sgd(loss_fn=problems.softmax_loss, rate=0.1):
+        return local_sgd.local_sgd(loss_fn, optax.sgd(rate, momentum=0.9))
+
+    fit(workdir=tmp_path, callbacks=[stop], rule=sgd())
+    for other in (sgd(other_loss), sgd(rate=0.2)):
+        with pytest.raises(ValueError, match=r"local rule computes something else, or with other"):
+            fit(workdir=tmp_path, rule=other)
+    capsys.readouterr()
+    fit(workdir=tmp_path, rule=sgd(other_loss), resume="force", callbacks=[stop])
+    assert "going on all the same" in capsys.readouterr().err
+    # The run keeps what it began with: the same rule, made anew.
+    whole = fit(workdir=tmp_path / "whole", rule=sgd())
+    fit(workdir=tmp_path / "cut", rule=sgd(), callbacks=[stop])
+    np.testing.assert_array_equal(fit(workdir=tmp_path / "cut", rule=sgd()).params, whole.params)

@@ -91,7 +91,7 @@ def test_plan_and_commit_have_no_effect_of_their_own():
         np.testing.assert_array_equal(plan.assigned.example_ids, again.assigned.example_ids)
         np.testing.assert_array_equal(plan.quotas, again.quotas)
         executed = run.execute(plan)
-        new = run.commit(state, plan, executed.done, executed.clocks, executed.sums)
+        new = run.commit(state, plan, executed)
         assert new.rounds_done == state.rounds_done + 1
         assert new.stream.examples_processed > state.stream.examples_processed
         step(run, new)

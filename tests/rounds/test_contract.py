@@ -1,0 +1,261 @@
+"""What a local rule returns: each of its functions, wrong in each way, before the first round."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax.rounds import gradients, losses
+from tests.own_parts import hessian_product
+from tests.rounds import problems
+
+DATA, WEIGHTS = problems.classification(64, np.float32), problems.initial_weights(np.float32)
+LOSS = problems.softmax_loss
+FORMS = ("virtual", "stepped", "fused")
+
+
+def own(begin=None, add=None, finish=None, **others):
+    """Gradients of one's own; each function gives its results to the one that spoils them."""
+
+    def begin_right(shared, worker):
+        return worker, (jnp.zeros_like(shared.params), jnp.zeros(()))
+
+    def add_right(shared, worker, sums, microbatch, rng):
+        weighted = losses.masked(LOSS, microbatch, rng)
+        grads, weight = jax.grad(lambda p: [x.sum() for x in weighted(p)], has_aux=True)(
+            shared.params
+        )
+        return worker, (sums[0] + grads, sums[1] + weight)
+
+    def finish_right(shared, worker, sums):
+        return worker, *sums
+
+    def spoilt(right, spoil):
+        return right if spoil is None else lambda *given: spoil(*right(*given))
+
+    made = map(spoilt, (begin_right, add_right, finish_right), (begin, add, finish))
+    return hetjax.LocalRule(*made, **others)
+
+
+def run(rule, local="virtual", optimizer=None, **fields):
+    """Up to its first round, and nothing of that."""
+    optimizer = optax.sgd(0.1) if optimizer is None else optimizer
+    fields = {"workers": 4, "microbatch_size": 4, "budget": 8, "local": local, **fields}
+    with hetjax.Run(LOSS, WEIGHTS, optimizer, DATA, rule=rule, **fields) as made:
+        made.init()
+
+
+def keeping(**spoilt):
+    """A rule that keeps a number for each worker."""
+    return own(**spoilt, init=lambda params: jnp.zeros(2), keeps_worker=True)
+
+
+STAYS = "each of worker and sums must keep its tree, shapes and types from call to call"
+LIKE = "in a run that updates the contribution must have the parameters' tree and shapes"
+NUMBER = r"must be one number, float32\[\] or wider"
+WRONG = {
+    "begin: one thing": (own(begin=lambda w, s: s[0]), r"begin, .*float32\[5, 3\]; .*\(worker, s"),
+    "begin: text": (own(begin=lambda w, s: (w, "x")), r"begin, .* sums with 'x' in it; .*numbers"),
+    "begin: kept row": (
+        keeping(begin=lambda w, s: (w.sum(), s)),
+        rf"begin, .* worker float32\[\] where float32\[2\] is due; {STAYS}",
+    ),
+    "add: broadcasts": (
+        own(add=lambda w, s: (w, (s[0].sum(), s[1]))),
+        rf"add, .*returned sums\[0\] float32\[\] where float32\[5, 3\] is due; {STAYS}",
+    ),
+    "add: whole numbers": (
+        own(add=lambda w, s: (w, (s[0], s[1].astype(jnp.int32)))),
+        rf"add, .*sums\[1\] int32\[\] where float32\[\] is due; {STAYS}",
+    ),
+    "add: half": (
+        own(add=lambda w, s: (w, (s[0].astype(jnp.bfloat16), s[1]))),
+        rf"add, .*sums\[0\] bfloat16\[5, 3\] where float32\[5, 3\] is due; {STAYS}",
+    ),
+    "add: grows": (
+        own(add=lambda w, s: (w, (*s, s[1]))),
+        rf"add, .*sums \(float32\[5, 3\], float32\[\], float32\[\]\) where \(f.*; {STAYS}",
+    ),
+    "add: sums alone": (own(add=lambda w, s: s[0]), r"add, .*must return \(worker, sums\)"),
+    "add: another worker": (
+        keeping(add=lambda w, s: ({"mine": w}, s)),
+        rf"add, .*worker {{'mine': float32\[2\]}} where float32\[2\] is due; {STAYS}",
+    ),
+    "finish: a sum": (
+        own(finish=lambda w, g, n: (w, g.sum(), n)),
+        rf"finish, .*contribution float32\[\] where float32\[5, 3\] is due; {LIKE}",
+    ),
+    "finish: a part": (
+        own(finish=lambda w, g, n: (w, g[:1], n)),
+        rf"finish, .*contribution float32\[1, 3\] where float32\[5, 3\] is due; {LIKE}",
+    ),
+    "finish: a dict": (
+        own(finish=lambda w, g, n: (w, {"g": g}, n)),
+        rf"finish, .*contribution {{'g': float32\[5, 3\]}} where float32\[5, 3\] is due; {LIKE}",
+    ),
+    "finish: nothing": (own(finish=lambda w, g, n: (w, (), n)), rf"finish, .* \(\) where.*{LIKE}"),
+    "finish: None": (own(finish=lambda w, g, n: None), r"finish, .*None; .*\(worker, contr"),
+    "finish: two": (own(finish=lambda w, g, n: (g, n)), r"finish, .*\(worker, contribution, weig"),
+    "finish: whole numbers": (
+        own(finish=lambda w, g, n: (w, g.astype(jnp.int32), n)),
+        r"finish, .*contribution int32\[5, 3\]; .*all of it must be floating point",
+    ),
+    "finish: weights": (
+        own(finish=lambda w, g, n: (w, g, n[None])),
+        rf"finish, .*weight float32\[1\]; weight {NUMBER}",
+    ),
+    "finish: counts": (
+        own(finish=lambda w, g, n: (w, g, n.astype(jnp.int32))),
+        rf"finish, .*weight int32\[\]; weight {NUMBER}",
+    ),
+    "finish: half a weight": (
+        own(finish=lambda w, g, n: (w, g, n.astype(jnp.bfloat16))),
+        rf"finish, .*weight bfloat16\[\]; weight {NUMBER}",
+    ),
+    "finish: kept row": (
+        keeping(finish=lambda w, g, n: (w[:1], g, n)),
+        rf"finish, .*worker float32\[1\] where float32\[2\] is due; {STAYS}",
+    ),
+    "loss_sum: losses": (
+        own(loss_sum=lambda sums: sums[0]),
+        rf"loss_sum, .*a loss float32\[5, 3\]; a loss {NUMBER}",
+    ),
+    "own_sums: whole numbers": (
+        own(own_sums=lambda sums: {"seen": sums[1].astype(jnp.int32)}),
+        r"own_sums, .*'seen': int32\[\]}; .*all of it must be floating point",
+    ),
+    "metric_sums: another": (
+        own(metrics=("a",), metric_sums=lambda sums: {"b": sums}),
+        r"metric_sums, .*'b': .*must return {name: \(weighted sum, weight\)} of a",
+    ),
+    "metric_sums: no weight": (
+        own(metrics=("a",), metric_sums=lambda sums: {"a": sums[1]}),
+        r"metric_sums, .*float32\[\]; it must return \(weighted sum, weight\)",
+    ),
+    "metric_sums: an array": (
+        own(metrics=("a",), metric_sums=lambda sums: {"a": sums}),
+        rf"metric_sums, .*sum of 'a' float32\[5, 3\]; sum of 'a' {NUMBER}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_breaks_the_contract_is_refused_before_the_first_round(name):
+    rule, message = WRONG[name]
+    with pytest.raises(ValueError, match=rf"^rule: its {message}"):
+        run(rule)
+
+
+@pytest.mark.parametrize("local", FORMS)
+@pytest.mark.parametrize("name", list(WRONG)[1::4])
+def test_every_local_form_refuses_it(name, local):
+    rule, message = WRONG[name]
+    with pytest.raises(ValueError, match=rf"^rule: its {message}"):
+        run(rule, local)
+
+
+@pytest.mark.parametrize("name", list(WRONG)[::4])
+def test_a_step_of_ones_own_refuses_it_when_it_is_traced(name):
+    rule, message = WRONG[name]
+    mesh, ids = hetjax.make_worker_mesh(4), np.arange(48, dtype=np.int32).reshape(4, 3, 4)
+    tx = optax.sgd(0.1)
+    state = hetjax.make_train_state(WEIGHTS, tx, num_workers=4, mesh=mesh, rule=rule)
+    step = hetjax.make_train_step(LOSS, tx, mesh, nominal_examples=48, rule=rule)
+    examples = {k: v[ids] for k, v in DATA.items()}
+    microbatches = hetjax.Microbatch(ids, np.ones(ids.shape, np.float32), examples)
+    counts = np.full(4, 3, np.int32)
+    with pytest.raises(ValueError, match=rf"^rule: its {message}"):
+        jax.eval_shape(step, state, microbatches, counts, jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if "sum" not in name][::3])
+def test_a_run_that_is_recorded_refuses_it_in_the_same_words(name, tmp_path):
+    rule, message = WRONG[name]
+    with pytest.raises(ValueError, match=rf"^rule: its {message}"):
+        problems.fit(DATA, WEIGHTS, rule=rule, workdir=tmp_path, local="virtual", epochs=1)
+
+
+def test_sums_that_begin_as_a_number_of_python_keep_its_type(float64, tmp_path):
+    """0.0 is float64 here, and what is added to it float32."""
+    rule = own()
+
+    def begin(shared, worker):
+        return worker, (jnp.zeros_like(shared.params), 0.0)
+
+    fields = {"epochs": 1, "local": "virtual", "workdir": tmp_path}
+    with jax.numpy_dtype_promotion("standard"):
+        result = problems.fit(DATA, WEIGHTS, rule=rule._replace(begin=begin), **fields)
+    plain = problems.fit(DATA, WEIGHTS, epochs=1, local="virtual")
+    np.testing.assert_allclose(result.params, plain.params, rtol=1e-6)
+
+
+def test_a_rule_that_takes_evidence_is_told_whose_it_was():
+    right = gradients.gradient_sums(LOSS)
+
+    def take(*given):
+        worker, sums = right.take(*given)
+        return worker, sums._replace(weight_sum=sums.weight_sum[None])
+
+    message = (
+        r"its take, .*sums\.weight_sum float32\[1\] where float32\[\] is due; "
+        rf"{STAYS}. It was given what observe of the order 'd_grab' returned"
+    )
+    with pytest.raises(ValueError, match=rf"^rule: {message}"):
+        run(right._replace(take=take), ordering="d_grab")
+
+
+@pytest.mark.parametrize("local", FORMS)
+def test_rounds_without_update_contribute_any_tree_of_numbers(local):
+    of_rounds = {
+        "tree": own(finish=lambda w, g, n: (w, {"norm": jnp.sum(g**2), "part": g[:1]}, n)),
+        "counts": own(finish=lambda w, g, n: (w, n.astype(jnp.int32), n)),
+    }
+    common = {"workers": 4, "microbatch_size": 4, "budget": 8, "local": local, "rules": of_rounds}
+    with hetjax.Run(LOSS, WEIGHTS, optax.sgd(0.1), DATA, rule=own(), **common) as made:
+        state, _ = made.round(made.init())
+        state, report = made.round(state, kind="tree")
+        assert jax.tree.map(jnp.shape, report.mean) == {"norm": (4,), "part": (4, 1, 3)}
+        with pytest.raises(ValueError, match=r"finish, .*contribution int32\[\]; .*floating"):
+            made.round(state, kind="counts")
+
+
+def test_a_run_without_optimizer_contributes_what_it_likes():
+    rule = own(finish=lambda w, g, n: (w, g.sum(), n))
+    common = {"workers": 4, "microbatch_size": 4, "budget": 8, "local": "virtual"}
+    with hetjax.Run(LOSS, WEIGHTS, None, DATA, rule=rule, **common) as made:
+        assert made.round(made.init())[1].mean.shape == (4,)
+
+
+def test_what_a_round_is_given_decides_the_shapes():
+    """So the contract is asked where they are known: under names of one's own too."""
+
+    def begin(shared, worker):
+        return worker, (shared.given["along"] * 0, jnp.zeros(()))
+
+    rule = hessian_product.hessian_product(LOSS)
+    named = rule._replace(
+        begin=begin,
+        add=lambda shared, *others: rule.add(shared._replace(given=shared.given["along"]), *others),
+    )
+    common = {"workers": 4, "microbatch_size": 4, "budget": 8, "local": "virtual"}
+    with (
+        hetjax.Run(LOSS, WEIGHTS, None, DATA, rule=rule, **common) as one,
+        hetjax.Run(LOSS, WEIGHTS, None, DATA, rule=named, **common) as other,
+    ):
+        given = {"along": WEIGHTS}
+        mean = one.round(one.init(given=WEIGHTS), given=WEIGHTS)[1].mean
+        found = other.round(other.init(given=given), given=given)[1].mean
+        np.testing.assert_array_equal(mean, found)
+
+
+def test_the_contract_costs_no_trace():
+    traced = []
+
+    def noting(*returned):
+        traced.append(1)
+        return returned
+
+    run(own(add=noting), "stepped")
+    assert len(traced) == 1  # of all four workers
