@@ -1,7 +1,7 @@
 """The local rule that adds up gradients: the default."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -72,45 +72,11 @@ def gradient_sums(
         microbatch: types.Microbatch,
         rng: jax.Array,
     ) -> tuple[tuple, GradientSums]:
-        """As `add`, from one forward pass and two pulled back: of the losses, of the weights."""
-        losses = losses_of(microbatch, rng)
+        found, *grads = _both(losses_of(microbatch, rng), shared.params)
+        return take(worker, sums, *found, *((each,) for each in grads))
 
-        def both(params: types.PyTree) -> tuple[tuple[jax.Array, jax.Array], Any]:
-            values, weights = losses(params)
-            weight_sum, measured = weights.sum() if names else (weights.sum(), ())
-            return (jnp.sum(values), weight_sum), measured
-
-        (loss_sum, weight_sum), pull, measured = jax.vjp(both, shared.params, has_aux=True)
-        one, none = jnp.ones_like(loss_sum), jnp.zeros_like(loss_sum)
-        (grads,), (weight_grads,) = pull((one, none)), pull((none, one))
-        weights = losses_lib.Weights(weight_sum, measured) if names else weight_sum
-        return take(worker, sums, loss_sum, weights, (grads,), (weight_grads,))
-
-    def take(
-        worker: tuple,
-        sums: GradientSums,
-        loss_sum: jax.Array,
-        weight_sum: Any,
-        grad_parts: tuple,
-        weight_grad_parts: tuple = (),
-    ) -> tuple[tuple, GradientSums]:
-        def added(total: jax.Array, *parts: jax.Array) -> jax.Array:
-            return total + sum(part.astype(total.dtype) for part in parts)
-
-        # The loss speaks for the gradients: to look at the sums would read and compute them twice
-        # (an MLP of 5 million parameters took half as long again).
-        is_finite = trees.all_finite((grad_parts, weight_grad_parts))
-        loss_sum = jnp.where(is_finite, loss_sum, jnp.nan)
-        measured: types.PyTree = ()
-        if names:
-            weight_sum, measured = weight_sum
-        return worker, GradientSums(
-            grad_sum=jax.tree.map(added, sums.grad_sum, *grad_parts),
-            loss_sum=added(sums.loss_sum, loss_sum),
-            weight_sum=added(sums.weight_sum, weight_sum),
-            metric_sums=jax.tree.map(added, sums.metric_sums, measured),
-            weight_grad_sum=jax.tree.map(added, sums.weight_grad_sum, *weight_grad_parts),
-        )
+    def take(worker: tuple, sums: GradientSums, *found: Any) -> tuple[tuple, GradientSums]:
+        return worker, _added(sums, *found)
 
     def finish(
         shared: types.Shared, worker: tuple, sums: GradientSums
@@ -121,8 +87,8 @@ def gradient_sums(
         begin,
         add_both if weights_vary else add,
         finish,
-        losses=None if weights_vary else losses_of,
-        take=None if weights_vary else take,
+        losses=losses_of,
+        take=take,
         checked=lambda worker, sums: (sums.loss_sum, sums.weight_sum),
         loss_sum=lambda sums: sums.loss_sum,
         metrics=names,
@@ -131,6 +97,54 @@ def gradient_sums(
     )
     # Of the loss, and of which keys it gets, a run is told apart from its rule.
     return parts.remembered(rule, gradient_sums, {})
+
+
+def _added(
+    sums: GradientSums,
+    loss_sum: jax.Array,
+    weight_sum: Any,
+    grad_parts: tuple,
+    weight_grad_parts: tuple = (),
+) -> GradientSums:
+    """With those of a microbatch; the sum of weights may hold metrics, as `losses.Weights` does."""
+
+    def added(total: jax.Array, *parts: jax.Array) -> jax.Array:
+        return total + sum(part.astype(total.dtype) for part in parts)
+
+    # The loss speaks for the gradients: to look at the sums would read and compute them twice
+    # (an MLP of 5 million parameters took half as long again).
+    finite = trees.all_finite((grad_parts, weight_grad_parts))
+    loss_sum = jnp.where(finite, loss_sum, jnp.nan)
+    measured: types.PyTree = ()
+    if isinstance(weight_sum, losses_lib.Weights):
+        weight_sum, measured = weight_sum
+    return GradientSums(
+        grad_sum=jax.tree.map(added, sums.grad_sum, *grad_parts),
+        loss_sum=added(sums.loss_sum, loss_sum),
+        weight_sum=added(sums.weight_sum, weight_sum),
+        metric_sums=jax.tree.map(added, sums.metric_sums, measured),
+        weight_grad_sum=jax.tree.map(added, sums.weight_grad_sum, *weight_grad_parts),
+    )
+
+
+def _both(
+    losses: Callable, params: types.PyTree
+) -> tuple[tuple[jax.Array, Any], types.PyTree, types.PyTree]:
+    """`((loss_sum, weight_sum), gradient of the first, of the second)`, from one forward pass.
+
+    The sum of weights may hold metrics, as `losses.Weights` does.
+    """
+
+    def sums(params: types.PyTree) -> tuple[tuple[jax.Array, jax.Array], Any]:
+        values, weights = losses(params)
+        weights = weights.sum()
+        weight_sum = weights.weights if isinstance(weights, losses_lib.Weights) else weights
+        return (jnp.sum(values), weight_sum), weights
+
+    (loss_sum, weight_sum), pull, weights = jax.vjp(sums, params, has_aux=True)
+    one, none = jnp.ones_like(loss_sum), jnp.zeros_like(weight_sum)
+    (of_losses,), (of_weights,) = pull((one, none)), pull((none, one))
+    return (loss_sum, weights), of_losses, of_weights
 
 
 def zeros(
@@ -163,7 +177,7 @@ def rule_of(
             loss_fn, per_example_rng=per_example_rng, metrics=metrics, weights_vary=weights_vary
         )
     rules.check_metrics(given, metrics)
-    if weights_vary and given.losses is not None:
+    if weights_vary and given.losses is not None and given.weight_grads is None:
         raise ValueError(
             "rule: the weights of loss_fn depend on the parameters, and the local rule adds up the "
             "gradient of weight * loss alone, so the update would be the derivative of nothing. "
