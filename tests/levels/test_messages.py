@@ -115,6 +115,10 @@ WRONG = {
         {"quota": {"max_microbatches": 2}, "budget": 8},
         r"lower level: .*max_microbatches",
     ),
+    "a shard without a part": (
+        {"fields_upper": {"budget": 1}, "data": {"sharing": "private"}},
+        "upper level: budget: got 1 microbatches a round with data.sharing='private', but 2",
+    ),
     "an order with signs": ({"ordering": "d_grab"}, "lower level: .*order"),
     "a reducer of one level": (
         {"fields_upper": {"reducer": "d_psgd"}},

@@ -285,6 +285,31 @@ def test_a_slow_worker_keeps_its_shard_in_private_training():
     assert min(sum(line["quotas"]) for line in result.history) < 8
 
 
+@pytest.mark.parametrize("policy", ["equal", "adaptive"])
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_no_private_shard_is_left_out_by_a_small_budget(policy, budget):
+    fields = {
+        "cluster": {"secs_per_microbatch": (1, 2, 4), "clock": "virtual"},
+        "quota": policy,
+        "data": {"sharing": "private"},
+        "microbatch_size": 2,
+        "budget": budget,
+        "epochs": 3,
+    }
+    if budget < 3:
+        with pytest.raises(ValueError, match=f"budget: got {budget} .* 3 workers are present"):
+            fit(regression(37), **fields)
+    else:
+        assert fit(regression(37), **fields).summary["examples_never_processed"] == 0
+
+
+def test_a_worker_that_joins_later_needs_a_microbatch_for_its_shard():
+    changes = tuple({"round": r, "worker": 3, "present": r > 0} for r in (0, 4))
+    fields = {"cluster": EMULATED | {"changes": changes}, "data": {"sharing": "private"}}
+    with pytest.raises(ValueError, match="4 workers are present from round 4 on"):
+        fit(budget=3, **fields)
+
+
 def test_a_trace_of_another_budget_is_refused(tmp_path):
     fit(workdir=tmp_path)
     with pytest.raises(ValueError, match=r"replay: round 0 .* here it has 6 microbatches"):
