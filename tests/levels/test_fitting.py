@@ -331,6 +331,7 @@ def test_a_trace_that_ends_ends_the_run(tmp_path, capsys):
     fit(steps=2, workdir=tmp_path)
     again = fit(steps=4, replay=tmp_path, cluster={"num_workers": 4}, local="stepped")
     assert again.summary["outer_steps"] == 2
+    assert again.summary["interrupted"]  # as `fit` has it
     assert "ends after 2 outer steps; so does this run" in capsys.readouterr().err
 
 

@@ -194,6 +194,14 @@ def test_a_loss_that_is_not_finite_names_request_and_examples(tmp_path):
     assert e.value.result.summary["outer_steps"] == 0
 
 
+@pytest.mark.parametrize("level", ["upper", "lower"])
+def test_weights_that_add_up_to_nothing_end_the_run_with_their_sum(level):
+    of_level = dict(zip(("upper", "lower"), problems.sources(), strict=True))
+    of_level[level]["weights"] = -of_level[level]["weights"]
+    with pytest.raises(hetjax.NonFiniteError, match=rf"of the {level} level: .* add up to -\d"):
+        fit(**of_level)
+
+
 def test_learned_starts_have_rows_too():
     x, y = problems.start()
     result = fit(
