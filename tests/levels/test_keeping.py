@@ -39,3 +39,13 @@ def test_an_evaluation_that_is_not_finite_is_told_once(tmp_path, capsys):
     assert "test error not finite" in " ".join(repr(result).split())
     report = (tmp_path / "report.html").read_text()
     assert "test error was not finite at 2 of 2 evaluations" in report
+
+
+def test_a_level_whose_source_changes_is_told_of_once(capsys):
+    _, of_lower = problems.sources()
+
+    def disturb(report):
+        of_lower["targets"] += 1
+
+    fit(steps=3, lower_source=of_lower, callbacks=[disturb])
+    assert capsys.readouterr().err.count("the source (ArraySource) changes while it is used") == 1
