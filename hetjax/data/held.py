@@ -39,7 +39,10 @@ class Held:
         if at == self._at:
             return
         self._at = at
-        length = len(self._source)
+        try:
+            length = len(self._source)
+        except Exception:  # closed by now, such as a file: nothing of it is asked for any more
+            return
         if length != self._length and not self._has_told_length:
             self._has_told_length = True
             self._tell(
