@@ -2,7 +2,8 @@
 
     python -m experiments.train --config=configs/digits.py --workdir=DIR [--config.FIELD=VALUE …]
 
-DIR gets config.json, metrics.jsonl, summary.json and report.html.
+DIR gets config.json, metrics.jsonl, summary.json and report.html. The same command goes on where a
+run was stopped; `--resume=overwrite` begins anew, whatever run DIR holds.
 """
 
 import pathlib
@@ -16,6 +17,9 @@ from hetjax.processes import endings, join, watch
 
 config_flag.define()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
+_RESUME = flags.DEFINE_enum(
+    "resume", "true", ["true", "false", "force", "overwrite"], "As hetjax.fit has it."
+)
 _PROCESS_ID = flags.DEFINE_integer(
     "process_id", None, "Of this process in a run of several, from 0; found where a launcher says."
 )
@@ -29,6 +33,7 @@ def train_and_evaluate(
     *,
     progress: bool = True,
     place: join.Place | None = None,
+    resume: bool | str = True,
 ) -> Any:
     """Runs a checked configuration; returns a `hetjax.FitResult`.
 
@@ -54,6 +59,7 @@ def train_and_evaluate(
         workdir=workdir,
         config=config,
         progress=progress,
+        resume=resume,
     )
 
 
@@ -74,7 +80,8 @@ def main(argv: list[str]) -> None:
     place = None
     try:
         place = join.find_place(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
-        result = train_and_evaluate(config, workdir, place=place)
+        resume = {"true": True, "false": False}.get(_RESUME.value, _RESUME.value)
+        result = train_and_evaluate(config, workdir, place=place, resume=resume)
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)

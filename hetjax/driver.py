@@ -119,6 +119,7 @@ class Driver:
         self._measured: dict[str, Any] = {}  # after its round: eval, consensus, herding
         self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
         self._evaluated_at = -1  # rounds that were done then
+        self._told_of_weights = False
 
     def drive(self) -> results.FitResult:
         """All rounds from there on; writes the files however they end."""
@@ -140,6 +141,7 @@ class Driver:
                 if not self._by_signal:
                     self._evaluate_at_end()
                 self._report()
+                run.parts.feed.compare(-1)  # what the last callback has changed, too
                 self._say_who_stopped()
                 self._save()
             except reporting.NonFiniteError as error:
@@ -222,6 +224,14 @@ class Driver:
         line = self._summary.round_done(report, **measured)
         self._recorder.add(line)
         report.check()
+        if line.weight_sum is not None and self._run.parts.leads and not self._told_of_weights:
+            self._told_of_weights = True
+            print(
+                f"hetjax: round {line.round}: the weights of its examples add up to "
+                f"{line.weight_sum:g}, so it made no update. summary['rounds_without_update'] "
+                "counts such rounds; look at the weights that the loss returns",
+                file=sys.stderr,
+            )
         beacons = self._run.beacons
         if self._callbacks:
             beacons.at("reporting", line.round)
@@ -262,7 +272,7 @@ class Driver:
     def _evaluate_at(self, params: types.PyTree) -> None:
         """Evaluates the parameters as they are; the run's clock stands still meanwhile."""
         run, self._evaluated_at = self._run, self._state.rounds_done
-        values = self._evaluate(params)
+        values = self._evaluate(params, after=f"{self._evaluated_at} rounds")
         if not run.parts.reducer.keeps_replicas_equal:
             values |= self._worst()
         if not self._evaluate:
@@ -282,7 +292,9 @@ class Driver:
         for worker in range(self._run.num_workers):
             replica = state_lib.worker_row(self._state.train.params, worker)
             if self._evaluate:
-                found.append(self._evaluate(jax.device_put(replica, self._run.parts.own_device)))
+                placed = jax.device_put(replica, self._run.parts.own_device)
+                after = f"{self._evaluated_at} rounds, worker {worker}"
+                found.append(self._evaluate(placed, after=after))
         return self._evaluate.worst(found)
 
     def _save(self) -> None:

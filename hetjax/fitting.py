@@ -57,7 +57,8 @@ def fit(
         optimizer: any optax optimiser; gradient clipping in its chain acts on the gradient of
             the whole round. Schedules: `hetjax.scale_by_progress`.
         source: the examples: a dict of NumPy arrays, or anything with `__len__` and
-            `__getitem__`. Random augmentation in `__getitem__` is read anew in each epoch.
+            `__getitem__`. What `__getitem__` draws from a random generator is read anew in each
+            epoch; what it draws from the index is one view for all.
         eval_source: evaluated every `eval_every` epochs, and every `eval_every_rounds` rounds if
             that is given; same form.
         eval_sources: several such sets by name, `{"val": …, "test": …}`, in its place.
@@ -69,13 +70,14 @@ def fit(
             One that returns True or `hetjax.STOP` ends the run after that one; the run is
             finished then.
         workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html` and
-            `checkpoints`; `hetjax.load` reads them. Those of a finished run of the same
-            configuration are replaced. One run at a time holds it.
+            `checkpoints`; `hetjax.load` reads them. The same call replaces those
+            of a finished run. One run at a time holds it.
         resume: go on from the newest checkpoint in `workdir` where there is one of this
             configuration that is not at the run's end, or that has fewer `epochs` or
             `max_rounds`; else begin at the beginning. The number of workers may have changed. A
             run that began with another loss, optimiser, rule, initial parameters or data is
-            refused; 'force' goes on with it.
+            refused; 'force' goes on with it. 'overwrite' begins anew, whatever run the workdir
+            holds.
         init_state: parameters, optimiser's state and progress to begin with, such as the `state`
             of another result; `params` may be None then.
         progress: show a progress bar.
@@ -126,7 +128,7 @@ def fit(
     eval_sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn)
     with contextlib.ExitStack() as stack:
         begins = stack.enter_context(starting.Starting(shown=progress))
-        kept = functools.partial(keeper_lib.kept_solutions, workdir, resume=bool(resume))
+        kept = functools.partial(keeper_lib.kept_solutions, workdir, resume=resume)
         run = stack.enter_context(
             run_lib.Run(
                 loss_fn,
@@ -211,8 +213,7 @@ def _check(optimizer: Any, callbacks: Any, resume: Any) -> None:
     inputs.check_callbacks(callbacks)
     if optimizer is None:
         raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
-    if resume not in (True, False, "force"):
-        raise ValueError(f"fit: resume is {resume!r}; allowed are True, False and 'force'")
+    keeper_lib.check_resume(resume, caller="fit")
 
 
 def _absolute(workdir: str | pathlib.Path | None) -> pathlib.Path | None:

@@ -122,6 +122,10 @@ def leave(when, worker):
     return {"round": when, "worker": worker, "present": False}
 
 
+def join(when, worker):
+    return {"round": when, "worker": worker, "present": True}
+
+
 CONTRADICTIONS = [
     (
         nested(budget=20, quota__max_microbatches=4),
@@ -132,6 +136,17 @@ CONTRADICTIONS = [
     (
         nested(budget=16, quota__max_microbatches=4, cluster__changes=[leave(7, 1)]),
         "but 3 workers of at most quota.max_microbatches=4 hold 12 (round 7).",
+    ),
+    (
+        nested(budget=3, data__sharing="private"),
+        "budget: got 3 microbatches a round with data.sharing='private', but 4 workers are present "
+        "from round 0 on",
+    ),
+    (
+        nested(budget=3, data__sharing="private", cluster__changes=[leave(0, 1), join(6, 1)]),
+        "but 4 workers are present from round 6 on, each with a shard of its own: shards without a "
+        "microbatch would have no part in the training. Set budget to 4 or more, or "
+        "data.sharing='shared'.",
     ),
     (
         nested(cluster__changes=[leave(2, 0), leave(2, 1), leave(3, 2), leave(5, 3)]),

@@ -69,7 +69,7 @@ def test_a_run_says_which_worker_compiles_and_keeps_the_seconds(monkeypatch, tmp
 
 @pytest.mark.parametrize(
     ("budget", "sharing", "said"),
-    [(3, "shared", True), (4, "shared", False), (3, "private", False)],
+    [(3, "shared", True), (4, "shared", False), (4, "private", False)],
 )
 def test_workers_that_have_nothing_to_do_in_a_round_are_told_of(budget, sharing, said, capsys):
     with hetjax.Run(

@@ -8,6 +8,7 @@ import ast
 import collections
 import functools
 import pathlib
+import re
 
 import pytest
 
@@ -275,3 +276,11 @@ def test_lines_of_code_are_without_comments_and_docstrings():
     text = 'x = """a\n\nb"""  # c\n# d\nclass A:\n    """E\n    f."""\n\n    y: int\n    """G."""'
     assert code_size.code_lines(text) == 4  # two of x, class and y
     assert code_size.counts(ROOT)["rounds"] > 2000
+
+
+def test_measurements_say_of_which_commit_they_are():
+    pages = (ROOT / "experiments/results").rglob("*.md")
+    texts = {str(path): text for path in pages if "# Measurements" in (text := path.read_text())}
+    assert len(texts) >= 4
+    for name, text in texts.items():
+        assert re.search(r"of the code at commit [0-9a-f]{7}\b", text), name

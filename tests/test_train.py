@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -75,6 +76,19 @@ def test_the_main_job_writes_its_files_and_prints_its_table(first_run):
         assert text in done.stdout
     assert "waiting" in done.stderr  # the progress bar
     assert "tensorflow" not in done.stderr.lower()
+
+
+def test_a_finished_run_of_another_configuration_is_overwritten_where_the_command_says_so(
+    first_run, tmp_path
+):
+    workdir = shutil.copytree(first_run[0], tmp_path / "run")
+    other = [f"--config={workdir / 'config.json'}", f"--workdir={workdir}", "--config.seed=1"]
+    done = run(*other)
+    assert (done.returncode, "seed: 0 there, 1 here" in done.stderr) == (2, True), done.stderr
+    assert "resume='overwrite' to write over it" in done.stderr
+    done = run(*other, "--config.epochs=1", "--resume=overwrite")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((workdir / "config.json").read_text())["seed"] == 1
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ alone, and no part of a string that is a statement (a docstring, of an attribute
 import ast
 import collections
 import pathlib
+import subprocess
 
 from absl import app
 
@@ -51,15 +52,23 @@ def counts(checkout: pathlib.Path) -> dict[str, int]:
     return dict(found)
 
 
+def commit(checkout: pathlib.Path) -> str:
+    """Short, with a + where files were changed since; 'unknown' of a directory without history."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def main(argv: list[str]) -> None:
-    print("| checkout | lines of code of hetjax/ | of its parts |\n|---|---|---|")
+    print("| checkout | commit | lines of code of hetjax/ | of its parts |\n|---|---|---|---|")
     for checkout in map(pathlib.Path, argv[1:] or [str(ROOT)]):
         if not (checkout / "hetjax").is_dir():
             raise app.UsageError(f"{checkout} is no checkout: it has no hetjax/")
         found = counts(checkout)
         largest = sorted(found.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{name} {number:,}" for name, number in largest)
-        print(f"| {checkout.resolve().name} | {sum(found.values()):,} | {parts} |")
+        name, total = checkout.resolve().name, sum(found.values())
+        print(f"| {name} | {commit(checkout)} | {total:,} | {parts} |")
 
 
 if __name__ == "__main__":

@@ -172,8 +172,10 @@ def _gate(experiment: groups.ExperimentConfig, gate: gates.Gate) -> Iterator[str
 
 
 def _budget(experiment: groups.ExperimentConfig) -> Iterator[str]:
+    """What a round of every size of the cluster must hold; for private data, also of each shard."""
     quota = experiment.quota
     cap = quota.max_microbatches or experiment.budget
+    private = experiment.data.sharing == "private"
     for when, num_present in _presence(experiment.cluster):
         if not num_present:
             yield (
@@ -185,6 +187,13 @@ def _budget(experiment: groups.ExperimentConfig) -> Iterator[str]:
                 f"budget: got {experiment.budget} microbatches a round, but {num_present} "
                 f"workers of at most quota.max_microbatches={cap} hold {num_present * cap} "
                 f"(round {when}). Lower budget, or raise quota.max_microbatches (0: no cap)."
+            )
+        elif private and num_present > experiment.budget:
+            yield (
+                f"budget: got {experiment.budget} microbatches a round with "
+                f"data.sharing='private', but {num_present} workers are present from round {when} "
+                "on, each with a shard of its own: shards without a microbatch would have no part "
+                f"in the training. Set budget to {num_present} or more, or data.sharing='shared'."
             )
         else:
             continue

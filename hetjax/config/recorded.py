@@ -28,6 +28,7 @@ def check(
     may_differ: Sequence[str] = (),
     may_grow: Sequence[str] = (),
     only: Sequence[str] = (),
+    way: str = "give another directory",
 ) -> None:
     """Sees that the run in a directory has this configuration, where its `config.json` says which.
 
@@ -37,6 +38,7 @@ def check(
         may_differ: groups of fields that may have other values there.
         may_grow: numbers that may be smaller there; 0 is no limit.
         only: groups that are compared; empty: all.
+        way: what to do where it has another one.
 
     Raises:
         ValueError: if it has another one, or its `config.json` cannot be read.
@@ -50,7 +52,7 @@ def check(
             {k: v for k, v in each.items() if k not in may_differ and (not only or k in only)}
             for each in (theirs, config)
         )
-        _check_given(theirs, ours)
+        _check_given(theirs, ours, way)
     except (OSError, json.JSONDecodeError, AttributeError) as error:
         raise unusable(workdir, error) from error
     different = _differences(theirs, ours)
@@ -58,7 +60,7 @@ def check(
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise ValueError(
             f"workdir {str(workdir)!r} belongs to another configuration "
-            f"({'; '.join(different[:3])}{more}); give another directory"
+            f"({'; '.join(different[:3])}{more}); {way}"
         )
 
 
@@ -78,7 +80,7 @@ def grown(theirs: dict[str, Any], ours: dict[str, Any], name: str) -> bool:
     return now > before
 
 
-def _check_given(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def _check_given(theirs: dict[str, Any], ours: dict[str, Any], way: str) -> None:
     """Refuses a run whose part could not be written down there, and is another here."""
     named = [(group, kind.title, kind.key) for group, kind in kinds.KINDS.items()]
     for group, title, key in [*named, ("rule", "local rule", "name")]:
@@ -87,7 +89,7 @@ def _check_given(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
             raise ValueError(
                 f"the run in this workdir has the {title} {name.removeprefix(kinds.GIVEN)!r}, "
                 f"which could not be written down; here it is {mine!r}. Give the same object again "
-                f"to go on, as {group}=…, or give another directory"
+                f"to go on, as {group}=…, or {way}"
             )
 
 

@@ -9,7 +9,10 @@ import jax
 
 from hetjax import starting
 from hetjax.data import feed as feed_lib
+from hetjax.data import held as held_lib
 from hetjax.data import trial
+
+_STREAM = "data.feed='streamed' reads the examples anew in each pass"
 
 AUTO = "auto"  # 'resident', unless the source changes what it gives
 _BAR_AFTER_SECS = 1.0
@@ -59,11 +62,16 @@ def training_feed(
     if leads:
         for line in _lines(source, found, asked=asked, num_asked=num_readers):
             print(f"hetjax: {line}", file=sys.stderr)
-    if name == "streamed":
-        return feed_lib.StreamedFeed(source, devices, num_readers=found.num_readers)
+    is_streamed, same_again = name == "streamed", found.difference is None
+    held = None
+    if leads:
+        values = same_again and not is_streamed
+        held = held_lib.Held(source, name="the source", values=values, way=_STREAM)
+    if is_streamed:
+        return feed_lib.StreamedFeed(source, devices, num_readers=found.num_readers, held=held)
     with _bar(len(source), "reading the source", shown=progress) as on_read:
         return feed_lib.ResidentFeed(
-            source, devices, num_readers=found.num_readers, on_read=on_read
+            source, devices, num_readers=found.num_readers, on_read=on_read, held=held
         )
 
 
@@ -86,9 +94,15 @@ def evaluation_feed(source: Any, device: jax.Device, *, progress: bool = False) 
             "the examples themselves, give an eval_source without random augmentation.",
             file=sys.stderr,
         )
+    held = held_lib.Held(
+        source,
+        name="the eval_source",
+        values=found.difference is None,
+        way="All evaluations have them, so that they can be compared",
+    )
     with _bar(len(source), "reading the eval_source", shown=progress) as on_read:
         return feed_lib.ResidentFeed(
-            source, [device], num_readers=found.num_readers, on_read=on_read
+            source, [device], num_readers=found.num_readers, on_read=on_read, held=held
         )
 
 
@@ -124,8 +138,8 @@ def _lines(source: Any, found: trial.Trial, *, asked: str, num_asked: int) -> It
     if found.num_readers > 1:
         yield (
             f"{found.num_readers} threads read {name}: values that it draws from one random "
-            "generator are others in each run. Draw them from the example's index for runs that "
-            "can be repeated, or set data.readers=1."
+            "generator are others in each run. With data.readers=1 they are drawn in the order of "
+            "the run."
         )
     elif not num_asked and found.secs_per_example >= trial.SLOW_SECS:
         yield (

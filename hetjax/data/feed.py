@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hetjax import types
+from hetjax.data import held as held_lib
 from hetjax.data import readers, sources, stream
 
 _BLOCK_ROWS = 8  # microbatches that one thread reads at a time
@@ -36,6 +37,10 @@ class Feed(Protocol):
 
     def wait(self, example_ids: np.ndarray) -> None:
         """Returns when these rows i32[k, B] are in memory, host or device."""
+
+    def compare(self, at: int) -> None:
+        """Tells what of the source has changed since the feed was made, once for each `at`, as of
+        the epochs from 0."""
 
     def close(self) -> None:
         """Frees threads."""
@@ -58,6 +63,7 @@ class ResidentFeed:
             other processes are theirs to fill.
         num_readers: threads that read it; 1: the calling thread does.
         on_read: called with the number of examples that were read since the last call.
+        held: of the source; None: nobody is told of changes.
     """
 
     reads_ahead = False
@@ -69,8 +75,13 @@ class ResidentFeed:
         *,
         num_readers: int = 1,
         on_read: Callable[[int], object] = lambda count: None,
+        held: held_lib.Held | None = None,
     ) -> None:
-        arrays = sources.load_all(source, num_readers=num_readers, on_read=on_read).arrays
+        self._held = held
+        loaded = sources.load_all(source, num_readers=num_readers, on_read=on_read)
+        arrays = loaded.arrays
+        if loaded is source:  # the user's own, on which a CPU device may lie as they are
+            arrays = jax.tree.map(np.array, arrays)
         own = {device for device in devices if device.process_index == jax.process_index()}
         copies = {device: jax.device_put(arrays, device) for device in own}
         self._arrays = [copies.get(device) for device in devices]
@@ -84,6 +95,10 @@ class ResidentFeed:
 
     def wait(self, example_ids: np.ndarray) -> None:
         pass
+
+    def compare(self, at: int) -> None:
+        if self._held is not None:
+            self._held.compare(at)
 
     def close(self) -> None:
         pass
@@ -113,11 +128,20 @@ class StreamedFeed:
         source: anything with `__len__` and `__getitem__`.
         devices: the device of each worker.
         num_readers: threads that read it.
+        held: of the source, its length; None: nobody is told of changes.
     """
 
     reads_ahead = True
 
-    def __init__(self, source: Any, devices: Sequence[jax.Device], *, num_readers: int = 1) -> None:
+    def __init__(
+        self,
+        source: Any,
+        devices: Sequence[jax.Device],
+        *,
+        num_readers: int = 1,
+        held: held_lib.Held | None = None,
+    ) -> None:
+        self._held = held
         self._like = like = sources.read(source, 0)
         self._devices = list(devices)
         self._num_readers = num_readers
@@ -178,6 +202,10 @@ class StreamedFeed:
         size = _BLOCK_ROWS if self._num_readers == 1 else 1  # so that the first are there soon
         for start in range(0, len(missing), size):
             self._submit(missing[start : start + size])
+
+    def compare(self, at: int) -> None:
+        if self._held is not None:
+            self._held.compare(at)
 
     def close(self) -> None:
         self._readers.close()

@@ -66,7 +66,7 @@ def look(source: Any, *, num_readers: int = 0) -> Trial:
         )
     if isinstance(source, sources.ArraySource):
         return Trial(num_readers=num_readers or 1)
-    with _global_generators_as_they_are():
+    with global_generators_as_they_are():
         found, kept = _read_twice(source)
         if num_readers:
             return found._replace(num_readers=num_readers)
@@ -83,7 +83,7 @@ def _read_twice(source: Any) -> tuple[Trial, dict[int, list[np.ndarray]]]:
     ids = rng.permutation(np.unique(rng.integers(0, len(source), _MOST)))
     like = sources.read(source, int(ids[0]))
     kept: dict[int, list[np.ndarray]] = {}
-    secs, difference, began = np.inf, None, time.perf_counter()
+    secs, found, began = np.inf, None, time.perf_counter()
     for start in range(0, len(ids), _BLOCK):
         block = ids[start : start + _BLOCK]
         first = sources.fetch(source, block, like=like)
@@ -92,10 +92,10 @@ def _read_twice(source: Any) -> tuple[Trial, dict[int, list[np.ndarray]]]:
         now = time.perf_counter()
         secs = min(secs, (now - before) / len(block))
         kept |= {int(id_): _rows(first, row) for row, id_ in enumerate(block)}
-        difference = _difference(first, second, block)
-        if difference or (start + _BLOCK >= _LEAST and now - began > _LIMIT_SECS):
+        found = difference(first, second, block)
+        if found or (start + _BLOCK >= _LEAST and now - began > _LIMIT_SECS):
             break
-    return Trial(difference, float(secs)), kept
+    return Trial(found, float(secs)), kept
 
 
 def _rows(examples: Any, row: int) -> list[np.ndarray]:
@@ -107,9 +107,17 @@ def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
 
 
-def _difference(first: Any, second: Any, ids: np.ndarray) -> Difference | None:
-    for row, id_ in enumerate(ids):
-        for (path, one), (_, other) in zip(leaves.walk(first), leaves.walk(second), strict=True):
+def difference(first: Any, second: Any, ids: np.ndarray) -> Difference | None:
+    """The first of the examples `ids i64[k]` that is another one in two readings of them.
+
+    Leaves of both are `[k, ...]`, and are compared to the bit.
+    """
+    pairs = zip(leaves.walk(first), leaves.walk(second), strict=True)
+    changed = [
+        (p, one, other) for (p, one), (_, other) in pairs if one.tobytes() != other.tobytes()
+    ]
+    for row, id_ in enumerate(ids if changed else ()):
+        for path, one, other in changed:
             if one[row].tobytes() != other[row].tobytes():
                 return Difference(int(id_), path)
     return None
@@ -135,7 +143,8 @@ def _read_together(source: Any, found: Trial, kept: dict[int, list[np.ndarray]])
 
 
 @contextlib.contextmanager
-def _global_generators_as_they_are() -> Iterator[None]:
+def global_generators_as_they_are() -> Iterator[None]:
+    """Has what is drawn inside from NumPy's and Python's global generators not count."""
     of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         yield

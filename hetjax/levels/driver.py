@@ -155,6 +155,8 @@ class Driver:
                     self._step(functools.partial(self._ask, interrupted))
                 if not self._by_signal:
                     self._evaluate_at_end()
+                for level in self._run.levels.values():  # what the last callback has changed, too
+                    level.run.parts.feed.compare(-1)
                 self._say_who_stopped()
                 self._save()
             except reporting.NonFiniteError as error:
@@ -164,7 +166,7 @@ class Driver:
                 with contextlib.suppress(ValueError):
                     self._finish(interrupted=True)
                 raise
-            return self._result(interrupted=self._by_signal != "")
+            return self._result(interrupted=not self._is_finished)
 
     def _ask(self, interrupted: Callable[[], Any]) -> gathering.Request:
         """What this process asks of all; alone, all have heard it at once."""
@@ -232,7 +234,7 @@ class Driver:
             self._best = params
         if not self._evaluate:
             return None
-        values = self._evaluate(jax.device_put(params, run.parts.own_device))
+        values = self._evaluated_params(params)
         self._summary.evaluated(values, is_best=is_best)
         return values
 
@@ -242,8 +244,11 @@ class Driver:
             self._run.settle()
             params = self._run.params(self._state)
             if self._evaluate:
-                placed = jax.device_put(params, self._run.parts.own_device)
-                self._summary.evaluated(self._evaluate(placed), is_best=False)
+                self._summary.evaluated(self._evaluated_params(params), is_best=False)
+
+    def _evaluated_params(self, params: types.PyTree) -> dict[str, float]:
+        placed = jax.device_put(params, self._run.parts.own_device)
+        return self._evaluate(placed, after=f"{self._evaluated_at} outer steps")
 
     def _write(self, line: lines.OuterReport, rounds: list[lines.RoundLine]) -> None:
         fields = line.to_plain()

@@ -136,7 +136,7 @@ def fit_bilevel(
                 lower_source=lower_source,
                 begins=begins,
                 workers=workers,
-                solved=functools.partial(keeper.kept_solutions, place, resume=bool(resume)),
+                solved=functools.partial(keeper.kept_solutions, place, resume=resume),
                 **of_level,
                 **fields,
             )
@@ -161,8 +161,7 @@ def _check(outer_steps: Any, eval_every: Any, callbacks: Any, resume: Any) -> No
     for name, given in (("outer_steps", outer_steps), ("eval_every", eval_every)):
         if not isinstance(given, int) or given < 1:
             raise ValueError(f"fit_bilevel: {name} is {given!r}; give a whole number of at least 1")
-    if resume not in (True, False, "force"):
-        raise ValueError(f"fit_bilevel: resume is {resume!r}; allowed are True, False and 'force'")
+    keeper.check_resume(resume, caller="fit_bilevel")
 
 
 def _with_replay(

@@ -17,7 +17,7 @@ from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
 from hetjax.data import sources
 from hetjax.levels import level, rules, stepping
-from hetjax.rounds import inputs, update
+from hetjax.rounds import arguments, inputs, update
 
 LEVELS = (LOWER, UPPER)  # in the order in which they are made
 SEED_OF_UPPER = 0x5550  # added to the run's: its order and its delays are others
@@ -264,15 +264,29 @@ def _x_of(x: types.PyTree) -> types.PyTree:
 def _options(
     fields: Mapping[str, Any], own: Mapping[str, Any], source: Any, name: str
 ) -> dict[str, Any]:
-    """Fields of a level's run. A request without a budget takes the whole set."""
+    """Fields of a level's run. A request without a budget takes the whole set.
+
+    What is no size or number here is left to the run, which says what is wrong with it.
+    """
     both = {**fields, **own}
-    if not own.keys() & {"budget"} and "budget" not in fields:
+    if "budget" not in both:
         size = both.get("microbatch_size", config_lib.ExperimentConfig().microbatch_size)
-        is_size = isinstance(size, int) and size > 0  # else the run says what is wrong with it
-        both["budget"] = max(1, math.ceil(len(source) / size)) if is_size else 1
+        both["budget"] = 1
+        if isinstance(size, int) and size > 0:
+            both["budget"] = max(_least_budget(both), math.ceil(len(source) / size))
     if name == UPPER and isinstance(both["seed"], int):
         both["seed"] += SEED_OF_UPPER
     return both
+
+
+def _least_budget(fields: Mapping[str, Any]) -> int:
+    """With private shards a microbatch for each worker."""
+    data, workers = fields.get("data"), fields.get("workers")
+    if not isinstance(data, Mapping) or data.get("sharing") != "private":
+        return 1
+    cluster = arguments.cluster_fields(fields.get("cluster", {}), workers=workers)
+    count = cluster["num_workers"] if isinstance(cluster, dict) else 1
+    return count if isinstance(count, int) else 1
 
 
 def _check_gossip(estimator: machine.Estimator, options: Mapping[str, Any]) -> bool:

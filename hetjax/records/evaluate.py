@@ -116,7 +116,7 @@ class Evaluator:
         on_batch: Callable[[], None] = lambda: None,
         progress: bool = False,
     ) -> None:
-        self._on_batch = on_batch
+        self._on_batch, self._num_done = on_batch, 0
         self._feed = choosing.evaluation_feed(source, device, progress=progress)
         ids = np.arange(len(source), dtype=np.int32)
         batch_size = min(_BATCH_SIZE, len(ids))
@@ -133,6 +133,8 @@ class Evaluator:
 
     def __call__(self, params: types.PyTree) -> dict[str, float]:
         """Returns `{name: mean, or function of means}`; `params` without worker axis."""
+        self._feed.compare(self._num_done)
+        self._num_done += 1
         totals = self._zeros
         for row in self._rows:
             self._on_batch()

@@ -20,11 +20,12 @@ class Judge(NamedTuple):
     highest: bool = False
 
     def is_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:
-        """Whether an evaluation is better than the best so far; NaN never is."""
-        if self.metric is None:
+        """Whether an evaluation is better than the best so far; one that is not finite never is."""
+        if self.metric is None or not np.isfinite(values.get(self.metric, np.nan)):
             return False
-        worst = -np.inf if self.highest else np.inf
-        value, other = values.get(self.metric, np.nan), best.get(self.metric, worst)
+        if self.metric not in best:
+            return True
+        value, other = values[self.metric], best[self.metric]
         return value > other if self.highest else value < other
 
 
@@ -93,7 +94,7 @@ def sets_of(
 
 
 class Evaluations:
-    """One evaluator for each set.
+    """One evaluator for each set; the first metric that is not finite is told.
 
     Args:
         of_sets: by the set's name; empty in a process that does not evaluate.
@@ -101,6 +102,7 @@ class Evaluations:
 
     def __init__(self, of_sets: Mapping[str, evaluate.Evaluator]) -> None:
         self._of_sets = of_sets
+        self._has_told = False
 
     def __bool__(self) -> bool:
         return bool(self._of_sets)
@@ -110,19 +112,37 @@ class Evaluations:
         """Of the metrics, of each set."""
         return {name: list(evaluator.names) for name, evaluator in self._of_sets.items()}
 
-    def __call__(self, params: types.PyTree) -> dict[str, float]:
-        """`{set_metric: mean over the set}`; `params` without worker axis."""
-        return {
+    def __call__(self, params: types.PyTree, *, after: str) -> dict[str, float]:
+        """`{set_metric: mean over the set}`.
+
+        Args:
+            params: without worker axis.
+            after: what was done before, such as 'round 3', for what is told.
+        """
+        found = {
             f"{set_name}_{name}": value
             for set_name, evaluator in self._of_sets.items()
             for name, value in evaluator(params).items()
         }
+        odd = [f"{name} {value}" for name, value in found.items() if not np.isfinite(value)]
+        if odd and not self._has_told:
+            self._has_told = True
+            print(
+                f"hetjax: evaluated after {after}: {', '.join(odd)}. Such a number is null in "
+                "summary.json and metrics.jsonl, and never the best; the report says how often "
+                "there was one",
+                file=sys.stderr,
+            )
+        return found
 
     def worst(self, found: list[dict[str, float]]) -> dict[str, Any]:
-        """Of several replicas' evaluations the one with the highest loss of the first set."""
+        """Of several replicas' evaluations the one with the highest loss of the first set.
+
+        A loss that is NaN is the highest.
+        """
         if not self._of_sets:
             return {}
         loss = f"{next(iter(self._of_sets))}_loss"
         known = [values for values in found if loss in values]
-        worst = max(known, key=lambda values: values[loss], default={})
+        worst = max(known, key=lambda values: np.nan_to_num(values[loss], nan=np.inf), default={})
         return {f"worst_{name}": value for name, value in worst.items()}

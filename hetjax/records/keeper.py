@@ -20,6 +20,13 @@ from hetjax.records import record
 from hetjax.rounds import arguments, round_report, setup
 from hetjax.rounds import resume as resume_lib
 
+FORCE, OVERWRITE = "force", "overwrite"
+WORDS = (FORCE, OVERWRITE)
+"""Of `resume`, beside a truth: to go on whatever has changed; to begin anew over any run."""
+
+
+_PATIENCE_SECS = 600.0  # until process 0 has read what is in the workdir
+
 
 @dataclasses.dataclass
 class Start:
@@ -48,8 +55,9 @@ def find(
         config: as recorded.
         parts: of the run.
         fingerprint: of what the run depends on beside it, in process 0.
-        resume: go on from the newest checkpoint; 'force': whatever else has changed. Where a
-            supervisor has started the run again even one that is finished is gone on from.
+        resume: go on from the newest checkpoint; 'force': whatever else has changed; 'overwrite':
+            begin anew, whatever is there. Where a supervisor has started the run again even one
+            that is finished is gone on from, and one that it began to write.
 
     Raises:
         ValueError: the directory is another configuration's, its run depends on something else,
@@ -59,9 +67,14 @@ def find(
         workdir, config, parts=parts, fingerprint=fingerprint, resume=resume, may_grow=_MAY_GROW
     )
     start = Start(saved)
-    if workdir is None or saved is None or not parts.leads:
+    if workdir is None or saved is None:
         return start
-    start.lines, dropped = record.kept_lines(workdir, saved.about["rounds"])
+    start.lines, dropped = record.kept_lines(workdir, saved.about["rounds"], tells=parts.leads)
+    if not parts.meeting.alone:  # process 0 may have cut off by now what was after the checkpoint
+        board = board_lib.Board("dropped")
+        if parts.leads:
+            board.post("examples", dropped)
+        dropped = board.wait("examples", _PATIENCE_SECS, what="read the lines of the run")
     start.examples_recomputed = saved.about["examples_recomputed"] + dropped
     if is_restarted() and saved.about["finished"] and not grown:
         start.stopped_by = saved.about.get("stopped_by")
@@ -90,25 +103,57 @@ def find_saved(
     board = None if parts.meeting.alone else board_lib.Board("resume")
     if not parts.leads:
         assert board is not None
-        step = board.wait("step", 600.0, what="find the checkpoint to go on from")
-        return None if step is None else checkpoint.read(directory, step), []
-    saved = checkpoint.newest(directory) if resume and directory.is_dir() else None
-    grown = _grown(workdir, config, may_grow) if saved is not None else []
-    if saved is not None and not (is_restarted() or grown or not saved.about["finished"]):
-        saved = None
-    may_differ = _MAY_DIFFER if saved else ()
-    recorded.check(workdir, config, may_differ=may_differ, may_grow=may_grow if saved else ())
+        what = "find the checkpoint to go on from"
+        step, more = board.wait("found", _PATIENCE_SECS, what=what)
+        return None if step is None else checkpoint.read(directory, step), more
+    saved: checkpoint.Saved | None = None
+    grown: list[str] = []
+    if resume != OVERWRITE or is_restarted():
+        saved, grown = _checked(workdir, config, fingerprint, resume, may_grow, unit)
     if saved is None:
         checkpoint.clear(directory)
     else:
         resume_lib.check_workers(saved, parts)
-        _check_fingerprint(
-            workdir, saved, fingerprint, force=resume == "force", grown=grown, unit=unit
-        )
         _say(workdir, saved, grown, unit)
     if board is not None:
-        board.post("step", None if saved is None else saved.step)
+        board.post("found", (None if saved is None else saved.step, grown))
     return saved, grown
+
+
+def _checked(
+    workdir: pathlib.Path,
+    config: dict[str, Any],
+    fingerprint: dict[str, Any],
+    resume: bool | str,
+    may_grow: Sequence[str],
+    unit: str,
+) -> tuple[checkpoint.Saved | None, list[str]]:
+    """As `find_saved`; refuses a call that may neither go on with what is there nor replace it."""
+    directory = workdir / resume_lib.DIRECTORY
+    saved = checkpoint.newest(directory) if resume and directory.is_dir() else None
+    about = checkpoint.newest_about(directory) if saved is None else saved.about
+    is_finished = about is not None and about["finished"]
+    grown = _grown(workdir, config, may_grow) if saved is not None else []
+    if is_finished and not (is_restarted() or grown):
+        saved = None
+    may_differ, may_grow = (_MAY_DIFFER, may_grow) if saved else ((), ())
+    way = f"give another directory, or resume={OVERWRITE!r} to write over it"
+    recorded.check(workdir, config, may_differ=may_differ, may_grow=may_grow, way=way)
+    if about is not None and (saved is not None or is_finished):
+        goes_on = saved is not None
+        _check_fingerprint(workdir, about, fingerprint, resume, goes_on, grown, unit)
+    return saved, grown
+
+
+def check_resume(resume: Any, *, caller: str) -> None:
+    """Refuses what is no way to begin in a workdir.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if resume not in (True, False, *WORDS):
+        words = ", ".join(map(repr, WORDS))
+        raise ValueError(f"{caller}: resume is {resume!r}; allowed are True, False, {words}")
 
 
 def is_restarted() -> bool:
@@ -130,18 +175,18 @@ def _grown(workdir: pathlib.Path, config: dict[str, Any], may_grow: Sequence[str
 
 def _check_fingerprint(
     workdir: pathlib.Path,
-    saved: checkpoint.Saved,
+    about: dict[str, Any],
     here: dict[str, Any],
-    *,
-    force: bool,
+    resume: bool | str,
+    goes_on: bool,
     grown: list[str],
     unit: str,
 ) -> None:
-    """Refuses to go on with something else than what the run began with.
+    """Refuses something else than what the run began with: to go on with, or to write over it.
 
     With more epochs a schedule that ends with them is another one: so the optimiser may differ.
     """
-    there = saved.about.get("fingerprint", {})
+    there = about.get("fingerprint", {})
     found = fingerprint_lib.differences(there, here)
     excused = found.pop("optimizer", "") if grown else ""
     if excused:
@@ -153,14 +198,15 @@ def _check_fingerprint(
     if not found:
         return
     text = "; ".join(found.values())
-    at = f"of which {saved.about['rounds']} {unit}s are done"
-    is_other_size = any(name.endswith("examples") for name in found)
-    if force and not is_other_size:
-        print(f"hetjax: going on all the same, as resume='force' says: {text}", file=sys.stderr)
+    at = f"of which {about['rounds']} {unit}s are done"
+    can_be_forced = goes_on and not any(name.endswith("examples") for name in found)
+    if resume == FORCE and can_be_forced:
+        print(f"hetjax: going on all the same, as resume={FORCE!r} says: {text}", file=sys.stderr)
         return
-    way = "resume=False begins anew, another workdir keeps both"
-    if not is_other_size:
-        way += ", and resume='force' goes on all the same"
+    anew = "resume=False begins anew" if goes_on else f"resume={OVERWRITE!r} writes over it"
+    way = f"{anew}, another workdir keeps both"
+    if can_be_forced:
+        way += f", and resume={FORCE!r} goes on all the same"
     raise ValueError(
         f"workdir {str(workdir)!r} holds a run, {at}, that began with something else: {text}. {way}"
     )
@@ -176,12 +222,13 @@ def _say(workdir: pathlib.Path, saved: checkpoint.Saved, grown: list[str], unit:
     )
 
 
-def kept_solutions(workdir: pathlib.Path | None, *, resume: bool = True) -> dict[str, Any]:
+def kept_solutions(workdir: pathlib.Path | None, *, resume: bool | str = True) -> dict[str, Any]:
     """What the run in a workdir solved; empty where nothing is to go on. Changes nothing.
 
     All checkpoints of a run have the same, so that one whose arrays are damaged tells them too.
     """
-    if workdir is None or not resume or not (workdir / resume_lib.DIRECTORY).is_dir():
+    anew = not resume or (resume == OVERWRITE and not is_restarted())
+    if workdir is None or anew or not (workdir / resume_lib.DIRECTORY).is_dir():
         return {}
     about = checkpoint.newest_about(workdir / resume_lib.DIRECTORY)
     return {} if about is None else about.get("solutions", {})

@@ -179,10 +179,12 @@ def whole_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     return lines
 
 
-def kept_lines(workdir: pathlib.Path, rounds_done: int) -> tuple[list[RoundReport], int]:
+def kept_lines(
+    workdir: pathlib.Path, rounds_done: int, *, tells: bool = True
+) -> tuple[list[RoundReport], int]:
     """The lines of the first rounds in `metrics.jsonl`, and the examples of those after them.
 
-    A line that is not whole, as a kill may leave the last one, ends them.
+    A line that is not whole, as a kill may leave the last one, ends them; `tells` says so.
     """
     lines: list[RoundReport] = []
     try:
@@ -191,7 +193,7 @@ def kept_lines(workdir: pathlib.Path, rounds_done: int) -> tuple[list[RoundRepor
             line |= {name: np.nan for name, value in line.items() if value is None}
             lines.append(RoundReport(**line))
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        if len(lines) < rounds_done:
+        if tells and len(lines) < rounds_done:
             print(
                 f"hetjax: {str(workdir / 'metrics.jsonl')!r} has {len(lines)} whole lines of the "
                 f"{rounds_done} rounds that are done ({error}); the report lacks the others",

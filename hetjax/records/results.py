@@ -185,21 +185,27 @@ def _evaluated(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """The metrics of the last evaluation, each with its value at the best one."""
     at_best = [name for name in summary if name.startswith("best_") and name != "best_step"]
     names = [name.removeprefix("best_") for name in at_best]
-    names = names or [name for name in summary if name.startswith("test_")]
+    set_name, _, metric = str(summary.get("judged_by") or "test_").partition("_")
+    names = names or [name for name in summary if name.startswith(f"{set_name}_")]
     # What the best is judged by comes first, of every set, and their losses last.
-    metric = str(summary.get("judged_by") or "").partition("_")[2]
     names = sorted(names, key=lambda n: (not n.endswith(f"_{metric}"), n.endswith("_loss")))
     rows = []
     for name in names[:_MOST_METRICS]:
-        value, best = summary.get(name), summary.get(f"best_{name}")
-        if value is None:
+        if name not in summary:
             continue
-        text = f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
+        value, best = summary[name], summary.get(f"best_{name}")
+        text = _number(name, value)
         if best is not None and best != value:
-            shown = f"{best:.2%}" if name.endswith("accuracy") else f"{best:.4f}"
-            text += f" ({shown} at the best)"
+            text += f" ({_number(name, best)} at the best)"
         rows.append((name.replace("_", " "), text))
     return sorted(rows, key=lambda row: not row[0].endswith("accuracy"))
+
+
+def _number(name: str, value: float | None) -> str:
+    """None, as JSON has what is not finite, is said to be so."""
+    if value is None:
+        return "not finite"
+    return f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4f}"
 
 
 def _notes(summary: dict[str, Any]) -> list[str]:
@@ -211,6 +217,8 @@ def _notes(summary: dict[str, Any]) -> list[str]:
     elif summary["examples_never_processed"]:
         unseen = summary["examples_never_processed"]
         notes.append(f"{unseen} examples were never processed: their worker did nothing")
+    if without := summary.get("rounds_without_update"):
+        notes.append(f"{without} rounds made no update: their weights add up to 0 or less")
     if summary["overrun_fraction"] > 0.01:
         notes.append(
             f"{summary['overrun_fraction']:.1%} of the microbatches took longer than the emulated "

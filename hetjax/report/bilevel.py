@@ -64,7 +64,7 @@ def render(
     return page.of_run(
         title,
         about=_about(summary),
-        notes=_notes(summary),
+        notes=[*_notes(summary), *series.not_finite(history)],
         parts=[tiles.grid(_tiles(summary)), *found],
         config=config,
         summary=summary,

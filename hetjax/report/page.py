@@ -132,6 +132,12 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
     skipped = np.nansum(series.column(history, "skipped_examples"))
     if skipped > 0:
         notes.append(f"{skipped:,.0f} examples were skipped because of non-finite numbers.")
+    if without := summary.get("rounds_without_update"):
+        notes.append(
+            f"The weights of {without:,} of {len(history):,} rounds added up to 0 or less, so "
+            "these made no update."
+        )
+    notes += series.not_finite(history)
     ordering = order.ordering(summary)
     if reason := ordering.get("second_backward_pass"):
         notes.append(

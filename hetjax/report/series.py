@@ -122,6 +122,23 @@ def evaluations(history: Sequence[Record], ending: str) -> dict[str, FloatArray]
     return {n: found[n] for n in sorted(known, key=lambda n: (not n.startswith("test"), n))}
 
 
+def not_finite(history: Sequence[Record]) -> list[str]:
+    """A sentence on each evaluated number that was not finite at some evaluation.
+
+    Example:
+        >>> not_finite([{"eval": {"test_loss": 1.0}}, {"eval": {"test_loss": None}}, {}])
+        ['test loss was not finite at 1 of 2 evaluations.']
+    """
+    records = [cell for record in history if isinstance(cell := record.get("eval"), Mapping)]
+    found = []
+    for name in dict.fromkeys(name for record in records for name in record):
+        values = column([record for record in records if name in record], name)
+        if bad := int(np.sum(~np.isfinite(values))):
+            shown = str(name).replace("_", " ")
+            found.append(f"{shown} was not finite at {bad:,} of {len(values):,} evaluations.")
+    return found
+
+
 def evaluated_metrics(history: Sequence[Record]) -> dict[str, dict[str, FloatArray]]:
     """Evaluated numbers by metric, then by name, but losses and accuracies.
 

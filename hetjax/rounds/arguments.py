@@ -160,13 +160,7 @@ def config_of_fields(
         fields[group], part = _part_of_group(group, fields[group])
         if part is not None:
             objects[group] = part
-    fields["cluster"] = cluster = _cluster_fields(fields.get("cluster", {}))
-    if isinstance(cluster, dict):
-        if workers is not None:
-            cluster["num_workers"] = workers
-        speeds = cluster.get("secs_per_microbatch", ())
-        num_speeds = np.size(speeds) if np.ndim(speeds) else 0
-        cluster.setdefault("num_workers", num_speeds or jax.device_count())
+    fields["cluster"] = cluster_fields(fields.get("cluster", {}), workers=workers)
     config = config_lib.validate(fields, parts=objects)
     num_workers = config.cluster.num_workers
     if "local" not in fields and num_workers > jax.device_count():
@@ -212,16 +206,26 @@ def _part_of_group(group: str, given: Any) -> tuple[Any, Any]:
     return given, None
 
 
-def _cluster_fields(given: Any) -> Any:
-    """The fields of an emulated cluster; anything else as it is."""
-    if not isinstance(given, emulate.EmulatedCluster):
+def cluster_fields(given: Any, *, workers: int | None) -> Any:
+    """The fields of a cluster, with its number of workers; what is none as it is.
+
+    Args:
+        given: an `EmulatedCluster`, or a dict of fields.
+        workers: their number; None: one for each speed, or for each device.
+    """
+    if isinstance(given, emulate.EmulatedCluster):
+        names = ("secs_per_microbatch", "overhead_secs", "delay", "delay_cv", "delay_per", "seed")
+        changes = [dataclasses.asdict(change) for change in given.changes]
+        given = {name: getattr(given, name) for name in names} | {
+            "num_workers": given.num_workers,
+            "changes": changes,
+        }
+    if not isinstance(given, dict):
         return given
-    names = ("secs_per_microbatch", "overhead_secs", "delay", "delay_cv", "delay_per", "seed")
-    fields = {name: getattr(given, name) for name in names}
-    return fields | {
-        "num_workers": given.num_workers,
-        "changes": [dataclasses.asdict(change) for change in given.changes],
-    }
+    speeds = given.get("secs_per_microbatch", ())
+    num_speeds = np.size(speeds) if np.ndim(speeds) else 0
+    fields = {"num_workers": num_speeds or jax.device_count(), **given}
+    return fields if workers is None else fields | {"num_workers": workers}
 
 
 def recorded_fields(config: config_lib.ExperimentConfig) -> dict[str, Any]:

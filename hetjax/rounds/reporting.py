@@ -112,6 +112,11 @@ class Report:
                 self._totals = self._totals._replace(loss_sum=nothing)
         return self._totals
 
+    @property
+    def _has_no_update(self) -> bool:
+        """Whether it had examples, whose weights add up to 0 or less."""
+        return bool(self.totals.example_count.sum() > 0 and self.totals.weight_sum <= 0)
+
     def _step(self) -> dict[str, Any]:
         """How far the update went, of what is known and finite; {} where there was no update."""
         step = self._executed.sums.step
@@ -213,6 +218,7 @@ class Report:
             host_secs=clocks.host_secs.tolist() if clocks.host_secs.any() else None,
             metrics=losses_lib.means(metrics.metric_sums) or None,
             **self._step(),
+            weight_sum=float(weight_sum) if self._has_no_update else None,
             bytes_sent=round(self._parts.reducer.copies_sent(plan.active) * self._parts.copy_bytes),
         )
 

@@ -52,6 +52,7 @@ class RoundReport:
     learning_rate: float | None = None  # of the round's update, where the optimiser's state has one
     grad_norm: float | None = None  # of the round's gradient, before the optimiser clips it
     update_norm: float | None = None  # of what was added to the parameters
+    weight_sum: float | None = None  # of its examples, where it is 0 or less: there was no update
     params: Callable[[], types.PyTree] = dataclasses.field(
         default=_no_params, repr=False, compare=False
     )

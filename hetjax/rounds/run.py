@@ -253,6 +253,7 @@ class Run:
         """
         run_records.check_state(state, self)
         self.parts.check_kind(kind)
+        self.parts.feed.compare(self.parts.stream.epoch(state.stream))
         if kind not in self._warm:
             state = self._warm_up(state, kind, given)
         began, last = time.perf_counter(), self._last

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from hetjax.data import feed
+from hetjax.data import feed, sources
 from tests.data import examples
 
 ROWS = np.array([[4, 2], [0, 7], [9, -1], [-1, -1]], np.int32)
@@ -41,6 +41,15 @@ def test_microbatches_hold_their_examples_and_padding_repeats_the_first(form, sh
     np.testing.assert_array_equal(examples, np.stack([expected.reshape(shape)] * 3, axis=-1))
     assert microbatch.examples["x"].devices() == {jax.devices()[1]}
     feeding.close()
+
+
+def test_a_resident_feed_does_not_lie_on_the_arrays_that_it_was_given():
+    memory = np.zeros(64 * 4 + 16, np.float32)
+    start = (-memory.ctypes.data % 64) // 4  # where a CPU device takes an array as it is
+    given = memory[start : start + 64 * 4].reshape(64, 4)
+    feeding = feed.ResidentFeed(sources.as_source(given), [jax.devices()[0]])
+    given += 1
+    assert not np.asarray(feeding.load(0, np.arange(8, dtype=np.int32)).examples).any()
 
 
 @pytest.mark.parametrize("rows", [ROWS[:3], ROWS[:1]])

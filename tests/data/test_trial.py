@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from hetjax.data import choosing, feed, sources, trial
+from hetjax.data import choosing, feed, held, sources, trial
 from tests.data import examples
 
 
@@ -190,3 +190,31 @@ def test_all_processes_take_the_feed_that_one_of_them_has_chosen(source, numbers
     )
     made.close()
     assert type(made) is kind
+
+
+def test_a_source_that_is_closed_meanwhile_stops_nobody(capsys):
+    class File(examples.Waiting):
+        def __len__(self):
+            if self.count == 0:
+                raise OSError("closed")
+            return self.count
+
+    source = File(secs=0)
+    kept = held.Held(source, name="the source", values=True, way="")
+    source.count = 0
+    kept.compare(1)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_change_is_told_where_two_passes_differ_and_once(capsys):
+    given = {"x": np.arange(12.0), "y": np.full(12, np.nan)}
+    kept = held.Held(sources.as_source(given), name="the source", values=True, way="Stay.")
+    kept.compare(1)
+    assert capsys.readouterr().err == ""  # a NaN is itself
+    given["x"][11] = 5
+    kept.compare(1)
+    assert capsys.readouterr().err == ""  # once for each pass
+    kept.compare(2)
+    assert "example 11 is another one than before (['x']). Its" in capsys.readouterr().err
+    kept.compare(3)
+    assert capsys.readouterr().err == ""

@@ -61,6 +61,14 @@ def test_each_example_once_a_pass_and_as_often_as_its_batch_is_held(float64, gat
         assert (line["loss"] is None) == line["request"].startswith("product")
 
 
+def test_without_a_budget_every_private_shard_has_a_part():
+    fields = {"data": {"sharing": "private"}, "microbatch_size": 16}
+    result = fit(steps=12, **fields)  # 42 and 30 examples are 3 and 2 microbatches, of 4 workers
+    for level in ("upper", "lower"):
+        assert result.config[level]["budget"] >= 4
+        assert all(all(line["quotas"]) for line in result.rounds if line["level"] == level)
+
+
 def test_no_gate_closes_a_round_of_a_held_batch():
     noisy = {**SPEEDS, "delay_cv": 1.0, "delay": "exponential"}
     budgets = {"lower": {"budget": 8}, "upper": {"budget": 8}}
@@ -325,6 +333,7 @@ def test_a_trace_that_ends_ends_the_run(tmp_path, capsys):
     fit(steps=2, workdir=tmp_path)
     again = fit(steps=4, replay=tmp_path, cluster={"num_workers": 4}, local="stepped")
     assert again.summary["outer_steps"] == 2
+    assert again.summary["interrupted"]  # as `fit` has it
     assert "ends after 2 outer steps; so does this run" in capsys.readouterr().err
 
 

@@ -115,6 +115,10 @@ WRONG = {
         {"quota": {"max_microbatches": 2}, "budget": 8},
         r"lower level: .*max_microbatches",
     ),
+    "a shard without a part": (
+        {"fields_upper": {"budget": 1}, "data": {"sharing": "private"}},
+        "upper level: budget: got 1 microbatches a round with data.sharing='private', but 2",
+    ),
     "an order with signs": ({"ordering": "d_grab"}, "lower level: .*order"),
     "a reducer of one level": (
         {"fields_upper": {"reducer": "d_psgd"}},
@@ -188,6 +192,14 @@ def test_a_loss_that_is_not_finite_names_request_and_examples(tmp_path):
         fit(lower=of_lower, workdir=tmp_path)
     assert "17" in str(e.value)
     assert e.value.result.summary["outer_steps"] == 0
+
+
+@pytest.mark.parametrize("level", ["upper", "lower"])
+def test_weights_that_add_up_to_nothing_end_the_run_with_their_sum(level):
+    of_level = dict(zip(("upper", "lower"), problems.sources(), strict=True))
+    of_level[level]["weights"] = -of_level[level]["weights"]
+    with pytest.raises(hetjax.NonFiniteError, match=rf"of the {level} level: .* add up to -\d"):
+        fit(**of_level)
 
 
 def test_learned_starts_have_rows_too():

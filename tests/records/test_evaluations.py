@@ -1,9 +1,13 @@
 """Which sets a run is evaluated on, when, and which evaluation is the best."""
 
+import json
+
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from hetjax.records import evaluations as evaluations_lib
 from tests.rounds import problems
 
 DATA = problems.classification(64, np.float32)
@@ -120,3 +124,46 @@ def test_a_comparison_of_any_kind_ends_the_run(answer):
     result = fit(callbacks=[enough])
     assert result.summary["stopped_by"] == "callback enough"
     assert len(result.history) == 3
+
+
+def roots(weights, batch):
+    """Not finite once the weights have moved."""
+    moved = jnp.abs(weights - problems.initial_weights(np.float32)).max()
+    losses = problems.softmax_loss(weights, batch, None)
+    return {"loss": losses, "root": jnp.sqrt(0.02 - moved) + 0 * losses}
+
+
+@pytest.mark.parametrize("sets", [{}, {"eval_source": None, "eval_sources": {"val": OTHER}}])
+def test_an_evaluation_that_becomes_nan_is_told_and_never_the_best(sets, tmp_path, capsys):
+    name = "val_root" if sets else "test_root"
+    fields = {"metrics_fn": roots, "best_by": "root", "best_mode": "max", "eval_every_rounds": 1}
+    result = fit(optimizer=optax.sgd(0.02), workdir=tmp_path, **fields, **sets)
+    values = [line[name] for line in evaluations(result)]
+    known = [value for value in values if value is not None]
+    assert known
+    assert values[-1] is None
+    assert result.summary["best_" + name] == pytest.approx(max(known))
+    assert result.summary[name] is None
+    shown, title = " ".join(repr(result).split()), name.replace("_", " ")
+    assert f"{title} not finite ({max(known):.4f} at the best)" in shown
+    said = capsys.readouterr().err
+    assert said.count("is null in summary.json") == 1
+    assert f"hetjax: evaluated after {len(known) + 1} rounds: {name} nan" in said
+    assert json.loads((tmp_path / "summary.json").read_text())[name] is None
+    bad = f"{len(values) - len(known)} of {len(values)} evaluations"
+    assert f"{title} was not finite at {bad}" in (tmp_path / "report.html").read_text()
+
+
+def test_evaluations_that_are_never_finite_leave_no_best():
+    def never(weights, batch):
+        return {"loss": jnp.full(len(batch["y"]), jnp.nan)}
+
+    result = fit(metrics_fn=never, eval_source=None, eval_sources={"val": OTHER})
+    assert "val loss not finite" in " ".join(repr(result).split())
+    np.testing.assert_array_equal(result.best_params, result.params)
+
+
+def test_a_replica_whose_loss_is_nan_is_the_worst():
+    of_sets = evaluations_lib.Evaluations({"test": None})
+    found = [{"test_loss": loss} for loss in (1.0, np.nan, 2.0)]
+    assert np.isnan(of_sets.worst(found)["worst_test_loss"])

@@ -103,6 +103,55 @@ def test_what_began_otherwise_is_refused_and_can_be_forced(name, tmp_path, capsy
     assert forced.history[: len(first.history)] == first.history
 
 
+def files(workdir):
+    return {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+
+
+FINISHED_OTHERS = {
+    **{name: OTHERS[name] for name in ("learning rate", "params", "loss", "values")},
+    "length": ({"source": problems.classification(48, np.float32)}, "have 48 examples, and had 64"),
+    "seed": ({"seed": 1}, "belongs to another configuration"),
+    "epochs": ({"epochs": 1}, "belongs to another configuration"),
+}
+
+
+@pytest.mark.parametrize("name", FINISHED_OTHERS)
+def test_a_finished_run_is_written_over_by_the_same_call_alone(name, tmp_path):
+    other, message = FINISHED_OTHERS[name]
+    first = fit(tmp_path)
+    before = files(tmp_path)
+    for resume in (True, False, "force"):
+        with pytest.raises(ValueError, match=rf"{message}.*resume='overwrite'"):
+            fit(tmp_path, resume=resume, **other)
+    assert files(tmp_path) == before
+    again = fit(tmp_path)
+    np.testing.assert_array_equal(again.params, first.params)
+    assert "resumed" not in again.summary
+    over = fit(tmp_path, resume="overwrite", **other)
+    assert "resumed" not in over.summary
+    assert [line["round"] for line in over.history] == list(range(len(over.history)))
+    np.testing.assert_array_equal(over.params, fit(None, **other).params)
+
+
+def test_overwrite_begins_a_run_anew_that_is_not_finished_either(tmp_path, monkeypatch):
+    cut(tmp_path)
+    over = fit(tmp_path, resume="overwrite", seed=1)
+    np.testing.assert_array_equal(over.params, fit(None, seed=1).params)
+    monkeypatch.setenv("HETJAX_ATTEMPT", "1")  # a supervisor keeps what the attempt before did
+    again = fit(
+        tmp_path,
+        resume="overwrite",
+        seed=1,
+        callbacks=[lambda line: pytest.fail("a round was done")],
+    )
+    np.testing.assert_array_equal(again.params, over.params)
+
+
+def test_resume_takes_four_words(tmp_path):
+    with pytest.raises(ValueError, match="fit: resume is 'yes'; allowed are True, False, 'force'"):
+        fit(tmp_path, resume="yes")
+
+
 def test_data_of_another_length_cannot_be_forced(tmp_path):
     cut(tmp_path)
     for resume in (True, "force"):

@@ -4,8 +4,9 @@
 
 CASES maps a name to the fields of `problems.fit`, with `loss_fn` by its name there and `rule` by
 its name in `RULES`, and `last_round`, after which a callback ends the run, and `update_secs`, which
-each process takes longer between two local phases; process 0 writes OUT/NAME.npz and .json. A case
-of the rule `hessian_product` is rounds without update, and its `params` are what they found.
+each process takes longer between two local phases; process 0 writes OUT/NAME.npz and .json, process
+I OUT/NAME.I.json. A case of the rule `hessian_product` is rounds without update, and its `params`
+are what they found.
 """
 
 import json
@@ -90,8 +91,10 @@ def main(process_id, num_processes, coordinator, cases, out):
             result = problems.fit(*problem, callbacks=callbacks, **resolved(fields))
             params, best = result.params, result.best_params
             told = {"summary": result.summary, "history": result.history}
-        if place.process_id == 0:
-            path = pathlib.Path(out) / name
+        path = pathlib.Path(out) / name
+        if place.process_id:
+            path.with_suffix(f".{place.process_id}.json").write_text(json.dumps(told))
+        else:
             np.savez(path.with_suffix(".npz"), params=params, best=best)
             told["summary"]["by_sockets"] = bool(connected) and connected[-1] is not None
             told["summary"]["times_added"] = len(added)

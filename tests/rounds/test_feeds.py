@@ -4,8 +4,10 @@ import json
 import re
 
 import numpy as np
+import optax
 import pytest
 
+import hetjax
 from hetjax.data import trial
 from tests.data import examples
 from tests.rounds import problems
@@ -121,3 +123,93 @@ def test_fit_shows_its_bar_while_it_reads(capsys):
 def test_the_examples_of_an_evaluation_that_change_are_told(capsys):
     fit(problems.classification(64, np.float32), epochs=1, eval_source=Noisy())
     assert "eval_source: example" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("feed", ["auto", "streamed"])
+def test_noise_from_the_index_is_one_view(feed, capsys):
+    views = {}
+
+    class OfIndex(Noisy):
+        def __getitem__(self, index):
+            self.rng = np.random.default_rng(index)
+            example = super().__getitem__(index)
+            views.setdefault(index, set()).add(example["x"].tobytes())
+            return example
+
+    fit(OfIndex(), data={"feed": feed})
+    assert {len(of_example) for of_example in views.values()} == {1}
+    assert capsys.readouterr().err == ""
+
+
+def test_one_reader_draws_the_same_views_in_each_run():
+    fields = {"data": {"feed": "streamed", "readers": 1}, "quota": "equal"}
+    first = fit(Noisy(), **fields)
+    np.testing.assert_array_equal(first.params, fit(Noisy(), **fields).params)
+
+
+class Curriculum(examples.Waiting):
+    """Easier at first: what it gives depends on an epoch that is set."""
+
+    def __init__(self):
+        super().__init__(64, 0.0)
+        self.data, self.epoch = problems.classification(64, np.float32), 0
+
+    def set_epoch(self, line):
+        self.epoch = line.epoch + 1
+
+    def __getitem__(self, index):
+        x, y = self.data["x"][index], self.data["y"][index]
+        return {"x": x * np.float32(1 + self.epoch), "y": y}
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_a_source_that_a_callback_changes_is_told_of_once(epochs, capsys):
+    source = Curriculum()
+    found = fit(source, epochs=epochs, callbacks=[source.set_epoch])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the source (Curriculum) changes while it is used: example 0 is another one" in line
+    assert "(['x']). Its values were read once and stay. data.feed='streamed' reads" in line
+    np.testing.assert_array_equal(found.params, fit(Curriculum(), epochs=epochs).params)
+    streamed = Curriculum()
+    fit(streamed, epochs=4, callbacks=[streamed.set_epoch], data={"feed": "streamed"})
+    assert capsys.readouterr().err == ""
+
+
+def test_arrays_that_are_written_into_are_told_of(capsys):
+    data = problems.classification(64, np.float32)
+
+    def add_noise(line):
+        data["x"] += np.float32(1)
+
+    fit(data, epochs=3, callbacks=[add_noise])
+    assert "the source (ArraySource) changes while it is used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("feed", ["resident", "streamed"])
+def test_a_buffer_that_grows_is_told_of_once(feed, capsys):
+    source = Curriculum()
+
+    def grow(line):
+        source.count += 8
+
+    result = fit(source, epochs=4, callbacks=[grow], data={"feed": feed})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the source (Curriculum) has " in line
+    assert "examples now, and had 64 when it was taken: the number stays 64" in line
+    assert result.summary["examples_processed"] == 4 * 64
+
+
+def test_a_run_that_steps_and_an_evaluation_tell_of_changes_too(capsys):
+    source, evaluated = Curriculum(), Curriculum()
+    fields = {"epochs": 3, "microbatch_size": 4, "budget": 8, "workers": 2, "local": "virtual"}
+    weights = problems.initial_weights(np.float32)
+    with hetjax.Run(problems.softmax_loss, weights, optax.sgd(0.1), source, **fields) as run:
+        state = run.init()
+        while not run.done(state):
+            state, report = run.round(state)
+            source.set_epoch(report)
+    assert capsys.readouterr().err.count("the source (Curriculum) changes while") == 1
+    fit(Curriculum(), epochs=3, eval_source=evaluated, callbacks=[evaluated.set_epoch])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the eval_source (Curriculum) changes while it is used" in line
+    assert "All evaluations have them, so that they can be compared" in line

@@ -228,6 +228,17 @@ def test_a_run_of_several_processes_goes_on(name, gang, tmp_path):
     assert [line["loss"] for line in history] == [line["loss"] for line in rounds]
 
 
+def test_all_processes_of_a_resumed_run_count_the_same(tmp_path):
+    fields = {**CASES["all_reduce"], "epochs": 2, "workdir": str(tmp_path / "run")}
+    cases = {"begun": {**fields, "last_round": 3}, "resumed": fields}
+    _, mine, history = run_gang(cases, tmp_path / "out", 2)["resumed"]
+    other = json.loads((tmp_path / "out" / "resumed.1.json").read_text())
+    counts = [name for name in mine if name.startswith("examples_") and name[9:] != "per_sec"]
+    counts += ["rounds", "epochs", "train_loss", "quotas", "bytes_sent_per_round", "resumed"]
+    assert {n: other["summary"][n] for n in counts} == {n: mine[n] for n in counts}
+    assert [line["round"] for line in other["history"]] == list(range(len(history)))
+
+
 @pytest.mark.parametrize("name", LIVE)
 def test_a_gate_closes_the_rounds_of_all_processes(name, gang):
     _, summary, history = gang[name]

@@ -133,6 +133,24 @@ def test_a_finished_run_begins_anew_unless_a_supervisor_starts_it_again(tmp_path
     assert supervised.history == again.history
 
 
+def test_rounds_without_update_are_counted_over_a_resume(tmp_path):
+    def weighted(weights, batch, rng):
+        return problems.softmax_loss(weights, batch, rng), batch["weight"]
+
+    data = problems.classification(64, np.float32)
+    data["weight"] = -np.ones(64, np.float32)
+
+    def train(*callbacks):
+        weights = problems.initial_weights(np.float32)
+        fields = {"loss_fn": weighted, "workdir": tmp_path, "callbacks": callbacks, **STATIC}
+        return problems.fit(data, weights, **fields)
+
+    train(stop_at(1))
+    result = train()
+    assert result.summary["resumed"]
+    assert result.summary["rounds_without_update"] == len(result.history) == 4
+
+
 def test_without_resume_a_run_begins_anew(tmp_path):
     fit(tmp_path, [stop_at(2)])
     rounds = []

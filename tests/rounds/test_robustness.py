@@ -285,6 +285,61 @@ def test_a_slow_worker_keeps_its_shard_in_private_training():
     assert min(sum(line["quotas"]) for line in result.history) < 8
 
 
+def signed(weights, batch, rng):
+    return squared(weights, batch, rng), batch["weight"]
+
+
+def test_rounds_whose_weights_add_up_to_nothing_are_counted_and_told_once(tmp_path, capsys):
+    data = regression(64) | {"weight": -np.ones(64, np.float32)}
+    result = fit(data, loss_fn=signed, workdir=tmp_path)
+    np.testing.assert_array_equal(result.params, np.zeros(3))
+    assert result.summary["rounds_without_update"] == len(result.history) == 4
+    assert result.summary["train_loss"] is None
+    assert [line["weight_sum"] for line in result.history] == [-32.0] * 4
+    said = capsys.readouterr().err
+    assert said.count("made no update") == 1
+    assert "round 0: the weights of its examples add up to -32, so it made no update" in said
+    assert "4 rounds made no update" in repr(result)
+    report = (tmp_path / "report.html").read_text()
+    assert "The weights of 4 of 4 rounds added up to 0 or less, so these made no update" in report
+
+
+def test_single_negative_weights_are_weights_like_others(capsys):
+    data = regression(64) | {"weight": np.ones(64, np.float32)}
+    data["weight"][::8] = -0.5
+    result = fit(data, loss_fn=signed, microbatch_size=16, budget=4, epochs=1)
+    gradient = 2 * (data["weight"] * -data["y"]) @ data["x"] / data["weight"].sum()
+    np.testing.assert_allclose(result.params, -0.05 * gradient, rtol=1e-5)
+    assert "rounds_without_update" not in result.summary
+    assert "weight_sum" not in result.history[0]
+    assert "update" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", ["equal", "adaptive"])
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_no_private_shard_is_left_out_by_a_small_budget(policy, budget):
+    fields = {
+        "cluster": {"secs_per_microbatch": (1, 2, 4), "clock": "virtual"},
+        "quota": policy,
+        "data": {"sharing": "private"},
+        "microbatch_size": 2,
+        "budget": budget,
+        "epochs": 3,
+    }
+    if budget < 3:
+        with pytest.raises(ValueError, match=f"budget: got {budget} .* 3 workers are present"):
+            fit(regression(37), **fields)
+    else:
+        assert fit(regression(37), **fields).summary["examples_never_processed"] == 0
+
+
+def test_a_worker_that_joins_later_needs_a_microbatch_for_its_shard():
+    changes = tuple({"round": r, "worker": 3, "present": r > 0} for r in (0, 4))
+    fields = {"cluster": EMULATED | {"changes": changes}, "data": {"sharing": "private"}}
+    with pytest.raises(ValueError, match="4 workers are present from round 4 on"):
+        fit(budget=3, **fields)
+
+
 def test_a_trace_of_another_budget_is_refused(tmp_path):
     fit(workdir=tmp_path)
     with pytest.raises(ValueError, match=r"replay: round 0 .* here it has 6 microbatches"):

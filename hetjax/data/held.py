@@ -1,0 +1,76 @@
+"""Is a source still what a run holds of it? Its length and a few examples, as each pass begins.
+
+A run takes the number of examples once, and a resident feed their values. What changes afterwards
+(a buffer that grows, an epoch that is set) is no part of the run, which its user must hear.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from hetjax.data import sources, trial
+
+_MOST = 4  # examples that are read again
+
+
+class Held:
+    """What a run holds of a source; the first change of each kind is told on stderr.
+
+    Args:
+        source: a data source.
+        name: of it, for what is told.
+        values: whether the values stay too: they are read once, and were the same again.
+        way: what has the new values read.
+    """
+
+    def __init__(self, source: Any, *, name: str, values: bool, way: str) -> None:
+        self._source, self._name, self._way = source, name, way
+        self._length, self._ids = len(source), np.zeros(0, np.int64)
+        self._examples: Any = None
+        if values:
+            self._ids = np.unique(np.linspace(0, self._length - 1, _MOST).astype(np.int64))
+            self._examples = self._read()
+        self._has_told_length = False
+        self._at = 0
+
+    def compare(self, at: int) -> None:
+        """Looks at the source as it is now, once for each `at`; that of the beginning is 0."""
+        if at == self._at:
+            return
+        self._at = at
+        try:
+            length = len(self._source)
+        except Exception:  # closed by now, such as a file: nothing of it is asked for any more
+            return
+        if length != self._length and not self._has_told_length:
+            self._has_told_length = True
+            self._tell(
+                f"has {length} examples now, and had {self._length} when it was taken: the number "
+                f"stays {self._length}, and so do the orders and what an epoch is. A call that "
+                "begins anew takes the others too, such as fit(…, init_state=result.state)"
+            )
+        if self._examples is None:
+            return
+        try:
+            difference = trial.difference(self._examples, self._read(), self._ids)
+        except ValueError as error:
+            changed = str(error)
+        else:
+            if difference is None:
+                return
+            of_it = difference.field or "the item"
+            changed = f"example {difference.example_id} is another one than before ({of_it})"
+        self._examples = None
+        self._tell(
+            f"changes while it is used: {changed}. Its values were read once and stay. {self._way}"
+        )
+
+    def _read(self) -> Any:
+        if isinstance(self._source, sources.ArraySource):  # draws nothing: 0.2 ms less a pass
+            return sources.fetch(self._source, self._ids)
+        with trial.global_generators_as_they_are():
+            return sources.fetch(self._source, self._ids)
+
+    def _tell(self, what: str) -> None:
+        print(f"hetjax: {self._name} ({type(self._source).__name__}) {what}", file=sys.stderr)

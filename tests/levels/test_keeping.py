@@ -1,0 +1,51 @@
+"""What a bilevel run keeps in its workdir, and what may write over it."""
+
+import numpy as np
+import pytest
+
+from tests.levels import problems
+from tests.levels.test_fitting import fit, same
+
+
+def test_a_finished_run_is_written_over_by_the_same_call_alone(tmp_path):
+    options = {"workdir": tmp_path, "steps": 2}
+    first = fit(**options)
+    of_upper, _ = problems.sources(seed=1)
+    others = {
+        "another configuration": {"seed": 1},
+        "the upper data hold other values": {"upper_source": of_upper},
+    }
+    for message, other in others.items():
+        with pytest.raises(ValueError, match=rf"{message}.*resume='overwrite'"):
+            fit(**options, **other)
+        over = fit(**options, **other, resume="overwrite")
+        assert same(over, fit(steps=2, **other))
+        assert "resumed" not in over.summary
+        assert same(fit(**options, resume="overwrite"), first)
+    assert same(fit(**options), first)
+    with pytest.raises(ValueError, match="fit_bilevel: resume is 'yes'; allowed are True"):
+        fit(**options, resume="yes")
+
+
+def test_an_evaluation_that_is_not_finite_is_told_once(tmp_path, capsys):
+    of_upper, _ = problems.sources()
+
+    def metrics(y, batch):
+        return {"error": batch["targets"] * np.nan}
+
+    options = {"eval_source": of_upper, "metrics_fn": metrics, "workdir": tmp_path}
+    result = fit(steps=2, **options)
+    assert capsys.readouterr().err.count("evaluated after 1 outer steps: test_error nan") == 1
+    assert "test error not finite" in " ".join(repr(result).split())
+    report = (tmp_path / "report.html").read_text()
+    assert "test error was not finite at 2 of 2 evaluations" in report
+
+
+def test_a_level_whose_source_changes_is_told_of_once(capsys):
+    _, of_lower = problems.sources()
+
+    def disturb(report):
+        of_lower["targets"] += 1
+
+    fit(steps=3, lower_source=of_lower, callbacks=[disturb])
+    assert capsys.readouterr().err.count("the source (ArraySource) changes while it is used") == 1
