@@ -163,7 +163,7 @@ class Level:
 
     def _check_weight(self) -> None:
         """Refuses the round before, whose sums are on the host, where it has no mean."""
-        if self._last is not None and (total := self._last[1].totals.weight_sum) <= 0:
+        if self._last is not None and (total := self._last[1].divisor) <= 0:
             raise reporting.NonFiniteError(
                 f"the weights of all examples of the batch add up to {total:g}, so that there is "
                 "no mean. Look at the weights that the loss returns, or give a larger budget"

@@ -167,7 +167,7 @@ def nominal_examples(config: config_lib.ExperimentConfig) -> int:
     return config.budget * config.microbatch_size
 
 
-def _weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
+def weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
     """What is minimised; without shards and gossip all examples are in one sum."""
     has_parts = gossips or config.data.sharing == "private"
     return config.data.weighting if has_parts else "example"
@@ -194,7 +194,7 @@ def _make_sums(
     params: types.PyTree,
 ) -> shared_sums.Sums:
     """How the sums meet: before the sync program where they are one plain sum."""
-    in_one_unit = rule.weight_grads is None and _weighting(config, gossips=False) == "example"
+    in_one_unit = rule.weight_grads is None and weighting(config, gossips=False) == "example"
     if reducer.is_plain_sum and in_one_unit and not meeting.alone:
         return meeting.sums(rules.contribution_shapes(rule, params))
     return shared_sums.Sums()
@@ -217,7 +217,7 @@ def _make_sync(
         nominal_examples=nominal_examples(config),
         mesh=where.mesh,
         observer=observer,
-        weighting=_weighting(config, gossips=reducer.mixing is not None),
+        weighting=weighting(config, gossips=reducer.mixing is not None),
         totals=sums.totals,
         stop_on_nonfinite=config.nonfinite == "stop",
     )

@@ -15,9 +15,10 @@ import numpy as np
 
 from hetjax import quota, types
 from hetjax.data import stream
-from hetjax.rounds import gathering, parcels, round_report, run_records, setup
+from hetjax.rounds import gathering, parcels, programs, round_report, run_records, setup
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import state as state_lib
+from hetjax.rounds import weighting as weighting_lib
 
 
 class NonFiniteError(ValueError):
@@ -113,9 +114,29 @@ class Report:
         return self._totals
 
     @property
+    def divisor(self) -> float:
+        """What the sums of the round were divided by; 0 or less: no update was made of them.
+
+        The sum of the weights, or with `weighting=shard` of each worker's in the measure of its
+        shard. Where each worker divides by its own number, the largest.
+        """
+        totals, config = self.totals, self._parts.config
+        if (totals.worker_weights[totals.example_count > 0] > 0).all():
+            return float(totals.weight_sum)
+        gossips = self._parts.reducer.mixing is not None
+        found = weighting_lib.parts(
+            programs.weighting(config, gossips=gossips),
+            totals,
+            jax.numpy.asarray(self._parts.stream.shares),
+            added_up=not gossips,
+            nominal=programs.nominal_examples(config) / len(self._parts.devices),
+        )
+        return float(np.max(found.divisor))
+
+    @property
     def _has_no_update(self) -> bool:
         """Whether it had examples, whose weights add up to 0 or less."""
-        return bool(self.totals.example_count.sum() > 0 and self.totals.weight_sum <= 0)
+        return bool(self.totals.example_count.sum() > 0 and self.divisor <= 0)
 
     def _step(self) -> dict[str, Any]:
         """How far the update went, of what is known and finite; {} where there was no update."""
@@ -218,7 +239,7 @@ class Report:
             host_secs=clocks.host_secs.tolist() if clocks.host_secs.any() else None,
             metrics=losses_lib.means(metrics.metric_sums) or None,
             **self._step(),
-            weight_sum=float(weight_sum) if self._has_no_update else None,
+            weight_sum=self.divisor if self._has_no_update else None,
             bytes_sent=round(self._parts.reducer.copies_sent(plan.active) * self._parts.copy_bytes),
         )
 

@@ -304,6 +304,35 @@ def test_rounds_whose_weights_add_up_to_nothing_are_counted_and_told_once(tmp_pa
     assert "The weights of 4 of 4 rounds added up to 0 or less, so these made no update" in report
 
 
+@pytest.mark.parametrize("reducer", ["all_reduce", "d_psgd"])
+def test_a_round_whose_shards_weigh_nothing_makes_no_update(reducer, tmp_path):
+    """In the measure of the shards: the weights of the examples that were done add up to 3.8."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"quotas": [3, 1], "microbatches_done": [3, 1]}\n')
+    fields = {
+        "local": "virtual",
+        "cluster": {"num_workers": 2, "secs_per_microbatch": (1, 2)},
+        "data": {"sharing": "private"},
+        "reducer": reducer,
+        "replay": str(trace),
+        "microbatch_size": 2,
+        "budget": 4,
+        "epochs": 1,
+    }
+
+    def run_on(weights):
+        data = regression(64) | {"weight": weights}
+        return hetjax.Run(signed, np.zeros(3, np.float32), optax.sgd(0.1), data, **fields)
+
+    weights = np.ones(64, np.float32)
+    with run_on(weights) as run:
+        weights[run.parts.stream.shards[1]] = -1.1
+    with run_on(weights) as run:
+        state, report = run.round(run.init())
+        np.testing.assert_array_equal(run.params(state)[0], np.zeros(3))
+        assert report.weight_sum == pytest.approx(-0.05)
+
+
 def test_single_negative_weights_are_weights_like_others(capsys):
     data = regression(64) | {"weight": np.ones(64, np.float32)}
     data["weight"][::8] = -0.5
