@@ -300,6 +300,7 @@ class Driver:
             best_params=self._best_params,
             finished=self._is_finished,
             stopped_by=self._summary.stopped_by,
+            quota=resume.policy_of(run.parts),
             summary=self._summary.save(),
             examples_recomputed=self._summary.examples_recomputed,
         )

@@ -23,6 +23,48 @@ class OrderState(Protocol):
         """i32[num_examples]: the order of the pass that is being worked through."""
 
 
+def checked_order(state: Any, num_examples: int, maker: str) -> np.ndarray:
+    """The order i[num_examples] that a state shows, where it is a permutation.
+
+    Args:
+        state: what a function of an ordering returned.
+        num_examples: of the data set, or of the shard.
+        maker: that function, as a message says it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not hasattr(state, "order"):
+        raise ValueError(
+            f"{maker} returned {parts.shown(state)} without an order; a state shows `order`, "
+            f"i32[{num_examples}]: a permutation of the numbers 0 to {num_examples - 1}"
+        )
+    wrong = _what_is_wrong(state.order, num_examples)
+    if wrong is not None:
+        raise ValueError(
+            f"{maker} returned a state whose order is {parts.shown(state.order)}{wrong}. It must "
+            f"be i32[{num_examples}], each of the numbers 0 to {num_examples - 1} once: so every "
+            "example is done once in a pass"
+        )
+    return np.asarray(state.order)
+
+
+def _what_is_wrong(order: Any, num_examples: int) -> str | None:
+    if not hasattr(order, "dtype") or order.shape != (num_examples,):
+        return ""  # which is seen where it is shown
+    order = np.asarray(order)
+    if order.dtype.kind not in "iu":
+        return ""
+    outside = np.flatnonzero((order < 0) | (order >= num_examples))
+    if outside.size:
+        return f": it has {order[outside[0]]} at position {outside[0]}"
+    counts = np.bincount(order.astype(np.intp, copy=False), minlength=num_examples)
+    if (counts == 1).all():
+        return None
+    often = int(counts.argmax())
+    return f": it has {often} {counts[often]} times and {int(counts.argmin())} not at all"
+
+
 class Sizes(NamedTuple):
     """The sizes of a run, which the part of an order on the devices is made for."""
 

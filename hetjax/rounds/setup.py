@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from hetjax import config as config_lib
 from hetjax import gates, kinds, ordering, quota, starting, topology, trees, types
 from hetjax import mesh as mesh_lib
+from hetjax.checkpoints import leaves
 from hetjax.cluster import emulate
 from hetjax.data import choosing, sources
 from hetjax.data import feed as feed_lib
@@ -126,6 +127,11 @@ class RunParts:
         """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
         mixing = self.reducer.mixing
         return () if mixing is None else mixing.gossip.active(round_index)
+
+    @functools.cached_property
+    def policy_form(self) -> leaves.Signature:
+        """Of the policy's state, as its `init` makes it."""
+        return leaves.signature(self.policy.init(len(self.devices), self.config.budget))
 
     @functools.cached_property
     def read_moments(self) -> second_moments.Reader | None:

@@ -180,6 +180,20 @@ def test_other_workers_go_on(tmp_path):
     assert problems.distance(fit(steps=4).params, second.params) < 1e-5
 
 
+@pytest.mark.parametrize("of", [None, "lower"])
+def test_another_quota_policy_begins_anew_in_both_levels_or_in_one(of, tmp_path, capfd):
+    def fields(policy):
+        return {"quota": policy} if of is None else {"quota": "equal", of: {"quota": policy}}
+
+    static = {"policy": "static", "proportions": (4, 3, 2, 1)}
+    fit(steps=4, workdir=tmp_path, callbacks=[interrupt], **fields(static))
+    result = fit(steps=4, workdir=tmp_path, **fields("adaptive"))
+    told = capfd.readouterr().err.count("quota.policy='adaptive' begins anew")
+    assert told == (2 if of is None else 1)
+    levels = result.summary["levels"]
+    assert [levels[name]["examples_missing"] for name in ("upper", "lower")] == [0, 0]
+
+
 def test_something_else_is_not_gone_on_with(tmp_path):
     fit(steps=4, workdir=tmp_path, callbacks=[interrupt])
     problem, x, y, _ = problems.given("value_gap")
