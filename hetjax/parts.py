@@ -36,6 +36,7 @@ from hetjax import values
 _Arguments = ParamSpec("_Arguments")
 _Part = TypeVar("_Part")
 _IS_FACTORY = "__hetjax_factory__"
+_SHOWN = (bool, int, float, str, list, tuple, dict, set)
 _MOST_SHOWN = 16  # elements of an array, in a message
 
 
@@ -307,7 +308,7 @@ def shown(given: Any) -> str:
         kind = f"{given.dtype}{list(given.shape)}"
         is_known = isinstance(given, np.ndarray | np.generic) and given.size <= _MOST_SHOWN
         return f"{kind} {given.tolist()}" if is_known else kind
-    if given is None or isinstance(given, bool | int | float | str | list | dict | set):
+    if given is None or type(given) in _SHOWN:
         return repr(given) if len(repr(given)) < 80 else f"{repr(given)[:80]}…"
     name = type(given).__name__
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

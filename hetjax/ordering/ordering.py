@@ -129,6 +129,29 @@ class Observer(NamedTuple):
     """`opt_state -> shared.moments`; the run sets it where the observer is `preconditioned`."""
 
 
+def _asked(name: str, observe: Callable[..., Any]) -> Callable[..., Any]:
+    """`observe`, whose signs are looked at where it is traced."""
+
+    def asked(losses: Any, shared: Any, evidence: Any, microbatch: Any, *others: Any) -> Any:
+        answer = observe(losses, shared, evidence, microbatch, *others)
+        is_whole = isinstance(answer, tuple) and len(answer) == 4
+        signs = answer[3] if is_whole else answer
+        size = microbatch.example_ids.shape[0]
+        shape, kind = (
+            getattr(signs, "shape", None),
+            getattr(getattr(signs, "dtype", None), "kind", ""),
+        )
+        if is_whole and shape == (size,) and kind == "i":
+            return answer
+        raise ValueError(
+            f"{name}: observe of its observer returned {'the signs ' if is_whole else ''}"
+            f"{parts.shown(signs)}; it must return ((loss_sum, weight_sum), grad_parts, change, "
+            f"example_signs), of which the last is i8[{size}] of 1, -1 and 0, one an example"
+        )
+
+    return asked
+
+
 class Ordering(NamedTuple):
     """A method of ordering: `state = init(num_examples, seed)`, then `place` after each round."""
 
@@ -166,7 +189,9 @@ class Ordering(NamedTuple):
         made = self.make_observer(sizes)
         if not isinstance(made, Observer):
             raise ValueError(
-                f"ordering: its make_observer(sizes) made {parts.shown(made)}; it must make a "
+                f"ordering: {parts.named(self)}: its make_observer(sizes) made "
+                f"{parts.shown(made)}; it must make a "
                 "hetjax.ordering.Observer, as hetjax.ordering.matrix_free.independent(…) does"
             )
-        return made._replace(coordinated=self.coordinated)
+        observe = _asked(parts.named(self), made.observe)
+        return made._replace(coordinated=self.coordinated, observe=observe)

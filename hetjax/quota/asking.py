@@ -42,3 +42,37 @@ def assigned(
         "numbers, one for each worker, from 0 to its cap, whose sum is total; "
         "hetjax.quota.largest_remainder(weights, total, caps=caps) makes such"
     )
+
+
+def of_epochs(policy: policies.QuotaPolicy, rounds: int) -> policies.QuotaPolicy:
+    """The policy of a run whose epochs have so many rounds.
+
+    Raises:
+      ValueError: its `of_epochs` made something else.
+    """
+    if policy.of_epochs is None:
+        return policy
+    made = policy.of_epochs(rounds)
+    if isinstance(made, policies.QuotaPolicy):
+        return made
+    raise ValueError(
+        f"quota: the policy {parts.named(policy)}: of_epochs({rounds}) returned "
+        f"{parts.shown(made)}; it must return a hetjax.quota.QuotaPolicy"
+    )
+
+
+def proportions(policy: policies.QuotaPolicy, num_workers: int) -> tuple[float, ...] | None:
+    """By which private shards are cut; None: equally.
+
+    Raises:
+      ValueError: they are not one for each worker, or no proportions.
+    """
+    given = policy.proportions
+    found = parts.array_of(given)
+    is_right = found.shape == (num_workers,) and found.dtype.kind in "fiu"
+    if given is None or (is_right and np.isfinite(found).all() and found.min() >= 0 < found.sum()):
+        return given
+    raise ValueError(
+        f"quota: the policy {parts.named(policy)}: its proportions are {parts.shown(given)}; they "
+        f"must be {num_workers} numbers, one for each worker, 0 or more and not all 0"
+    )

@@ -216,6 +216,12 @@ def _cluster_fields(given: Any) -> Any:
     """The fields of an emulated cluster; anything else as it is."""
     if not isinstance(given, emulate.EmulatedCluster):
         return given
+    if type(given) is not emulate.EmulatedCluster:
+        raise ValueError(
+            f"cluster: got a {type(given).__name__}; a run takes the speeds, delays and changes of "
+            "a hetjax.cluster.emulate.EmulatedCluster itself, and would not call functions of a "
+            "class of your own: give one of those, with changes=(Change(round, worker, …), …)"
+        )
     names = ("secs_per_microbatch", "overhead_secs", "delay", "delay_cv", "delay_per", "seed")
     fields = {name: getattr(given, name) for name in names}
     return fields | {

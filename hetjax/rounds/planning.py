@@ -53,8 +53,7 @@ def plan(
     epoch = parts.stream.epoch(state.stream)
     passes, observer, signed = state.passes, parts.observer, False
     if observer is not None:
-        balances = parts.method.balances
-        signed = balances is None or any(map(balances, assigned.passes.tolist()))
+        signed = any(_balances(parts, index) for index in set(assigned.passes.tolist()))
         if signed:  # all begin a pass with the epoch, or each begins its own
             passes = np.full(num_workers, epoch) if observer.coordinated else assigned.passes
     return Plan(
@@ -204,6 +203,20 @@ def _assign(
             "replay with the configuration that wrote it"
         )
     return quotas, done, policy
+
+
+def _balances(parts: setup.RunParts, pass_index: int) -> bool:
+    """Whether the order needs the signs of a pass."""
+    if parts.method.balances is None:
+        return True
+    answer = parts.method.balances(pass_index)
+    if isinstance(answer, bool | np.bool_):
+        return bool(answer)
+    raise ValueError(
+        f"ordering: {parts_lib.named(parts.method)}: balances({pass_index}) returned "
+        f"{parts_lib.shown(answer)}; it must return True or False, whether place needs the signs "
+        "of that pass"
+    )
 
 
 def _check_progress(parts: setup.RunParts, index: int, quotas: np.ndarray) -> None:

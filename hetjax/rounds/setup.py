@@ -25,6 +25,7 @@ from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import solutions
+from hetjax.quota import asking
 from hetjax.rounds import (
     apart,
     gathering,
@@ -351,7 +352,7 @@ def _make_stream(
                 file=sys.stderr,
             )
         return stream_lib.SharedStream(num_examples, num_workers, **common)
-    proportions = chosen.quota.proportions
+    proportions = asking.proportions(chosen.quota, num_workers)
     return stream_lib.PrivateStream(num_examples, num_workers, proportions=proportions, **common)
 
 
@@ -359,9 +360,8 @@ def _for_epochs(
     policy: quota.QuotaPolicy, config: config_lib.ExperimentConfig, num_examples: int
 ) -> quota.QuotaPolicy:
     """The policy of a run whose epochs have so many rounds as these examples make."""
-    if policy.of_epochs is None:
-        return policy
-    return policy.of_epochs(math.ceil(num_examples / programs_lib.nominal_examples(config)))
+    rounds = math.ceil(num_examples / programs_lib.nominal_examples(config))
+    return asking.of_epochs(policy, rounds)
 
 
 def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:

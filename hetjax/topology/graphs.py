@@ -44,8 +44,11 @@ class Graph:
 
     def __post_init__(self) -> None:
         _check_num_workers(self.num_workers)
-        edges = checked_edges(self.edges, self.num_workers)
-        check_connected(edges, self.num_workers)
+        try:
+            edges = checked_edges(self.edges, self.num_workers)
+            check_connected(edges, self.num_workers)
+        except ValueError as error:
+            raise ValueError(f"{error} It is the graph {self.name!r}.") from None
         edges.flags.writeable = False
         object.__setattr__(self, "edges", edges)
 
@@ -94,15 +97,15 @@ class PeriodicGraph:
         for number, phase in enumerate(phases):
             if phase.dtype.kind not in "iu" or not np.array_equal(np.sort(phase), workers):
                 raise ValueError(
-                    f"{_PLACE}phase {number} is {phase.tolist()}; it must name each of the "
-                    f"workers 0 to {self.num_workers - 1} exactly once, so that each one sends "
-                    "once and receives once."
+                    f"{_PLACE}phase {number} of {self.name!r} is {phase.tolist()}; it must name "
+                    f"each of the workers 0 to {self.num_workers - 1} exactly once, so that "
+                    "each one sends once and receives once."
                 )
             still = np.flatnonzero(phase == workers)
             if self.num_workers > 1 and still.size:
                 raise ValueError(
-                    f"{_PLACE}in phase {number} worker {still[0]} receives from itself; give it "
-                    "another worker to receive from."
+                    f"{_PLACE}in phase {number} of {self.name!r} worker {still[0]} receives from "
+                    "itself; give it another worker to receive from."
                 )
             phase.flags.writeable = False
         # As many arcs enter a worker as leave it, so connected implies strongly connected.
