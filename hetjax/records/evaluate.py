@@ -227,11 +227,11 @@ def _check_part(name: str, value: Any, batch_size: int, function: str) -> None:
         return
     with_weights = "" if weights is None else f", with weights {_shape_of(weights)}"
     raise ValueError(
-        f"metrics_fn returned {name!r} of shape {shape}{with_weights} for {batch_size} examples "
-        f"({function}){'' if is_real else ', of complex numbers'}; it must have one real number an "
-        f"example, [{batch_size}], or be (values, weights), two arrays of "
-        f"one shape [{batch_size}, …], such as one a token: "
-        "hetjax takes the mean, over examples that are no padding"
+        f"metrics_fn returned {name!r} of shape {shape}{with_weights} for {batch_size} examples"
+        f"{'' if is_real else ', of complex numbers'}; it must have one real number an example, "
+        f"[{batch_size}], or be (values, weights), two arrays of one shape [{batch_size}, …], "
+        "such as one a token: hetjax takes the mean, over examples that are no padding. The "
+        f"function is {function}"
     )
 
 

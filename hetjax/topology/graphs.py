@@ -97,15 +97,15 @@ class PeriodicGraph:
         for number, phase in enumerate(phases):
             if phase.dtype.kind not in "iu" or not np.array_equal(np.sort(phase), workers):
                 raise ValueError(
-                    f"{_PLACE}phase {number} of {self.name!r} is {phase.tolist()}; it must name "
-                    f"each of the workers 0 to {self.num_workers - 1} exactly once, so that "
-                    "each one sends once and receives once."
+                    f"{_PLACE}phase {number} is {phase.tolist()}; it must name each of the "
+                    f"workers 0 to {self.num_workers - 1} exactly once, so that each one sends "
+                    f"once and receives once. It is the graph {self.name!r}."
                 )
             still = np.flatnonzero(phase == workers)
             if self.num_workers > 1 and still.size:
                 raise ValueError(
-                    f"{_PLACE}in phase {number} of {self.name!r} worker {still[0]} receives from "
-                    "itself; give it another worker to receive from."
+                    f"{_PLACE}in phase {number} worker {still[0]} receives from itself; give it "
+                    f"another worker to receive from. It is the graph {self.name!r}."
                 )
             phase.flags.writeable = False
         # As many arcs enter a worker as leave it, so connected implies strongly connected.
