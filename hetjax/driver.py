@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import interrupt, types
+from hetjax import interrupt, parts, types
 from hetjax.processes import watch
 from hetjax.records import evaluations, record, results, summary, telemetry
 from hetjax.records import keeper as keeper_lib
@@ -72,13 +72,14 @@ class Callbacks:
         for callback in self._callbacks:
             answer = callback(line)
             name = getattr(callback, "__name__", type(callback).__name__)
-            says = isinstance(answer, bool) or getattr(answer, "dtype", None) == np.bool_
+            is_truth = getattr(answer, "dtype", None) == np.bool_ and answer.size == 1
+            says = isinstance(answer, bool) or is_truth
             if answer is STOP or (says and answer):
                 ends, self.stopper = True, self.stopper or name
             elif answer is not None and not says and id(callback) not in self._passed_over:
                 self._passed_over.add(id(callback))
                 print(
-                    f"hetjax: callback {name} returned {type(answer).__name__}, which is passed "
+                    f"hetjax: callback {name} returned {parts.shown(answer)}, which is passed "
                     "over: only True or hetjax.STOP ends the run",
                     file=sys.stderr,
                 )
@@ -312,6 +313,7 @@ class Driver:
             best_params=self._best_params,
             finished=self._is_finished,
             stopped_by=self._summary.stopped_by,
+            quota=resume.policy_of(run.parts),
             summary=self._summary.save(),
             examples_recomputed=self._summary.examples_recomputed,
         )

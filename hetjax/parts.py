@@ -29,11 +29,15 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
+
 from hetjax import values
 
 _Arguments = ParamSpec("_Arguments")
 _Part = TypeVar("_Part")
 _IS_FACTORY = "__hetjax_factory__"
+_SHOWN = (bool, int, float, str, list, tuple, dict, set)
+_MOST_SHOWN = 16  # elements of an array, in a message
 
 
 class Facts(NamedTuple):
@@ -235,7 +239,7 @@ def made_by(part: Any) -> Made | None:
     That is a part made by hand or by a function inside another one, one whose factory was given
     what JSON cannot hold, and one that was changed after it was made.
     """
-    made: Made | None = part.made_by
+    made: Made | None = getattr(part, "made_by", None)
     if made is None or any(
         mine is not theirs for mine, theirs in zip(_fields_of(part), made.fields, strict=True)
     ):
@@ -249,6 +253,12 @@ def label(part: Any) -> str:
     return path_of(function)
 
 
+def named(part: Any) -> str:
+    """What a message calls a part: the path of its factory, or where its first function is from."""
+    made = made_by(part)
+    return repr(label(part) if made is None else made.path)
+
+
 def takes(function: Callable[..., Any], count: int) -> bool:
     """Whether a function can be called with so many arguments, as far as its signature tells."""
     try:
@@ -260,6 +270,14 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     except TypeError:
         return False
     return True
+
+
+def array_of(given: Any) -> np.ndarray:
+    """What a part returned as an array; of no shape and no numbers where it is none."""
+    try:
+        return np.asarray(given)
+    except ValueError:  # a list of lists of several lengths
+        return np.asarray(None)
 
 
 def wrong_functions(part: Any, functions: Mapping[str, int]) -> str:
@@ -286,7 +304,11 @@ def shown(given: Any) -> str:
         return f"the class {given.__name__}"
     if inspect.isroutine(given):
         return f"the function {getattr(given, '__name__', '')}"
-    if given is None or isinstance(given, bool | int | float | str | list | dict | set):
+    if hasattr(given, "dtype") and hasattr(given, "shape"):
+        kind = f"{given.dtype}{list(given.shape)}"
+        is_known = isinstance(given, np.ndarray | np.generic) and given.size <= _MOST_SHOWN
+        return f"{kind} {given.tolist()}" if is_known else kind
+    if given is None or type(given) in _SHOWN:
         return repr(given) if len(repr(given)) < 80 else f"{repr(given)[:80]}…"
     name = type(given).__name__
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from hetjax import gates, kinds, parts, topology
 from hetjax import quota as quota_lib
 from hetjax.cluster import emulate
+from hetjax.quota import asking
 from hetjax.topology import links
 
 WAIT_FOR = ("all", "neighbours")
@@ -143,13 +144,15 @@ def simulate(
     rows = []
     worker_microbatches, worker_compute_secs = np.zeros(num_workers, np.int64), clocks.copy()
     for index in range(int(num_rounds)):
-        present = cluster.present_at(index)
-        quotas, state = policy.assign(state, int(budget), np.where(present, limits, 0))
+        present = emulate.presence(cluster, index)
+        allowed = np.where(present, limits, 0)
+        quotas, state = asking.assigned(policy, state, int(budget), allowed)
         ends = microbatch_ends(cluster, index, quotas)
         closing = gates.close(closes, ends, quotas, drop=drop)
         done, compute_secs = closing.microbatches_done, closing.compute_secs
         first_secs = np.where(done > 0, ends[:, 0], np.nan)
-        state = policy.observe(state, quota_lib.RoundTimes(done, first_secs, compute_secs))
+        times = quota_lib.RoundTimes(done, first_secs, compute_secs, present)
+        state = policy.observe(state, times)
         exchange = network(index)
         if wait_for == "all":
             local_secs = np.broadcast_to(closing.round_secs, num_workers)
@@ -203,10 +206,7 @@ def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.nda
             f"{_MOST_TIMES // num_workers} or less, a smaller budget or fewer workers."
         )
     if num_workers <= EXACT_WORKERS:
-        ends = np.full((num_workers, most), np.inf)
-        for worker, count in enumerate(quotas.tolist()):
-            ends[worker, :count] = cluster.microbatch_ends(round, worker, count)
-        return ends
+        return emulate.ends_of(cluster, round, quotas)
     costs = cluster.costs_at(round)
     # Microbatch by microbatch, so that one more is drawn after all those there are.
     secs = np.tile(costs.secs_per_microbatch, (most, 1))

@@ -118,6 +118,19 @@ def test_the_example_runs_as_it_stands(title, tmp_path):
         assert quotas[0] > quotas[3] >= 2
 
 
+def test_the_policy_to_copy_finds_the_best_quotas_where_a_worker_is_absent(tmp_path):
+    (program,) = (b for of, b in blocks(ROOT / "docs/scripts.md") if of == "Bring your own part")
+    absent = """
+from hetjax.cluster import emulate
+leaves = emulate.Change(0, 0, present=False)
+for speeds in ((1.0, 2.0, 3.0, 6.0), (0.004, 0.004, 0.006, 0.012)):
+    cluster = emulate.EmulatedCluster(speeds, changes=(leaves,))
+    print(emulate.simulate_policy(one_at_a_time(least=2), cluster, 24, 40)[0][-2:].tolist())
+"""
+    printed = run(program[: program.index("x = np.random")] + absent, tmp_path)
+    assert printed.splitlines() == ["[[0, 12, 8, 4], [0, 12, 8, 4]]"] * 2
+
+
 @pytest.mark.slow
 def test_the_script_of_the_readme_runs_before_and_after_its_change(tmp_path):
     before = float(run(side("-"), tmp_path))

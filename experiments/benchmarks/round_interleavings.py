@@ -1,10 +1,9 @@
 """Gates on a virtual clock, event by event, as the workers' threads would meet them.
 
-`play` drives a gate through one order of events; `interleavings` runs whole epochs of random
+`play` is `gates.play` with workers that die; `interleavings` runs whole epochs of random
 quotas, times, gates and deaths through the data's rounds and asks the ledger. No gradients.
 """
 
-import heapq
 from typing import Any
 
 import numpy as np
@@ -33,27 +32,11 @@ def play(
             lost.
         options: of the gate.
     """
-    now = 0.0
-    gate = gates.begin(gates.GATES[trigger](**options), clock=lambda: now)
+    clock = gates.Clock()
+    gate = gates.begin(gates.GATES[trigger](**options), clock=clock)
     deaths = np.full(len(quotas), np.inf) if deaths is None else deaths
-    done = np.zeros(len(quotas), int)
-    gate.begin(quotas)
-    gate.is_open()  # as every worker asks before its first microbatch
-    events = [(ends[worker, 0], worker) for worker in np.flatnonzero(quotas).tolist()]
-    heapq.heapify(events)
-    while events:
-        now = events[0][0]
-        together = []
-        while events and events[0][0] == now:
-            together.append(heapq.heappop(events)[1])
-        alive = [worker for worker in together if now < deaths[worker]]
-        for worker in alive:
-            done[worker] += 1
-            gate.finished(worker, int(done[worker]))
-        for worker in alive:
-            if gate.is_open() and done[worker] < quotas[worker]:
-                heapq.heappush(events, (ends[worker, done[worker]], worker))
-    return np.where(np.isfinite(deaths) & (deaths <= now), 0, done)
+    done = gates.play(gate, clock, np.where(ends < deaths[:, None], ends, np.inf), quotas)
+    return np.where(deaths <= clock.now, 0, done)
 
 
 def random_run(seed: int) -> tuple[int, int, int]:

@@ -94,6 +94,72 @@ def unflatten(
     return jax.tree.unflatten(jax.tree.structure(like), values)
 
 
+Signature = tuple[Any, list[tuple[tuple[int, ...], Any]]]
+
+
+def signature(state: types.PyTree) -> Signature:
+    """Structure, shapes and dtypes of a part's state; keeps no array."""
+    found, structure = jax.tree.flatten(state)
+    return structure, [_shape_and_dtype(leaf) for leaf in found]
+
+
+def check_begun(state: types.PyTree, maker: str) -> None:
+    """Refuses a part's first state that no checkpoint could hold.
+
+    Args:
+        state: what a function of the part returned.
+        maker: that function, as a message says it.
+
+    Raises:
+        ValueError: a leaf is no array and no number.
+    """
+    try:
+        flatten(state, "state")
+    except ValueError as error:
+        raise ValueError(f"{maker} returned a state that cannot be saved: {error}") from None
+
+
+def check_kept(state: types.PyTree, before: Signature, maker: str) -> None:
+    """Refuses a part's state that is of another form than before; arguments as `check_begun`.
+
+    Raises:
+        ValueError: its structure, or a shape or dtype, is another.
+    """
+    if signature(state) == before:
+        return
+    old = jax.tree.unflatten(before[0], [jax.ShapeDtypeStruct(*each) for each in before[1]])
+    raise ValueError(
+        f"{maker} returned a state with {_first_change(old, state)}. A state keeps the structure, "
+        "shapes and dtypes that init gave it, so that a checkpoint can hold it: let init make all "
+        "that will be needed, such as an array of a fixed number of rounds"
+    )
+
+
+_OF_NUMBERS = {kind: ((), np.dtype(kind)) for kind in (bool, int, float)}
+
+
+def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], Any]:
+    if (number := _OF_NUMBERS.get(type(leaf))) is not None:
+        return number
+    return getattr(leaf, "shape", ()), getattr(leaf, "dtype", type(leaf))
+
+
+def _first_change(before: types.PyTree, after: types.PyTree) -> str:
+    """Where a state first differs from the one before, and how."""
+    old, new = (
+        {
+            name: f"{dtype}{list(shape)}"
+            for name, leaf in _named_leaves(tree, "state")
+            for shape, dtype in [_shape_and_dtype(leaf)]
+        }
+        for tree in (before, after)
+    )
+    for name in [*new, *old]:
+        if old.get(name) != new.get(name):
+            return f"{name} {new.get(name, 'gone')}, where init made {old.get(name, 'nothing')}"
+    return "other containers than init made"
+
+
 def form_of(tree: types.PyTree) -> Any:
     """The containers of a tree as JSON values, from which `build` makes it again.
 

@@ -14,8 +14,9 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hetjax import parts
+from hetjax.quota import asking, policies
 from hetjax.quota import costs as costs_lib
-from hetjax.quota import policies
 
 DELAYS = ("constant", "exponential", "gamma", "shifted_exponential")
 DELAY_PER = ("microbatch", "round")
@@ -198,16 +199,59 @@ def simulate_policy(
     compute_secs = np.zeros((num_rounds, num_workers))
     state = policy.init(num_workers, budget)
     for round in range(num_rounds):
-        quotas[round], state = policy.assign(
-            state, budget, np.where(cluster.present_at(round), limits, 0)
-        )
-        first_secs = np.full(num_workers, np.nan)
-        for worker in np.flatnonzero(quotas[round]):
-            ends = cluster.microbatch_ends(round, int(worker), int(quotas[round, worker]))
-            first_secs[worker], compute_secs[round, worker] = ends[0], ends[-1]
-        times = policies.RoundTimes(quotas[round], first_secs, compute_secs[round])
+        present = presence(cluster, round)
+        counts, state = asking.assigned(policy, state, budget, np.where(present, limits, 0))
+        ends, busy = ends_of(cluster, round, counts), counts > 0
+        last = np.take_along_axis(ends, np.maximum(counts - 1, 0)[:, None], axis=1)[:, 0]
+        quotas[round], compute_secs[round] = counts, np.where(busy, last, 0.0)
+        first_secs = np.where(busy, ends[:, 0], np.nan)
+        times = policies.RoundTimes(counts, first_secs, compute_secs[round], present)
         state = policy.observe(state, times)
     return quotas, compute_secs, compute_secs.max(axis=1, initial=0.0)
+
+
+def presence(cluster: EmulatedCluster, round: int) -> np.ndarray:
+    """Who is there in a round, bool[n], as a cluster that may be anybody's says.
+
+    Raises:
+      ValueError: it says something else.
+    """
+    said = parts.array_of(cluster.present_at(round))
+    if said.shape == (cluster.num_workers,) and said.dtype == np.bool_:
+        return said
+    raise ValueError(
+        f"cluster {type(cluster).__name__}: present_at({round}) returned {parts.shown(said)}; it "
+        f"must return bool[{cluster.num_workers}], whether each worker is there"
+    )
+
+
+def ends_of(cluster: EmulatedCluster, round: int, quotas: np.ndarray) -> np.ndarray:
+    """When each microbatch of a round ends, as a cluster that may be anybody's says.
+
+    Args:
+      cluster: the workers.
+      round: the round.
+      quotas: i64[n].
+
+    Returns:
+      f64[n, max(max(quotas), 1)], seconds from the round's start; infinite beyond a quota.
+
+    Raises:
+      ValueError: the times of a worker are no such times.
+    """
+    ends = np.full((len(quotas), max(int(quotas.max(initial=0)), 1)), np.inf)
+    for worker in np.flatnonzero(quotas).tolist():
+        count = int(quotas[worker])
+        said = parts.array_of(cluster.microbatch_ends(round, worker, count))
+        is_right = said.shape == (count,) and said.dtype.kind in "fiu" and np.isfinite(said).all()
+        if not (is_right and said[0] >= 0 and (np.diff(said) >= 0).all()):
+            raise ValueError(
+                f"cluster {type(cluster).__name__}: microbatch_ends({round}, {worker}, {count}) "
+                f"returned {parts.shown(said)}; it must return f64[{count}], when each microbatch "
+                "ends: finite seconds from the round's start, none before the one before it"
+            )
+        ends[worker, :count] = said
+    return ends
 
 
 def _check_name(field: str, name: str, allowed: tuple[str, ...]) -> None:

@@ -48,10 +48,7 @@ def check(
         if theirs is None:
             return
         config = config | {name: theirs[name] for name in may_grow if grown(theirs, config, name)}
-        theirs, ours = (
-            {k: v for k, v in each.items() if k not in may_differ and (not only or k in only)}
-            for each in (theirs, config)
-        )
+        theirs, ours = (_without(each, may_differ, only) for each in (theirs, config))
         _check_given(theirs, ours, way)
     except (OSError, json.JSONDecodeError, AttributeError) as error:
         raise unusable(workdir, error) from error
@@ -62,6 +59,17 @@ def check(
             f"workdir {str(workdir)!r} belongs to another configuration "
             f"({'; '.join(different[:3])}{more}); {way}"
         )
+
+
+def _without(
+    fields: dict[str, Any], may_differ: Sequence[str], only: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What is compared; a level of a bilevel run may differ in the same groups."""
+    return {
+        name: _without(value, may_differ) if name in ("upper", "lower") else value
+        for name, value in fields.items()
+        if name not in may_differ and (not only or name in only)
+    }
 
 
 def read(workdir: pathlib.Path, config: dict[str, Any]) -> dict[str, Any] | None:

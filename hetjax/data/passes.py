@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hetjax import parts
+from hetjax.checkpoints import leaves
 from hetjax.data import ledger as ledger_lib
 from hetjax.ordering import ordering as ordering_lib
 
 PADDING = -1
+_PLACE = "place(state, realised_examples, example_signs)"
 
 
 class PassState(NamedTuple):
@@ -53,11 +56,14 @@ class Shard:
         self._place_of = place_of
         self._microbatch_size = microbatch_size
         self._seed = seed
+        self._called = f"ordering: {parts.named(ordering)}: "
 
     def init(self) -> PassState:
         """At the head of the first pass."""
         order_state = self._ordering.init(len(self._example_ids), self._seed)
-        return PassState(order_state, 0, self.ordered(order_state), 0)
+        maker = f"{self._called}init({len(self._example_ids)}, {self._seed})"
+        leaves.check_begun(order_state, maker)
+        return PassState(order_state, 0, self._queue(order_state, maker), 0)
 
     def ordered(self, order_state: Any) -> np.ndarray:
         """i32[m]: all examples of the pass, in order; a copy."""
@@ -96,18 +102,26 @@ class Shard:
         if example_signs is not None:
             example_signs = example_signs.reshape(-1)[processed.reshape(-1) != PADDING]
         positions = example_ids if self._place_of is None else self._place_of[example_ids]
-        order_state = self._ordering.place(own.order_state, positions, example_signs)
         ledger = ledger_lib.commit(ledger, example_ids)
+        before, maker = leaves.signature(own.order_state), f"{self._called}{_PLACE}"
+        order_state = self._ordering.place(own.order_state, positions, example_signs)
         end = min(own.head + taken * self._microbatch_size, len(own.queue))
         head = end - len(back)
         own.queue[head:end] = back
-        if head < len(own.queue):
-            return PassState(order_state, own.pass_index, own.queue, head), ledger
+        is_over = head == len(own.queue)
+        queue = self._queue(order_state, maker) if is_over else own.queue
+        leaves.check_kept(order_state, before, maker)
+        if not is_over:
+            return PassState(order_state, own.pass_index, queue, head), ledger
         ledger = ledger_lib.close_pass(
             ledger, None if self._place_of is None else self._example_ids
         )
-        queue = self.ordered(order_state)
         return PassState(order_state, own.pass_index + 1, queue, 0), ledger
+
+    def _queue(self, order_state: Any, maker: str) -> np.ndarray:
+        """All examples of a new pass, in order, where that is a permutation of them."""
+        order = ordering_lib.checked_order(order_state, len(self._example_ids), maker)
+        return self._example_ids[order]
 
 
 def without_padding(rows: np.ndarray) -> np.ndarray:

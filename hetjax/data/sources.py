@@ -273,9 +273,10 @@ def _read_into(columns: list[np.ndarray], source: Source, ids: list[int], like: 
         found = [(path, leaf.shape, leaf.dtype) for path, leaf in record]
         if found != expected:
             raise ValueError(
-                f"example {index} differs from the first: it has {leaves.describe(found)}, the "
-                f"first has {leaves.describe(expected)}; every example of a source must have the "
-                "same structure, shapes and dtypes (pad or crop sequences beforehand)"
+                f"example {index} differs from the first of the {_described(source)}: it has "
+                f"{leaves.describe(found)}, the first has {leaves.describe(expected)}; every "
+                "example of a source must have the same structure, shapes and dtypes (pad or crop "
+                "sequences beforehand)"
             )
         for column, (_, leaf) in zip(columns, record, strict=True):
             column[row] = leaf
@@ -300,7 +301,7 @@ def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray
                 f"items for {len(ids)} ids; got {type(items).__name__}"
                 + (f" of length {len(items)}" if isinstance(items, Sequence) else "")
             )
-        return (leaves.of_item(item, index) for item, index in zip(items, ids, strict=True))
+        return (_of_item(item, index, source) for item, index in zip(items, ids, strict=True))
     return (_record(source, index)[0] for index in ids)
 
 
@@ -323,4 +324,11 @@ def _record(source: Source, index: int) -> tuple[list[tuple[str, np.ndarray]], P
             f"example {index} of {_described(source)} cannot be read: "
             f"{type(error).__name__}: {error}"
         ) from error
-    return leaves.of_item(item, index), item
+    return _of_item(item, index, source), item
+
+
+def _of_item(item: PyTree, index: int, source: Source) -> list[tuple[str, np.ndarray]]:
+    try:
+        return leaves.of_item(item, index)
+    except ValueError as error:
+        raise ValueError(f"{error} (a {_described(source)})") from error

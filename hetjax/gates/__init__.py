@@ -7,6 +7,7 @@ may begin its next microbatch comes out. Imports `parts`; NumPy alone, never JAX
 
 from collections.abc import Callable
 
+from hetjax.gates.agreement import Clock, check, play
 from hetjax.gates.gate import AlwaysOpen, Board, Closing, Gate, Live, begin, close
 from hetjax.gates.triggers import deadline, first, none, quorum
 
@@ -21,13 +22,16 @@ __all__ = [
     "GATES",
     "AlwaysOpen",
     "Board",
+    "Clock",
     "Closing",
     "Gate",
     "Live",
     "begin",
+    "check",
     "close",
     "deadline",
     "first",
     "none",
+    "play",
     "quorum",
 ]

@@ -126,6 +126,29 @@ class Closing(NamedTuple):
     round_secs: np.ndarray  # f64[...]: until the last worker has
 
 
+class _Asked:
+    """A live gate whose answers are looked at.
+
+    Args:
+        gate: that made it.
+        live: what it made.
+    """
+
+    def __init__(self, gate: Gate, live: Live) -> None:
+        self.begin, self.finished = live.begin, live.finished
+        self._is_open, self._name = live.is_open, parts.named(gate)
+
+    def is_open(self) -> bool:
+        answer = self._is_open()
+        if isinstance(answer, bool | np.bool_):
+            return bool(answer)
+        raise ValueError(
+            f"gate: {self._name}: is_open() of what open(board, clock) made returned "
+            f"{parts.shown(answer)}; it must return True or False, whether a worker may begin "
+            "another microbatch"
+        )
+
+
 def begin(gate: Gate, board: Board | None = None, clock: Clock = time.perf_counter) -> Live:
     """The live gate of one process.
 
@@ -136,11 +159,11 @@ def begin(gate: Gate, board: Board | None = None, clock: Clock = time.perf_count
     missing = [n for n in ("begin", "is_open", "finished") if not hasattr(live, n)]
     if missing:
         raise ValueError(
-            f"gate: its open(board, clock) made {parts.shown(live)} without "
+            f"gate: {parts.named(gate)}: its open(board, clock) made {parts.shown(live)} without "
             f"{', '.join(missing)}; it must make what workers ask: begin(quotas), is_open() -> "
             "bool and finished(worker, microbatches_done), such as hetjax.gates.AlwaysOpen(board)"
         )
-    return live
+    return _Asked(gate, live)
 
 
 def close(gate: Gate, ends: np.ndarray, quotas: np.ndarray, *, drop: bool = False) -> Closing:
@@ -152,10 +175,13 @@ def close(gate: Gate, ends: np.ndarray, quotas: np.ndarray, *, drop: bool = Fals
         quotas: i64[..., W].
         drop: what is in flight when the gate closes is given up, not finished. No device can do
             that with a program; it exists to compare with.
+
+    Raises:
+        ValueError: `closes_at` returned what is no time.
     """
     within = np.arange(ends.shape[-1]) < quotas[..., None]
     ends = np.where(within, ends, np.inf)
-    closes = np.asarray(gate.closes_at(ends, quotas))[..., None, None]
+    closes = _closes_at(gate, ends, quotas)[..., None, None]
     if drop:
         counted = within & (ends <= closes)
     else:
@@ -167,3 +193,19 @@ def close(gate: Gate, ends: np.ndarray, quotas: np.ndarray, *, drop: bool = Fals
     if drop:  # a worker that has work left was at it until the gate closed
         secs = np.where((done < quotas) & np.isfinite(closed[..., None]), closed[..., None], secs)
     return Closing(done, secs, np.max(secs, axis=-1, initial=0.0))
+
+
+def _closes_at(gate: Gate, ends: np.ndarray, quotas: np.ndarray) -> np.ndarray:
+    """What `closes_at` returns of views that it cannot write to, where it is f64[...] ≥ 0."""
+    shown_to_it = ends.view(), quotas.view()
+    for array in shown_to_it:
+        array.flags.writeable = False
+    closes = parts.array_of(gate.closes_at(*shown_to_it))
+    if closes.shape == ends.shape[:-2] and closes.dtype.kind in "fiu" and (closes >= 0).all():
+        return closes
+    raise ValueError(
+        f"gate: {parts.named(gate)}: closes_at(ends, quotas) of {list(ends.shape)} and "
+        f"{list(quotas.shape)} returned {parts.shown(closes)}; it must return f64"
+        f"{list(ends.shape[:-2])}, the seconds into the round at which it closes: 0 or more, "
+        "infinite for never, and no NaN"
+    )

@@ -25,7 +25,7 @@ from hetjax.levels import run as run_lib
 from hetjax.processes import watch
 from hetjax.records import evaluations, keeper, lock, record
 from hetjax.report import bilevel as report
-from hetjax.rounds import gathering, reporting
+from hetjax.rounds import gathering, reporting, resume
 from hetjax.rounds.round_report import plain
 
 FILES = {UPPER: "upper_rounds.jsonl", LOWER: "lower_rounds.jsonl"}
@@ -307,6 +307,7 @@ class Driver:
                 UPPER: state.upper.run.rounds_done,
                 LOWER: state.lower.run.rounds_done,
             },
+            quota={own.name: resume.policy_of(own.run.parts) for own in (run.upper, run.lower)},
             finished=self._is_finished,
             summary=self._summary.save(),
             stopped_by=self._stopped_by,

@@ -87,7 +87,11 @@ def from_arrays(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> run_lib.Bil
             n.removeprefix(prefix): a for n, a in saved.arrays.items() if n.startswith(prefix)
         }
         revisits = arrays.pop("revisits")
-        about = saved.about | {"rounds": saved.about["level_rounds"][own.name], "has_best": False}
+        about = saved.about | {
+            "rounds": saved.about["level_rounds"][own.name],
+            "has_best": False,
+            "quota": saved.about.get("quota", {}).get(own.name),
+        }
         at_level: level.LevelState = getattr(fresh, own.name)
         fresh_run = _without_point(at_level.run)
         own_state, _ = resume.from_arrays(

@@ -23,6 +23,48 @@ class OrderState(Protocol):
         """i32[num_examples]: the order of the pass that is being worked through."""
 
 
+def checked_order(state: Any, num_examples: int, maker: str) -> np.ndarray:
+    """The order i[num_examples] that a state shows, where it is a permutation.
+
+    Args:
+        state: what a function of an ordering returned.
+        num_examples: of the data set, or of the shard.
+        maker: that function, as a message says it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not hasattr(state, "order"):
+        raise ValueError(
+            f"{maker} returned {parts.shown(state)} without an order; a state shows `order`, "
+            f"i32[{num_examples}]: a permutation of the numbers 0 to {num_examples - 1}"
+        )
+    wrong = _what_is_wrong(state.order, num_examples)
+    if wrong is not None:
+        raise ValueError(
+            f"{maker} returned a state whose order is {parts.shown(state.order)}{wrong}. It must "
+            f"be i32[{num_examples}], each of the numbers 0 to {num_examples - 1} once: so every "
+            "example is done once in a pass"
+        )
+    return np.asarray(state.order)
+
+
+def _what_is_wrong(order: Any, num_examples: int) -> str | None:
+    if not hasattr(order, "dtype") or order.shape != (num_examples,):
+        return ""  # which is seen where it is shown
+    order = np.asarray(order)
+    if order.dtype.kind not in "iu":
+        return ""
+    outside = np.flatnonzero((order < 0) | (order >= num_examples))
+    if outside.size:
+        return f": it has {order[outside[0]]} at position {outside[0]}"
+    counts = np.bincount(order.astype(np.intp, copy=False), minlength=num_examples)
+    if (counts == 1).all():
+        return None
+    often = int(counts.argmax())
+    return f": it has {often} {counts[often]} times and {int(counts.argmin())} not at all"
+
+
 class Sizes(NamedTuple):
     """The sizes of a run, which the part of an order on the devices is made for."""
 
@@ -87,6 +129,29 @@ class Observer(NamedTuple):
     """`opt_state -> shared.moments`; the run sets it where the observer is `preconditioned`."""
 
 
+def _asked(name: str, observe: Callable[..., Any]) -> Callable[..., Any]:
+    """`observe`, whose signs are looked at where it is traced."""
+
+    def asked(losses: Any, shared: Any, evidence: Any, microbatch: Any, *others: Any) -> Any:
+        answer = observe(losses, shared, evidence, microbatch, *others)
+        is_whole = isinstance(answer, tuple) and len(answer) == 4
+        signs = answer[3] if is_whole else answer
+        size = microbatch.example_ids.shape[0]
+        shape, kind = (
+            getattr(signs, "shape", None),
+            getattr(getattr(signs, "dtype", None), "kind", ""),
+        )
+        if is_whole and shape == (size,) and kind == "i":
+            return answer
+        raise ValueError(
+            f"{name}: observe of its observer returned {'the signs ' if is_whole else ''}"
+            f"{parts.shown(signs)}; it must return ((loss_sum, weight_sum), grad_parts, change, "
+            f"example_signs), of which the last is i8[{size}] of 1, -1 and 0, one an example"
+        )
+
+    return asked
+
+
 class Ordering(NamedTuple):
     """A method of ordering: `state = init(num_examples, seed)`, then `place` after each round."""
 
@@ -124,7 +189,9 @@ class Ordering(NamedTuple):
         made = self.make_observer(sizes)
         if not isinstance(made, Observer):
             raise ValueError(
-                f"ordering: its make_observer(sizes) made {parts.shown(made)}; it must make a "
+                f"ordering: {parts.named(self)}: its make_observer(sizes) made "
+                f"{parts.shown(made)}; it must make a "
                 "hetjax.ordering.Observer, as hetjax.ordering.matrix_free.independent(…) does"
             )
-        return made._replace(coordinated=self.coordinated)
+        observe = _asked(parts.named(self), made.observe)
+        return made._replace(coordinated=self.coordinated, observe=observe)

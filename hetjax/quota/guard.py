@@ -32,6 +32,14 @@ _LONGEST_HOLD = 1024
 _NOTHING, _CHOSEN, _EQUAL = range(3)  # what the last round tells about
 
 
+class Clocks(NamedTuple):
+    """Of each worker's last round of work, as in `RoundTimes`."""
+
+    microbatches_done: np.ndarray  # i64[n]
+    first_secs: np.ndarray  # f64[n]
+    compute_secs: np.ndarray  # f64[n]
+
+
 class GuardState(NamedTuple):
     inner: Any  # of the guarded policy
     budget: int
@@ -47,7 +55,7 @@ class GuardState(NamedTuple):
     wait: int  # rounds before the next look; while held, before it may end
     judged: np.ndarray  # i64[n], the policy's quotas in the last look; all 0: none yet
     hold: int  # the least rounds of the next hold
-    clocks: policies.RoundTimes  # of each worker's last round of work
+    clocks: Clocks
     forecasts: np.ndarray  # f64[_WAIT], equal split's round over the policy's, by its clocks
     recent_secs: np.ndarray  # f64[_WAIT], the policy's last rounds
     equal_secs: np.ndarray  # f64[2, _WINDOW], of equal rounds: as they were; with policy's quotas
@@ -141,7 +149,7 @@ def _fresh(inner: Any, budget: int, caps: np.ndarray) -> GuardState:
         wait=_WAIT,
         judged=zeros,
         hold=_HOLD,
-        clocks=policies.RoundTimes(zeros, np.full(caps.size, np.nan), np.zeros(caps.size)),
+        clocks=Clocks(zeros, np.full(caps.size, np.nan), np.zeros(caps.size)),
         forecasts=np.full(_WAIT, np.nan),
         recent_secs=np.full(_WAIT, np.nan),
         equal_secs=np.full((2, _WINDOW), np.nan),
@@ -160,14 +168,15 @@ def _equal_is_next(state: GuardState) -> bool:
     return num_chosen > num_equal if num_chosen != num_equal else num_equal % 2 == 0
 
 
-def _last_clocks(old: policies.RoundTimes, new: policies.RoundTimes) -> policies.RoundTimes:
+def _last_clocks(old: Clocks, times: policies.RoundTimes) -> Clocks:
+    new = Clocks(times.microbatches_done, times.first_secs, times.compute_secs)
     busy = np.asarray(new.microbatches_done) > 0
     if busy.all():
         return new
-    return policies.RoundTimes(*(np.where(busy, b, a) for a, b in zip(old, new, strict=True)))
+    return Clocks(*(np.where(busy, b, a) for a, b in zip(old, new, strict=True)))
 
 
-def _round_secs(quotas: np.ndarray, clocks: policies.RoundTimes) -> float:
+def _round_secs(quotas: np.ndarray, clocks: Clocks) -> float:
     """The round that the quotas would have had, by the clocks."""
     done, first, total = clocks
     split = (done > 1) & ~np.isnan(first)

@@ -16,14 +16,39 @@ from hetjax import parts
 from hetjax.quota import shares
 
 
-class RoundTimes(NamedTuple):
-    """What each worker did in a round, by its own clock; waiting for others is no part of it."""
+class _Times(NamedTuple):
+    microbatches_done: np.ndarray
+    first_secs: np.ndarray
+    compute_secs: np.ndarray
+    present: np.ndarray
 
-    microbatches_done: np.ndarray  # i64[n]
-    first_secs: (
-        np.ndarray
-    )  # f64[n], start of the round to end of the first microbatch; NaN: unknown
-    compute_secs: np.ndarray  # f64[n], to the end of the last one; 0 where it did nothing
+
+class RoundTimes(_Times):
+    """What each worker did in a round, by its own clock; waiting for others is no part of it.
+
+    Args:
+      microbatches_done: i64[n].
+      first_secs: f64[n], start of the round to end of the first microbatch; NaN: unknown.
+      compute_secs: f64[n], to the end of the last one; 0 where it did nothing.
+      present: bool[n], who was there; None: all. The zeros of who was not are no times.
+
+    Example:
+      >>> times = RoundTimes(np.array([0, 3]), np.full(2, np.nan), np.array([0.0, 6.0]))
+      >>> times.present.tolist()
+      [True, True]
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        microbatches_done: np.ndarray,
+        first_secs: np.ndarray,
+        compute_secs: np.ndarray,
+        present: np.ndarray | None = None,
+    ) -> "RoundTimes":
+        here = np.ones(np.shape(microbatches_done), bool) if present is None else present
+        return super().__new__(cls, microbatches_done, first_secs, compute_secs, here)
 
 
 class QuotaPolicy(NamedTuple):
@@ -34,7 +59,11 @@ class QuotaPolicy(NamedTuple):
       total is the budget, but in an epoch's last round, whose quotas are not kept; neither are
       those of a round in which a cap is lower for once. A cap of 0
       is an absent worker; one whose cap is positive again has joined, as if never seen.
-    observe(state, times) -> state: takes the `RoundTimes` of the round just done.
+    observe(state, times) -> state: takes the `RoundTimes` of the round just done, which say by
+      `times.present` who was there.
+
+    A state is a pytree of NumPy arrays and numbers, whose structure, shapes and dtypes stay what
+    `init` made: a checkpoint holds it. A run refuses one that changes them.
 
     And what a run asks of it; the defaults are right for most.
     """
@@ -156,7 +185,8 @@ class SpeedState(NamedTuple):
     caps: np.ndarray  # i64[n], of the last assign
     done: np.ndarray  # i64[n], microbatches in this period
     secs: np.ndarray  # f64[n], compute in this period
-    rounds: int  # full rounds in this period
+    rounds: int  # in this period
+    present: np.ndarray  # i64[n], of these, in which the worker was there
 
 
 PeriodRounds = Annotated[
@@ -234,12 +264,12 @@ def dead_band(
     """
 
     def update(state: SpeedState) -> SpeedState:
-        busy = state.done > 0
+        busy = (state.done > 0) & (state.caps > 0)
         if not busy.any():
             return state
         speeds = np.full(busy.shape, np.nan)
         speeds[busy] = state.done[busy] / state.secs[busy]
-        held = np.where(busy, state.done, np.nan) / state.rounds
+        held = np.where(busy, state.done, np.nan) / np.maximum(state.present, 1)
         secs = held / speeds
         wanted = np.maximum(held - gain * speeds * (secs - np.nanmean(secs)), 0.0)
         if np.nanmax(np.abs(wanted - held) / held) <= band or not np.nansum(wanted):
@@ -256,7 +286,7 @@ def _controller(update: Callable[[SpeedState], SpeedState], period_rounds: int) 
         check_sizes(num_workers, budget)
         zeros = np.zeros(num_workers, np.int64)
         unknown = np.full(num_workers, np.nan)
-        return SpeedState(budget, unknown, zeros, zeros, zeros, np.zeros(num_workers), 0)
+        return SpeedState(budget, unknown, zeros, zeros, zeros, np.zeros(num_workers), 0, zeros)
 
     def assign(state: SpeedState, total: int, caps: np.ndarray):
         caps = np.asarray(caps, np.int64)
@@ -267,6 +297,7 @@ def _controller(update: Callable[[SpeedState], SpeedState], period_rounds: int) 
                 weights=np.where(joined, np.nan, state.weights),
                 done=np.where(joined, 0, state.done),
                 secs=np.where(joined, 0.0, state.secs),
+                present=np.where(joined, 0, state.present),
             )
         if total != state.budget:
             return _quotas_for(state.weights, total, caps), state
@@ -277,11 +308,12 @@ def _controller(update: Callable[[SpeedState], SpeedState], period_rounds: int) 
     def observe(state: SpeedState, times: RoundTimes) -> SpeedState:
         done = state.done + times.microbatches_done
         secs = state.secs + np.where(times.microbatches_done > 0, times.compute_secs, 0.0)
-        state = state._replace(done=done, secs=secs, rounds=state.rounds + 1)
+        here = state.present + (state.caps > 0)
+        state = state._replace(done=done, secs=secs, rounds=state.rounds + 1, present=here)
         if state.rounds < period_rounds:
             return state
-        state = update(state)
-        return state._replace(done=np.zeros_like(done), secs=np.zeros_like(secs), rounds=0)
+        zeros, nothing = np.zeros_like(done), np.zeros_like(secs)
+        return update(state)._replace(done=zeros, secs=nothing, rounds=0, present=zeros)
 
     return QuotaPolicy(init, assign, observe)
 

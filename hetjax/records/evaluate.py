@@ -143,8 +143,18 @@ class Evaluator:
         for name, pairs in jax.device_get(totals).items():
             means = [float(total / count) if count else np.nan for total, count in pairs]
             function = self._functions.get(name)
-            found[name] = means[0] if function is None else float(function(*means))
+            found[name] = means[0] if function is None else _of_means(name, function, means)
         return found
+
+
+def _of_means(name: str, function: Callable[..., float], means: list[float]) -> float:
+    made = parts.array_of(function(*means))
+    if made.shape == () and made.dtype.kind in "fiub":
+        return float(made)
+    raise ValueError(
+        f"metrics_fn: the function of OfMeans in {name!r}, {parts.path_of(function)}, returned "
+        f"{parts.shown(made)} for the means {means}; it must return one number"
+    )
 
 
 def _sums(
@@ -198,28 +208,32 @@ def _check_metrics(
         ) from error
     if not isinstance(values, dict):
         raise ValueError(
-            f"metrics_fn returned {type(values).__name__}; it must return a dict of metrics, such "
-            'as {"loss": f32[B], "accuracy": f32[B]}'
+            f"metrics_fn {parts.path_of(metrics_fn)} returned {type(values).__name__}; it must "
+            'return a dict of metrics, such as {"loss": f32[B], "accuracy": f32[B]}'
         )
     for name, value in values.items():
         for part in _parts(value):
-            _check_part(name, part, batch_size)
+            _check_part(name, part, batch_size, parts.path_of(metrics_fn))
     return {name: v.function for name, v in values.items() if isinstance(v, types.OfMeans)}
 
 
-def _check_part(name: str, value: Any, batch_size: int) -> None:
+def _check_part(name: str, value: Any, batch_size: int, function: str) -> None:
     value, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     shape = getattr(value, "shape", None)
-    if shape == (batch_size,) and weights is None:
+    kinds = [getattr(each, "dtype", np.bool_) for each in (value, weights)]
+    is_real = not any(jax.dtypes.issubdtype(kind, np.complexfloating) for kind in kinds)
+    if is_real and shape == (batch_size,) and weights is None:
         return
-    if weights is not None and shape and shape[0] == batch_size and weights.shape == shape:
+    has_weights = is_real and shape and shape[0] == batch_size
+    if weights is not None and has_weights and _shape_of(weights) == shape:
         return
     with_weights = "" if weights is None else f", with weights {_shape_of(weights)}"
     raise ValueError(
-        f"metrics_fn returned {name!r} of shape {shape}{with_weights} for {batch_size} "
-        f"examples; it must have one number an example, [{batch_size}], or be (values, "
-        f"weights), two arrays of one shape [{batch_size}, …], such as one a token: "
-        "hetjax takes the mean, over examples that are no padding"
+        f"metrics_fn returned {name!r} of shape {shape}{with_weights} for {batch_size} examples"
+        f"{'' if is_real else ', of complex numbers'}; it must have one real number an example, "
+        f"[{batch_size}], or be (values, weights), two arrays of one shape [{batch_size}, …], "
+        "such as one a token: hetjax takes the mean, over examples that are no padding. The "
+        f"function is {function}"
     )
 
 

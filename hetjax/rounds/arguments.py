@@ -212,8 +212,18 @@ def cluster_fields(given: Any, *, workers: int | None) -> Any:
     Args:
         given: an `EmulatedCluster`, or a dict of fields.
         workers: their number; None: one for each speed, or for each device.
+
+    Raises:
+        ValueError: it is of a class of the user's, whose functions a run would not call.
     """
     if isinstance(given, emulate.EmulatedCluster):
+        if type(given) is not emulate.EmulatedCluster:
+            raise ValueError(
+                f"cluster: got a {type(given).__name__}; a run takes the speeds, delays and "
+                "changes of a hetjax.cluster.emulate.EmulatedCluster itself, and would not call "
+                "functions of a class of your own: give one of those, with "
+                "changes=(Change(round, worker, …), …)"
+            )
         names = ("secs_per_microbatch", "overhead_secs", "delay", "delay_cv", "delay_per", "seed")
         changes = [dataclasses.asdict(change) for change in given.changes]
         given = {name: getattr(given, name) for name in names} | {

@@ -135,9 +135,7 @@ class WorkerClock:
         """How far the workers get in a round; None where their threads ask the gate themselves."""
         if self._gate is None or self._cluster is None:
             return None
-        ends = np.full((len(quotas), max(int(quotas.max()), 1)), np.inf)
-        for worker, quota in enumerate(quotas.tolist()):
-            ends[worker, :quota] = self._cluster.microbatch_ends(round_index, worker, quota)
+        ends = emulate.ends_of(self._cluster, round_index, quotas)
         return gate_lib.close(self._gate, ends, quotas, drop=self._drop)
 
 

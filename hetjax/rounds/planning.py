@@ -9,9 +9,13 @@ import numpy as np
 
 from hetjax import parts as parts_lib
 from hetjax import quota, types
+from hetjax.checkpoints import leaves
 from hetjax.data import stream as stream_lib
+from hetjax.quota import asking
 from hetjax.rounds import gathering, local, programs, setup
 from hetjax.rounds.run_records import Executed, Plan, RunState
+
+_EMPTY_ROUNDS = 1000  # in a row, after which a run would have no end
 
 
 def plan(
@@ -40,6 +44,8 @@ def plan(
     may_close = parts.trace is None and again is None
     may_close = may_close and not parts.stream.is_last(state.stream, quotas)
     closing = parts.clock.close(index, quotas) if may_close else None
+    if closing is not None and not closing.microbatches_done.any():
+        _check_progress(parts, index, quotas)
     if again is None:
         assigned = parts.stream.plan(state.stream, quotas)
     else:
@@ -47,8 +53,7 @@ def plan(
     epoch = parts.stream.epoch(state.stream)
     passes, observer, signed = state.passes, parts.observer, False
     if observer is not None:
-        balances = parts.method.balances
-        signed = balances is None or any(map(balances, assigned.passes.tolist()))
+        signed = any(_balances(parts, index) for index in set(assigned.passes.tolist()))
         if signed:  # all begin a pass with the epoch, or each begins its own
             passes = np.full(num_workers, epoch) if observer.coordinated else assigned.passes
     return Plan(
@@ -71,6 +76,15 @@ def plan(
         given=given,
         is_again=again is not None,
     )
+
+
+def begun_policies(parts: setup.RunParts) -> dict[str, Any]:
+    """The states of the quota policy before the first round, one for each kind of round."""
+    sizes = len(parts.devices), parts.config.budget
+    begun = {kind: parts.policy.init(*sizes) for kind in parts.programs}
+    for state in begun.values():
+        leaves.check_begun(state, f"{_called(parts)}init{sizes}")
+    return begun
 
 
 def warm_up_plan(
@@ -116,7 +130,8 @@ def commit(
     """
     policy, done, sums = plan.policy, executed.done, executed.sums
     if parts.trace is None:  # of a trace the policy was never asked
-        policy = parts.policy.observe(policy, _times(done, executed.clocks))
+        policy = parts.policy.observe(policy, _times(done, executed.clocks, plan.present))
+        leaves.check_kept(policy, parts.policy_form, f"{_called(parts)}observe(state, times)")
     stream = state.stream
     if not plan.is_again:  # else its examples are counted already, and the orders stay
         stream = parts.stream.commit(
@@ -156,7 +171,9 @@ def _assign(
     if parts.trace is None:
         gated = parts.gate.closes
         total = total or stream.total(state.stream, config.budget, gated=gated)
-        quotas, policy = _checked(parts.policy.assign(policy, total, caps), total, caps)
+        quotas, policy = asking.assigned(parts.policy, policy, total, caps)
+        maker = f"{_called(parts)}assign(state, total, caps)"
+        leaves.check_kept(policy, parts.policy_form, maker)
         if again is None:
             quotas = stream.fitted(state.stream, quotas, present)
         else:
@@ -184,24 +201,44 @@ def _assign(
     return quotas, done, policy
 
 
-def _checked(assigned: Any, total: int, caps: np.ndarray) -> tuple[np.ndarray, Any]:
-    """`(quotas, policy's state)`, where they are what a policy may assign."""
-    is_pair = isinstance(assigned, tuple) and len(assigned) == 2
-    quotas = np.asarray(assigned[0]) if is_pair else np.zeros(0)
-    is_right = quotas.shape == caps.shape and quotas.dtype.kind in "iu"
-    if is_right and quotas.sum() == total and (quotas >= 0).all() and (quotas <= caps).all():
-        return quotas, assigned[1]
-    got = quotas.tolist() if is_pair else parts_lib.shown(assigned)
+def _balances(parts: setup.RunParts, pass_index: int) -> bool:
+    """Whether the order needs the signs of a pass."""
+    if parts.method.balances is None:
+        return True
+    answer = parts.method.balances(pass_index)
+    if isinstance(answer, bool | np.bool_):
+        return bool(answer)
     raise ValueError(
-        f"quota: assign(state, total={total}, caps={caps.tolist()}) of the policy returned {got}. "
-        "It must return (quotas, state): whole numbers, one for each worker, from 0 to its cap, "
-        "whose sum is total; hetjax.quota.largest_remainder(weights, total, caps=caps) makes such"
+        f"ordering: {parts_lib.named(parts.method)}: balances({pass_index}) returned "
+        f"{parts_lib.shown(answer)}; it must return True or False, whether place needs the signs "
+        "of that pass"
     )
 
 
-def _times(done: gathering.Done, clocks: gathering.Clocks) -> quota.RoundTimes:
+def _check_progress(parts: setup.RunParts, index: int, quotas: np.ndarray) -> None:
+    """Refuses a gate that gives up all that is in flight, in round after round."""
+    for later in range(index + 1, index + _EMPTY_ROUNDS):
+        closing = parts.clock.close(later, quotas)
+        if closing is None or closing.microbatches_done.any():
+            return
+    raise ValueError(
+        f"gate: with gate.in_flight='drop' {parts_lib.named(parts.gate)} closes rounds of the "
+        f"quotas {quotas.tolist()} before a microbatch is finished, and nothing was finished in "
+        f"{_EMPTY_ROUNDS} rounds from round {index} on; let it close later, or set "
+        "gate.in_flight='finish'"
+    )
+
+
+def _called(parts: setup.RunParts) -> str:
+    return f"quota: the policy {parts_lib.named(parts.policy)}: "
+
+
+def _times(done: gathering.Done, clocks: gathering.Clocks, present: np.ndarray) -> quota.RoundTimes:
     """What the policy is told: what a worker's process needs before its compute is its own too."""
     host_secs = np.where(done.microbatches_done > 0, clocks.host_secs, 0.0)
     return quota.RoundTimes(
-        done.microbatches_done, clocks.first_secs + host_secs, clocks.compute_secs + host_secs
+        done.microbatches_done.copy(),
+        clocks.first_secs + host_secs,
+        clocks.compute_secs + host_secs,
+        present.copy(),
     )

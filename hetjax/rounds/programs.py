@@ -176,6 +176,8 @@ def weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
 def make_clock(
     config: config_lib.ExperimentConfig, gate: gates.Gate, cluster: emulate.EmulatedCluster | None
 ) -> WorkerClock:
+    """The workers' clock; a gate whose two forms disagree has no place on any."""
+    gates.check(gate, config.cluster.num_workers, config.budget)
     virtual = config.local == "virtual" or config.cluster.clock == "virtual"
     return WorkerClock(
         cluster,

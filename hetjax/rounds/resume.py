@@ -7,19 +7,23 @@ were; speeds are learnt anew, and replicas that differed begin at their mean.
 """
 
 import pathlib
+import sys
 from typing import Any
 
 import jax
 import numpy as np
 
+from hetjax import config as config_lib
+from hetjax import kinds, types
 from hetjax import mesh as mesh_lib
-from hetjax import types
+from hetjax import parts as parts_lib
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import recorded
 from hetjax.rounds import run_records, setup
 from hetjax.rounds import state as state_lib
 
 DIRECTORY = "checkpoints"  # in the workdir
+_POLICIES = "run/policies"
 _OF_EACH_WORKER = ("memory", "worker")  # of `TrainState`: what workers may have each for itself
 
 
@@ -149,10 +153,13 @@ def from_arrays(
     train = jax.device_put(train) if parts.mesh is None else mesh_lib.place(train, parts.mesh)
 
     like = _on_host(fresh)
+    _check_shards(saved, fresh, parts)
     if same_workers:
-        state = leaves.unflatten(like, arrays, "run", check_shapes=False)
+        others = {name: a for name, a in arrays.items() if not name.startswith(f"{_POLICIES}/")}
+        state = leaves.unflatten(like._replace(policies={}), others, "run")
+        state = state._replace(policies=_policies(saved, like.policies, parts))
     else:
-        stream = leaves.unflatten(like.stream, arrays, "run/stream", check_shapes=False)
+        stream = leaves.unflatten(like.stream, arrays, "run/stream")
         epoch = np.full(num_workers, parts.stream.epoch(stream))
         rounds_done = saved.about["rounds"]
         state = like._replace(stream=stream, passes=epoch, rounds_done=rounds_done)
@@ -167,6 +174,55 @@ def from_arrays(
         generation=0,
     )
     return state, best
+
+
+def policy_of(parts: setup.RunParts) -> dict[str, Any]:
+    """The quota policy of a run, as a checkpoint tells of it: its name and options."""
+    fields = config_lib.to_dict(parts.config)["quota"]
+    registered = kinds.KINDS["quota"].registry.get(fields["policy"])
+    own = () if registered is None else parts_lib.options_of(registered)
+    return {name: fields[name] for name in ("policy", kinds.ARGUMENTS, *own)}
+
+
+def _policies(
+    saved: checkpoint.Saved, fresh: dict[str, Any], parts: setup.RunParts
+) -> dict[str, Any]:
+    """What the policy knew; one that is another than in the checkpoint begins anew, which is told.
+
+    A checkpoint of an older version does not tell of its policy: there its state has to fit.
+    """
+    now, before = policy_of(parts), saved.about.get("quota")
+    if before in (None, now):
+        try:
+            return leaves.unflatten(fresh, saved.arrays, _POLICIES)
+        except ValueError:
+            before = None
+    if parts.leads:
+        was = "with another state" if before is None else f"{before['policy']!r}"
+        if before is not None and before["policy"] == now["policy"]:
+            was += " with other options"
+        print(
+            f"hetjax: quota.policy={now['policy']!r} begins anew and learns from this round on: "
+            f"in the checkpoint of round {saved.about['rounds']} the policy is {was}",
+            file=sys.stderr,
+        )
+    return fresh
+
+
+def _check_shards(
+    saved: checkpoint.Saved, fresh: run_records.RunState, parts: setup.RunParts
+) -> None:
+    """Refuses shards of other sizes: a policy with other proportions cuts them otherwise."""
+    sizes = [len(own.queue) for own in fresh.stream.passes]
+    names = [f"run/stream/passes/{index}/queue" for index in range(len(sizes))]
+    before = [len(saved.arrays[name]) for name in names if name in saved.arrays]
+    if parts.config.data.sharing == "private" and before != sizes:
+        raise ValueError(
+            f"the checkpoint of round {saved.about['rounds']} has shards of {before} examples, and "
+            f"this run of {sizes}: with data.sharing='private' quota.proportions cut them, so they "
+            "must stay; resume with the quota policy that it was made with, or give another "
+            "directory"
+        )
 
 
 def _on_host(state: run_records.RunState) -> run_records.RunState:

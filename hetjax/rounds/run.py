@@ -170,10 +170,7 @@ class Run:
             train=begun,
             carried=parts.main.begin(begun, given),
             signed=parts.observer is not None,
-            policies={
-                kind: parts.policy.init(self.num_workers, self.config.budget)
-                for kind in parts.programs
-            },
+            policies=planning.begun_policies(parts),
             stream=parts.stream.init(),
             passes=np.zeros(self.num_workers, int),
             full_quotas=np.zeros(self.num_workers, int),

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from hetjax import config as config_lib
 from hetjax import gates, kinds, ordering, quota, starting, topology, trees, types
 from hetjax import mesh as mesh_lib
+from hetjax.checkpoints import leaves
 from hetjax.cluster import emulate
 from hetjax.data import choosing, sources
 from hetjax.data import feed as feed_lib
@@ -24,6 +25,7 @@ from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import solutions
+from hetjax.quota import asking
 from hetjax.rounds import (
     apart,
     gathering,
@@ -127,6 +129,11 @@ class RunParts:
         """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
         mixing = self.reducer.mixing
         return () if mixing is None else mixing.gossip.active(round_index)
+
+    @functools.cached_property
+    def policy_form(self) -> leaves.Signature:
+        """Of the policy's state, as its `init` makes it."""
+        return leaves.signature(self.policy.init(len(self.devices), self.config.budget))
 
     @functools.cached_property
     def read_moments(self) -> second_moments.Reader | None:
@@ -346,7 +353,7 @@ def _make_stream(
                 file=sys.stderr,
             )
         return stream_lib.SharedStream(num_examples, num_workers, **common)
-    proportions = chosen.quota.proportions
+    proportions = asking.proportions(chosen.quota, num_workers)
     return stream_lib.PrivateStream(num_examples, num_workers, proportions=proportions, **common)
 
 
@@ -354,9 +361,8 @@ def _for_epochs(
     policy: quota.QuotaPolicy, config: config_lib.ExperimentConfig, num_examples: int
 ) -> quota.QuotaPolicy:
     """The policy of a run whose epochs have so many rounds as these examples make."""
-    if policy.of_epochs is None:
-        return policy
-    return policy.of_epochs(math.ceil(num_examples / programs_lib.nominal_examples(config)))
+    rounds = math.ceil(num_examples / programs_lib.nominal_examples(config))
+    return asking.of_epochs(policy, rounds)
 
 
 def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:

@@ -44,8 +44,11 @@ class Graph:
 
     def __post_init__(self) -> None:
         _check_num_workers(self.num_workers)
-        edges = checked_edges(self.edges, self.num_workers)
-        check_connected(edges, self.num_workers)
+        try:
+            edges = checked_edges(self.edges, self.num_workers)
+            check_connected(edges, self.num_workers)
+        except ValueError as error:
+            raise ValueError(f"{error} It is the graph {self.name!r}.") from None
         edges.flags.writeable = False
         object.__setattr__(self, "edges", edges)
 
@@ -96,13 +99,13 @@ class PeriodicGraph:
                 raise ValueError(
                     f"{_PLACE}phase {number} is {phase.tolist()}; it must name each of the "
                     f"workers 0 to {self.num_workers - 1} exactly once, so that each one sends "
-                    "once and receives once."
+                    f"once and receives once. It is the graph {self.name!r}."
                 )
             still = np.flatnonzero(phase == workers)
             if self.num_workers > 1 and still.size:
                 raise ValueError(
                     f"{_PLACE}in phase {number} worker {still[0]} receives from itself; give it "
-                    "another worker to receive from."
+                    f"another worker to receive from. It is the graph {self.name!r}."
                 )
             phase.flags.writeable = False
         # As many arcs enter a worker as leave it, so connected implies strongly connected.

@@ -52,14 +52,14 @@ class Reducer(NamedTuple):
         made = self.make(facts)
         if not hasattr(made, "collective") or not hasattr(made, "array"):
             raise ValueError(
-                f"reducer: its make(facts) made {parts.shown(made)}; it must make a "
-                "hetjax.topology.Reduction(collective, array)"
+                f"reducer: {parts.named(self)}: its make(facts) made {parts.shown(made)}; it must "
+                "make a hetjax.topology.Reduction(collective, array)"
             )
         if (made.mixing is not None) != self.gossips:
             has, says = ("a", False) if made.mixing is not None else ("no", True)
             raise ValueError(
-                f"reducer: it says gossips={says}, and its make(facts) made a Reduction with {has} "
-                f"mixing; set gossips={not says}, or give the Reduction "
+                f"reducer: {parts.named(self)} says gossips={says}, and its make(facts) made a "
+                f"Reduction with {has} mixing; set gossips={not says}, or give the Reduction "
                 f"{'no mixing' if made.mixing is not None else 'a mixing'}"
             )
         factory = "" if self.made_by is None else f" {self.made_by.path}"

@@ -1,5 +1,7 @@
 """Streams and the ledger against lists that say what they do, one example at a time."""
 
+from typing import NamedTuple
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hetjax.checkpoints import leaves
 from hetjax.data import ledger
 from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
+from tests.own_parts import order as own_order
 
 ORDERINGS = {
     "random_reshuffling": orders.random_reshuffling,
@@ -283,6 +286,67 @@ def test_within_a_pass_no_array_of_the_length_of_the_data_is_made(kind):
         state = stream.commit(state, plan, np.array(done), signs)
         now = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, np.ndarray)]
         assert all(one is other for one, other in zip(now, arrays, strict=True))
+
+
+NO_PERMUTATIONS = {
+    "shorter": (lambda order: order[:-1], r"int32\[7\] \["),
+    "repeated": (lambda order: np.append(order[:-1], order[:1]), r"2 times and \d not at all"),
+    "all zeros": (np.zeros_like, "it has 0 8 times and 1 not at all"),
+    "floats": (lambda order: order / 1, r"float64\[8\]"),
+    "not finite": (lambda order: order * np.nan, r"float64\[8\] \[nan, "),
+    "out of range": (lambda order: order + 1, r"it has 8 at position \d"),
+    "negative": (lambda order: order - 1, r"it has -1 at position \d"),
+    "of two axes": (lambda order: order[:, None], r"int32\[8, 1\] \["),
+}
+
+
+@pytest.mark.parametrize("name", NO_PERMUTATIONS)
+@pytest.mark.parametrize("kind", [stream_lib.SharedStream, stream_lib.PrivateStream])
+@pytest.mark.parametrize("function", ["init", "place"])
+def test_an_order_that_is_no_permutation_is_refused_before_an_example_of_its_pass(
+    name, kind, function
+):
+    (change, shown), own = NO_PERMUTATIONS[name], own_order.rotated(by=3)
+
+    def changed(made):
+        state = own._asdict()[function](*made)
+        if function == "init" or state.pass_index:
+            state = state._replace(order=change(state.order))
+        return state
+
+    wrong = own._replace(**{function: lambda *made: changed(made)})
+    size = {"microbatch_size": 2, "ordering": wrong, "seed": 0}
+    stream = kind(8, 1, **size)
+    called = r"init\(8, " if function == "init" else r"place\(state, realised_examples, "
+    message = rf"ordering: '.*_of_its_pass.*': {called}.*{shown}.*i32\[8\], each .* 0 to 7 once"
+    if function == "place":
+        message = message.replace("_of_its_pass", "order:rotated")
+        state = stream.init()
+        plan = stream.plan(state, np.array([4]))
+
+    def call():
+        return stream.init() if function == "init" else stream.commit(state, plan, np.array([4]))
+
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_state_of_an_order_that_grows_is_refused_when_it_first_does():
+    class State(NamedTuple):
+        order: np.ndarray
+        seen: tuple[int, ...] = ()
+
+    grows = own_order.rotated()._replace(
+        init=lambda num_examples, seed: State(np.arange(num_examples)),
+        place=lambda state, *done: state._replace(seen=(*state.seen, 0)),
+    )
+    stream = stream_lib.SharedStream(8, 1, microbatch_size=2, ordering=grows, seed=0)
+    state = stream.init()
+    plan = stream.plan(state, np.array([1]))
+    with pytest.raises(
+        ValueError, match=r"place\(state, .*with state/seen/0 int64\[\], where init"
+    ):
+        stream.commit(state, plan, np.array([1]))
 
 
 @settings(max_examples=60, deadline=None)

@@ -215,3 +215,121 @@ def test_a_replay_of_a_gated_run_repeats_it(tmp_path):
 def test_messages(fields, message):
     with pytest.raises(ValueError, match=message):
         problems.fit(DATA, WEIGHTS, budget=16, cluster={"secs_per_microbatch": SPEEDS}, **fields)
+
+
+# --- Gates of one's own ---
+
+
+class Counted(gates.AlwaysOpen):
+    """Closes after so many microbatches of all workers."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most, self.done = most, 0
+
+    def begin(self, quotas):
+        super().begin(quotas)
+        self.done = 0
+
+    def finished(self, worker, microbatches_done):
+        with self._lock:
+            self.done += 1
+            self._closed |= self.done >= self.most
+
+
+class NeverAnew(Counted):
+    def begin(self, quotas):
+        pass
+
+
+def of_four(ends, quotas):
+    flat = np.sort(ends.reshape(*ends.shape[:-2], -1), axis=-1)
+    return flat[..., min(4, flat.shape[-1]) - 1]
+
+
+def own_gate(live=Counted, closes_at=of_four):
+    return gates.Gate(lambda board, clock: live(4), closes_at)
+
+
+DISAGREE = {
+    "at another number": own_gate(closes_at=lambda ends, quotas: of_four(ends, quotas) * 2),
+    "never in one": own_gate(closes_at=lambda ends, quotas: np.full(ends.shape[:-2], np.inf)),
+    "not begun anew": own_gate(live=NeverAnew),
+    "a moment too late": own_gate(closes_at=lambda ends, quotas: of_four(ends, quotas) * 1.001),
+}
+NO_TIMES = {
+    "NaN": lambda ends, quotas: np.full(ends.shape[:-2], np.nan),
+    "negative": lambda ends, quotas: np.full(ends.shape[:-2], -1.0),
+    "one for each worker": lambda ends, quotas: ends.max(axis=-1),
+    "text": lambda ends, quotas: "soon",
+    "none": lambda ends, quotas: None,
+}
+
+
+@pytest.mark.parametrize("local", ["virtual", "stepped"])
+@pytest.mark.parametrize("name", DISAGREE)
+def test_a_gate_whose_two_forms_disagree_is_refused_when_a_run_is_made(name, local):
+    message = (
+        r"gate: the two forms of '.*own_gate.*' disagree.* closes_at leaves \[.*leaves \[.*Both"
+    )
+    with pytest.raises(ValueError, match=message):
+        problems.fit(DATA, WEIGHTS, budget=16, gate=DISAGREE[name], local=local)
+
+
+@pytest.mark.parametrize("name", NO_TIMES)
+def test_a_gate_that_returns_no_time_is_refused_and_does_not_hang(name):
+    message = (
+        r"'.*own_gate.*': closes_at\(ends, quotas\) of \[4, \d+\] .*returned .*0 or more, infin"
+    )
+    with pytest.raises(ValueError, match=message):
+        problems.fit(
+            DATA, WEIGHTS, budget=16, gate=own_gate(closes_at=NO_TIMES[name]), local="virtual"
+        )
+
+
+def test_a_gate_that_becomes_wrong_later_is_refused_then():
+    """The made rounds are right; what it says of a later one is looked at all the same."""
+    calls = itertools.count()
+
+    def closes_at(ends, quotas):
+        return of_four(ends, quotas) if next(calls) < 12 else np.nan
+
+    class Maybe(Counted):
+        def is_open(self):
+            return super().is_open() if next(calls) < 300 else "no"
+
+    with pytest.raises(
+        ValueError, match=r"closes_at\(ends, quotas\) of .* returned float64\[\] nan"
+    ):
+        problems.fit(DATA, WEIGHTS, budget=16, gate=own_gate(closes_at=closes_at), local="virtual")
+    with pytest.raises(
+        ValueError, match=r"own_gate.*: is_open\(\) of .* returned 'no'.*True or Fal"
+    ):
+        problems.fit(DATA, WEIGHTS, budget=16, gate=own_gate(Maybe), epochs=4)
+
+
+def test_a_gate_that_agrees_trains():
+    result = problems.fit(DATA, WEIGHTS, budget=16, gate=own_gate(), local="virtual")
+    assert result.summary["gate"]["returned_fraction"] > 0
+
+
+def test_what_is_in_flight_cannot_all_be_given_up_for_ever():
+    """A gate that closes before any microbatch ends, with `drop`: no round would do anything."""
+    at_once = gates.Gate(
+        lambda board, clock: Closed(), lambda ends, quotas: np.zeros(ends.shape[:-2])
+    )
+    cluster = {"secs_per_microbatch": SPEEDS, "clock": "virtual"}
+    with pytest.raises(ValueError, match=r"'drop' .* nothing was finished in 1000 rounds"):
+        problems.fit(
+            DATA,
+            WEIGHTS,
+            budget=16,
+            gate={"trigger": at_once, "in_flight": "drop"},
+            cluster=cluster,
+            local="virtual",
+        )
+
+
+class Closed(gates.AlwaysOpen):
+    def is_open(self):
+        return False

@@ -121,23 +121,6 @@ def interrupt(report):
         signal.raise_signal(signal.SIGINT)
 
 
-def test_a_trace_is_replayed_bit_for_bit(tmp_path):
-    noisy = {**SPEEDS, "delay_cv": 0.5, "delay": "exponential"}
-    budgets = {"lower": {"budget": 8}, "upper": {"budget": 8}}
-    gate = {"trigger": "first"}
-    first = fit(steps=4, cluster=noisy, gate=gate, workdir=tmp_path / "run", **budgets)
-    again = fit(
-        steps=4,
-        cluster={"num_workers": 4},
-        local="stepped",
-        gate=gate,
-        replay=tmp_path / "run",
-        **budgets,
-    )
-    assert [line["quotas"] for line in first.rounds] == [line["quotas"] for line in again.rounds]
-    assert problems.distance(first.params, again.params) < 1e-5
-
-
 def test_the_files_of_a_workdir(tmp_path):
     of_upper, _ = problems.sources()
 
@@ -188,6 +171,20 @@ def test_other_workers_go_on(tmp_path):
     assert second.summary["num_workers"] == 2
     assert second.summary["outer_steps"] == 4
     assert problems.distance(fit(steps=4).params, second.params) < 1e-5
+
+
+@pytest.mark.parametrize("of", [None, "lower"])
+def test_another_quota_policy_begins_anew_in_both_levels_or_in_one(of, tmp_path, capfd):
+    def fields(policy):
+        return {"quota": policy} if of is None else {"quota": "equal", of: {"quota": policy}}
+
+    static = {"policy": "static", "proportions": (4, 3, 2, 1)}
+    fit(steps=4, workdir=tmp_path, callbacks=[interrupt], **fields(static))
+    result = fit(steps=4, workdir=tmp_path, **fields("adaptive"))
+    told = capfd.readouterr().err.count("quota.policy='adaptive' begins anew")
+    assert told == (2 if of is None else 1)
+    levels = result.summary["levels"]
+    assert [levels[name]["examples_missing"] for name in ("upper", "lower")] == [0, 0]
 
 
 def test_something_else_is_not_gone_on_with(tmp_path):
@@ -327,28 +324,6 @@ def test_a_callback_ends_the_run_also_where_the_step_is_saved(tmp_path):
     about = checkpoint.newest_about(tmp_path / "checkpoints")
     assert about["finished"]
     assert about["stopped_by"] == "callback enough"
-
-
-def test_a_trace_that_ends_ends_the_run(tmp_path, capsys):
-    fit(steps=2, workdir=tmp_path)
-    again = fit(steps=4, replay=tmp_path, cluster={"num_workers": 4}, local="stepped")
-    assert again.summary["outer_steps"] == 2
-    assert again.summary["interrupted"]  # as `fit` has it
-    assert "ends after 2 outer steps; so does this run" in capsys.readouterr().err
-
-
-def test_a_trace_that_leaves_out_a_part_of_a_held_batch_is_refused(tmp_path):
-    options = {"lower": {"budget": 6}, "cluster": {"num_workers": 4}, "local": "stepped"}
-    fit("cg", steps=1, workdir=tmp_path, **options)
-    path = tmp_path / "lower_rounds.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    held = next(line for line in lines if not line["is_new"])
-    busiest = max(range(4), key=lambda worker: held["quotas"][worker])
-    for name in ("quotas", "microbatches_done"):
-        held[name][busiest] -= 1
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ValueError, match=r"replay: round .* has quotas"):
-        fit("cg", steps=1, replay=tmp_path, **options)
 
 
 def test_fields_of_no_effect_may_differ_when_a_run_goes_on(tmp_path):

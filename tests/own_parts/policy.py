@@ -31,10 +31,10 @@ def one_at_a_time(
         return hetjax.quota.largest_remainder(state.weights, total, caps=caps), state
 
     def observe(state, times):
-        weights, secs = state.weights.copy(), times.compute_secs
-        if weights[secs.argmax()] > least:
-            weights[secs.argmax()] -= 1
-            weights[secs.argmin()] += 1
+        weights, secs = state.weights.copy(), np.where(times.present, times.compute_secs, np.nan)
+        if weights[np.nanargmax(secs)] > least:
+            weights[np.nanargmax(secs)] -= 1
+            weights[np.nanargmin(secs)] += 1
         return State(weights)
 
     return hetjax.quota.QuotaPolicy(init, assign, observe)

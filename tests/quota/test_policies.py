@@ -3,11 +3,13 @@
 import pickle
 
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetjax import quota
+import hetjax
+from hetjax import quota, simulate
 from hetjax.cluster import emulate
 from tests.quota.played import run, times_of
 
@@ -112,6 +114,42 @@ def test_a_dead_band_ignores_what_lies_within_it():
     cluster = emulate.EmulatedCluster((1.0, 1.2))
     assert run(quota.dead_band(band=0.2), cluster, 40, 3).tolist() == [[20, 20]] * 3
     assert run(quota.dead_band(band=0.05), cluster, 40, 3)[-1].tolist() == [22, 18]
+
+
+def test_a_dead_band_counts_the_rounds_in_which_a_worker_was_there():
+    """Who came in the middle of a period did not take half as long for its microbatches."""
+    comes = [emulate.Change(round, 2, present=round > 0) for round in (0, 2)]
+    cluster = emulate.EmulatedCluster((1.0, 1.0, 1.0), changes=comes)
+    quotas = run(quota.dead_band(gain=0.5, period_rounds=4), cluster, 12, 6)
+    assert quotas.tolist() == [[6, 6, 0]] * 2 + [[4, 4, 4]] * 4
+
+
+def test_a_policy_is_told_who_is_there_by_a_mask():
+    """In the simulator, on the virtual clock of a cluster, and in a run, replayed or not."""
+    told = []
+    policy = quota.equal()
+    own = policy._replace(observe=lambda state, times: told.append(times.present) or state)
+    leaves = emulate.Change(1, 0, present=False), emulate.Change(3, 0, present=True)
+    cluster = emulate.EmulatedCluster((1.0, 2.0, 3.0), changes=leaves)
+    here, without = [True] * 3, [False, True, True]
+    emulate.simulate_policy(own, cluster, 6, 4)
+    simulate.simulate(own, cluster, budget=6, num_rounds=4)
+    data = {"x": np.zeros((4 * 12, 3), np.float32)}
+    hetjax.fit(
+        lambda params, batch, rng: batch["x"] @ params,
+        np.zeros(3, np.float32),
+        optax.sgd(0.1),
+        data,
+        epochs=1,
+        microbatch_size=2,
+        budget=6,
+        quota=own,
+        cluster=cluster,
+        local="virtual",
+    )
+    assert [present.tolist() for present in told] == 3 * [here, without, without, here]
+    seen = quota.RoundTimes(np.zeros(3, int), np.zeros(3), np.zeros(3))
+    assert seen.present.tolist() == here  # who is not told otherwise
 
 
 def test_static_wants_a_proportion_for_each_worker():

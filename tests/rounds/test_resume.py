@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
 
+import hetjax
+from hetjax import quota
 from hetjax.rounds import resume
 from tests.rounds import problems
 
@@ -175,6 +178,88 @@ def test_another_number_of_workers_goes_on(reducer, tmp_path):
     assert result.summary["examples_processed"] == 2 * 203
     assert result.summary["train_loss"] < before.history[0]["loss"]
     assert len(result.history[-1]["quotas"]) == 3
+
+
+POLICIES = {
+    "static": {"policy": "static", "proportions": [4, 3, 2, 1]},
+    "other proportions": {"policy": "static", "proportions": [1, 1, 1, 1]},
+    "adaptive": {"policy": "adaptive"},
+    "dead_band": {"policy": "dead_band"},
+    "proportional": {"policy": "proportional", "period_rounds": 1},
+    "own": {"policy": "tests.own_parts.policy:one_at_a_time"},
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("static", "adaptive"),
+        ("static", "dead_band"),
+        ("static", "other proportions"),  # of a state of the same form
+        ("dead_band", "proportional"),  # likewise
+        ("adaptive", "own"),
+    ],
+)
+def test_another_quota_policy_begins_anew_and_says_so(before, after, tmp_path, capfd):
+    fit(tmp_path, [problems.press_ctrl_c(lambda line: line.round == 3)], quota=POLICIES[before])
+    result = fit(tmp_path, quota=POLICIES[after])
+    told = capfd.readouterr().err
+    assert f"quota.policy={POLICIES[after]['policy']!r} begins anew and learns from" in told
+    assert f"in the checkpoint of round 4 the policy is {POLICIES[before]['policy']!r}" in told
+    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+    fresh = fit(tmp_path / "fresh", quota=POLICIES[after], max_rounds=1).history[0]
+    assert result.history[4]["quotas"] == fresh["quotas"]
+
+
+def test_the_same_policy_goes_on_with_what_it_knew(tmp_path, capfd):
+    for stop in (5, None):
+        fit(
+            tmp_path,
+            [problems.press_ctrl_c(lambda line, s=stop: line.round == s)],
+            quota="adaptive",
+        )
+    assert "begins anew and" not in capfd.readouterr().err
+
+
+def test_shards_that_another_policy_would_cut_otherwise_are_refused(tmp_path):
+    private = {"data": {"sharing": "private"}, "local": "virtual"}
+    fit(tmp_path, [problems.press_ctrl_c(lambda line: line.round == 2)], **private)
+    with pytest.raises(ValueError, match=r"shards of \[80, 61, 41, 21\] .* of \[51, 51, 51, 50\]"):
+        fit(tmp_path, quota="adaptive", **private)
+
+
+class Growing(NamedTuple):
+    seen: tuple[float, ...] = ()
+
+
+@hetjax.parts.factory
+def remembering():
+    """A policy whose state has one number more after each round."""
+    equal = quota.equal()
+
+    def observe(state, times):
+        return Growing((*state.seen, float(times.compute_secs.max())))
+
+    def assign(state, total, caps):
+        return equal.assign(equal.init(len(caps), total), total, caps)[0], state
+
+    return quota.QuotaPolicy(lambda num_workers, budget: Growing(), assign, observe)
+
+
+@pytest.mark.parametrize("local", ["virtual", "stepped"])
+def test_a_policy_whose_state_grows_is_refused_when_it_first_does(local, tmp_path):
+    message = (
+        r"test_resume:remembering': observe\(state, times\) returned a state with state/seen/0 "
+        r"float64\[\], where init made nothing.*of a fixed number of rounds"
+    )
+    with pytest.raises(ValueError, match=message):
+        fit(tmp_path, quota=remembering(), local=local)
+    told = problems.classification()
+    text = quota.equal()._replace(init=lambda num_workers, budget: "equal")
+    with pytest.raises(
+        ValueError, match=r"init\(4, 8\) returned a state .*saved: 'state' is a str"
+    ):
+        problems.fit(told, problems.initial_weights(), quota=text, local=local)
 
 
 def test_private_data_keeps_its_workers(tmp_path):

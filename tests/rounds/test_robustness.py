@@ -285,65 +285,6 @@ def test_a_slow_worker_keeps_its_shard_in_private_training():
     assert min(sum(line["quotas"]) for line in result.history) < 8
 
 
-def signed(weights, batch, rng):
-    return squared(weights, batch, rng), batch["weight"]
-
-
-def test_rounds_whose_weights_add_up_to_nothing_are_counted_and_told_once(tmp_path, capsys):
-    data = regression(64) | {"weight": -np.ones(64, np.float32)}
-    result = fit(data, loss_fn=signed, workdir=tmp_path)
-    np.testing.assert_array_equal(result.params, np.zeros(3))
-    assert result.summary["rounds_without_update"] == len(result.history) == 4
-    assert result.summary["train_loss"] is None
-    assert [line["weight_sum"] for line in result.history] == [-32.0] * 4
-    said = capsys.readouterr().err
-    assert said.count("made no update") == 1
-    assert "round 0: the weights of its examples add up to -32, so it made no update" in said
-    assert "4 rounds made no update" in repr(result)
-    report = (tmp_path / "report.html").read_text()
-    assert "The weights of 4 of 4 rounds added up to 0 or less, so these made no update" in report
-
-
-@pytest.mark.parametrize("reducer", ["all_reduce", "d_psgd"])
-def test_a_round_whose_shards_weigh_nothing_makes_no_update(reducer, tmp_path):
-    """In the measure of the shards: the weights of the examples that were done add up to 3.8."""
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text('{"quotas": [3, 1], "microbatches_done": [3, 1]}\n')
-    fields = {
-        "local": "virtual",
-        "cluster": {"num_workers": 2, "secs_per_microbatch": (1, 2)},
-        "data": {"sharing": "private"},
-        "reducer": reducer,
-        "replay": str(trace),
-        "microbatch_size": 2,
-        "budget": 4,
-        "epochs": 1,
-    }
-
-    def run_on(weights):
-        data = regression(64) | {"weight": weights}
-        return hetjax.Run(signed, np.zeros(3, np.float32), optax.sgd(0.1), data, **fields)
-
-    weights = np.ones(64, np.float32)
-    with run_on(weights) as run:
-        weights[run.parts.stream.shards[1]] = -1.1
-    with run_on(weights) as run:
-        state, report = run.round(run.init())
-        np.testing.assert_array_equal(run.params(state)[0], np.zeros(3))
-        assert report.weight_sum == pytest.approx(-0.05)
-
-
-def test_single_negative_weights_are_weights_like_others(capsys):
-    data = regression(64) | {"weight": np.ones(64, np.float32)}
-    data["weight"][::8] = -0.5
-    result = fit(data, loss_fn=signed, microbatch_size=16, budget=4, epochs=1)
-    gradient = 2 * (data["weight"] * -data["y"]) @ data["x"] / data["weight"].sum()
-    np.testing.assert_allclose(result.params, -0.05 * gradient, rtol=1e-5)
-    assert "rounds_without_update" not in result.summary
-    assert "weight_sum" not in result.history[0]
-    assert "update" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("policy", ["equal", "adaptive"])
 @pytest.mark.parametrize("budget", [1, 2, 3])
 def test_no_private_shard_is_left_out_by_a_small_budget(policy, budget):
