@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from experiments.drills import fault_cases, fault_gangs, fault_raises, faults
+from experiments.drills import fault_cases, fault_gangs, fault_holds, fault_raises, faults
 
 
 def write(results, drill, *records):
@@ -53,6 +53,15 @@ def test_without_a_launcher_the_others_say_who_raised_what_and_end(kind, tmp_pat
     record = fault_raises.by_hand(tmp_path, kind, session=a_session(tmp_path))
     assert record["secs"] is not None, capfd.readouterr().err
     assert (record["said"], record["codes"]) == (True, True), capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "victim"), [("callback", 1), ("loader", 2), ("stopped", 0), ("trace", 0), ("exit", 1)]
+)
+def test_without_a_launcher_the_others_say_who_holds_them_up(kind, victim, tmp_path, capfd):
+    record = fault_holds.hold_one(tmp_path, kind, 3, victim, session=a_session(tmp_path))
+    assert record["named"] == 2, capfd.readouterr().err
+    assert record["went_on"], capfd.readouterr().err
 
 
 def test_the_raise_drill_takes_each_engine_in_turn(tmp_path, monkeypatch):
