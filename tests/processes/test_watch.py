@@ -5,11 +5,13 @@ import threading
 import pytest
 
 from hetjax.processes import (
+    arrivals,
     beacons,
     board,
     endings,
     join,
     notices,
+    places,
     waits,
     watch,
 )
@@ -136,10 +138,11 @@ def test_a_thread_that_raised_is_in_what_the_others_hear(shared, monkeypatch):
 def test_who_waits_to_join_says_so(capsys, monkeypatch):
     monkeypatch.setattr(notices, "PERIOD_SECS", 0.02)
     monkeypatch.setattr(join, "_listens", lambda coordinator: coordinator.endswith("1"))
+    monkeypatch.setattr(arrivals.Arrivals, "meet", lambda self, coordinator: "")
     for place in (
-        join.Place(0, 3, "host:7000"),
-        join.Place(2, 3, "host:7000"),
-        join.Place(2, 3, "host:7001"),
+        places.Place(0, 3, "host:7000"),
+        places.Place(2, 3, "host:7000"),
+        places.Place(2, 3, "host:7001"),
     ):
         said = ""
         with join._patience(place, 100):
@@ -150,7 +153,7 @@ def test_who_waits_to_join_says_so(capsys, monkeypatch):
             2: "for process 0 to listen at host:7000",
         }[place.process_id]
         if place.coordinator.endswith("1"):
-            who = "for the other processes to join; process 0 is there"
+            who = "for the other 2 processes to join; process 0 is there"
         first = said.splitlines()[0]
         assert first.startswith(f"hetjax: process {place.process_id} of 3 has waited ")
         assert first.endswith(who)
