@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from experiments.drills import fault_cases, fault_gangs, fault_raises, faults
+from experiments.drills import fault_cases, fault_gangs, fault_holds, fault_raises, faults
 
 
 def write(results, drill, *records):
@@ -55,6 +55,15 @@ def test_without_a_launcher_the_others_say_who_raised_what_and_end(kind, tmp_pat
     assert (record["said"], record["codes"]) == (True, True), capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("kind", "victim"), [("callback", 1), ("loader", 2), ("stopped", 0), ("sync", 0), ("exit", 1)]
+)
+def test_without_a_launcher_the_others_say_who_holds_them_up(kind, victim, tmp_path, capfd):
+    record = fault_holds.hold_one(tmp_path, kind, 3, victim, session=a_session(tmp_path))
+    assert record["named"] == 2, capfd.readouterr().err
+    assert record["went_on"], capfd.readouterr().err
+
+
 def test_the_raise_drill_takes_each_engine_in_turn(tmp_path, monkeypatch):
     told = {
         "launcher": {"secs": 0.5, "restarted": 2.0, "traced": True, "went_on": True},
@@ -100,6 +109,8 @@ def test_the_table_adds_up_over_runs(tmp_path):
         file.writelines(json.dumps({"drill": "kill_gang", **one}) + "\n" for one in gangs)
     hung = {"kind": "loader", "named": True, "went_on": True}
     write(tmp_path, "hang", {**hung, "heartbeats": 1.8}, {**hung, "heartbeats": None})
+    held = {"kind": "sync", "workers": 3, "named": 2, "secs": 10.6, "went_on": True}
+    write(tmp_path, "hold", held, {**held, "named": 1, "secs": None})
     write(tmp_path, "mutate", {"trials": 50, "ran": 30, "refused": 20, "faults": []})
     text = faults.table(tmp_path)
     for row in (
@@ -108,6 +119,7 @@ def test_the_table_adds_up_over_runs(tmp_path):
         "| … restarts without a kill | 0 | 1 |",
         "| hang, loader: right worker named, run went on | N of N | 1 of 2 |",
         "| … noticed after | ≤ 2 heartbeats | at most inf |",
+        "named by all others | N of N, ≤ 60 s | 1 of 2, by 3 of 4, at most inf s |",
         "clean or one message | N of N | 50 of 50 (95 %: at most 6.0% fail); 30 ran |",
     ):
         assert row in text

@@ -196,7 +196,7 @@ def by_hand(directory: pathlib.Path, kind: str, *, session: Session) -> Record:
     common = fault_cases.environment(session.cache) | {
         fault_cases.FAULT_VARIABLE: f"{kind}:{victim}:{at_round}",
         "HETJAX_NUM_PROCESSES": str(num_workers),
-        "HETJAX_COORDINATOR": f"127.0.0.1:{_free_port()}",
+        "HETJAX_COORDINATOR": f"127.0.0.1:{free_port()}",
     }
     ends: dict[int, float] = {}
     with contextlib.ExitStack() as stack:
@@ -255,7 +255,7 @@ def _process(
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 

@@ -8,7 +8,8 @@ replays its trace undisturbed. `resume`: a run is cut after each round, for ever
 reducer and form of the local phase in one process. `hang`: a worker is stopped, sleeps in a
 callback, or waits for a loader that is dead. `raise`: one process raises, in the loss, in a
 callback, in a loader, in the script, or leaves by SystemExit; under the launcher and started by
-hand. `stop`: SIGTERM to one worker, or to the launcher.
+hand. `hold`: one process of several that were started by hand holds the others up for 13 s.
+`stop`: SIGTERM to one worker, or to the launcher.
 `mutate`: configurations that were changed at random, in this process and as commands.
 
 Each drill adds its lines to a file of its own, and the table is about all of them.
@@ -30,7 +31,7 @@ import numpy as np
 import tqdm
 from absl import app, flags, logging
 
-from experiments.drills import fault_cases, fault_gangs, fault_raises
+from experiments.drills import fault_cases, fault_gangs, fault_holds, fault_raises
 from experiments.drills.fault_gangs import Record, Session
 
 _COMBINATION = ("local", "ordering", "reducer")
@@ -200,6 +201,7 @@ DRILLS: dict[str, tuple[Callable[..., None], int]] = {
     "resume": (resume, 1000),
     "hang": (fault_gangs.hang, 6),
     "raise": (fault_raises.run_all, 32),
+    "hold": (fault_holds.run_all, 8),
     "stop": (fault_gangs.stop, 6),
     "mutate": (mutate, 2000),
 }
@@ -218,6 +220,7 @@ def table(results: pathlib.Path) -> str:
     rows = [*_kill_rows(results), *_resume_rows(results), *_hang_rows(results)]
     rows += [
         *fault_raises.rows(read(results, "raise")),
+        *fault_holds.rows(read(results, "hold")),
         *_stop_rows(results),
         *_mutate_rows(results),
     ]

@@ -76,6 +76,11 @@ class Beacons:
         entries = [e for e in list(self._entries.values()) if e.phase not in ("waiting", "done")]
         return min(entries, key=lambda entry: entry.since, default=None)
 
+    def now(self) -> Entry | None:
+        """The same, and where there is no such thing the wait that began last."""
+        waiting = max(list(self._entries.values()), key=lambda entry: entry.since, default=None)
+        return self.busy() or waiting
+
     def close(self) -> None:
         """Says that all is done and stops writing. The process should end soon after."""
         self._entries.clear()

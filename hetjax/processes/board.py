@@ -123,6 +123,13 @@ def own_place() -> tuple[int, int]:
     return distributed.global_state.process_id, distributed.global_state.num_processes
 
 
+def coordinator() -> str | None:
+    """The address that JAX has been given, or has found, for this process to join at."""
+    from jax._src import distributed
+
+    return distributed.global_state.coordinator_address
+
+
 def leave_at_exit() -> None:
     """Has JAX leave the run when this process exits, without waiting for the others.
 

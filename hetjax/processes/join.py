@@ -1,8 +1,6 @@
-"""One run of several processes: who belongs to it.
+"""How a process becomes one of several: it joins the others in `jax.distributed`.
 
-Who this process is says, in this order: arguments, the launcher (`hetjax.launch`), a scheduler's
-environment (SLURM, MPI, Kubernetes, TPU pods). Without any, it is alone. The engine is
-`jax.distributed`.
+Who it is says `places`; TPU pods JAX knows by itself.
 """
 
 import contextlib
@@ -11,88 +9,21 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from hetjax import compiled
-from hetjax.processes import notices, waits, watch
+from hetjax.processes import arrivals, notices, places, waits, watch
+from hetjax.processes import board as board_lib
 
 SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # a directory for processes of one machine alone
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _START_SECS = 300
-_LAUNCHER = ("HETJAX_PROCESS_ID", "HETJAX_NUM_PROCESSES")
-_SCHEDULERS = (  # (process id, number of processes), in the environment of each process
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-)
+_LOOK_SECS = 1.0
+_is_alone = False  # this process has asked who it is, and is to train alone
+_unreachable = ""  # what is wrong with the names of this run's machines
 
 
-class Place(NamedTuple):
-    """Of a process in its run."""
-
-    process_id: int
-    num_processes: int
-    coordinator: str | None  # host:port of process 0; None: JAX finds it
-
-
-def find_place(
-    process_id: int | None = None,
-    num_processes: int | None = None,
-    coordinator: str | None = None,
-    *,
-    environment: Mapping[str, str] = os.environ,
-) -> Place | None:
-    """Who this process is; None where it is alone. Starts nothing.
-
-    Args:
-        process_id: from 0; together with `num_processes`, or neither.
-        num_processes: of the run.
-        coordinator: host:port where process 0 listens; the same for all.
-        environment: where the launcher and schedulers leave theirs.
-
-    Raises:
-        ValueError: the numbers do not fit together, or nobody says where process 0 listens.
-    """
-    coordinator = coordinator or environment.get("HETJAX_COORDINATOR")
-    if (process_id is None) != (num_processes is None):
-        raise ValueError(
-            f"--process_id is {process_id} and --num_processes {num_processes}; give both, and "
-            "--coordinator=HOST:PORT, or none of them"
-        )
-    if process_id is None or num_processes is None:
-        found = _from_environment(environment)
-        if found is None:
-            return None
-        process_id, num_processes = found
-    elif coordinator is None:
-        raise ValueError(
-            "--coordinator is missing: HOST:PORT where process 0 listens, the same for all "
-            "processes, such as --coordinator=10.0.0.1:7000"
-        )
-    if not 0 <= process_id < num_processes:
-        raise ValueError(
-            f"--process_id is {process_id}; it must be from 0 to {num_processes - 1} with "
-            f"--num_processes={num_processes}"
-        )
-    if coordinator is not None:
-        host, _, port = coordinator.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"--coordinator is {coordinator!r}; it must be HOST:PORT")
-    return Place(process_id, num_processes, coordinator) if num_processes > 1 else None
-
-
-def _from_environment(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    for id_name, number_name in (_LAUNCHER, *_SCHEDULERS):
-        number = environment.get(number_name, "")
-        if not number.isdecimal():
-            continue
-        if id_name in environment and (int(number) > 1 or id_name == _LAUNCHER[0]):
-            return int(environment[id_name]), int(number)
-    return None
-
-
-def join(place: Place | None) -> None:
+def join(place: places.Place | None) -> None:
     """Makes this process part of its run; before JAX is used for the first time.
 
     Where `place` is None nothing happens, but on a TPU pod, which JAX knows by itself.
@@ -105,6 +36,8 @@ def join(place: Place | None) -> None:
     import jax
 
     if place is None:
+        global _is_alone
+        _is_alone = True
         if len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
             jax.distributed.initialize()
             watch.begin()
@@ -116,11 +49,13 @@ def join(place: Place | None) -> None:
         compiled.write_from_all_processes()
     jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from us
     start_secs = _read_start_secs()
-    options: dict[str, Any] = {"initialization_timeout": start_secs + 60}
+    options: dict[str, Any] = {
+        "initialization_timeout": start_secs + 60,
+        "cluster_detection_method": place.finder or "deactivate",
+    }
     if place.coordinator is not None:
-        options["cluster_detection_method"] = "deactivate"
         host, _, port = place.coordinator.rpartition(":")
-        is_loopback = host in _LOOPBACK
+        is_loopback = host in arrivals.LOOPBACK
         if is_loopback:
             options["coordinator_bind_address"] = place.coordinator
         if place.process_id == 0:
@@ -133,24 +68,55 @@ def join(place: Place | None) -> None:
     except (RuntimeError, ValueError) as error:
         raise ValueError(_not_joined(place, str(error).splitlines()[0])) from error
     watch.begin()
+    if place.coordinator is None or place.coordinator.rpartition(":")[0] not in arrivals.LOOPBACK:
+        global _unreachable
+        _unreachable = _find_unreachable(place)
+        if _unreachable:
+            notices.say(_unreachable)
+
+
+def _find_unreachable(place: places.Place) -> str:
+    """What is wrong with the names of machines, as all processes tell it."""
+    board = board_lib.Board("hosts")
+    board.post(f"{place.process_id}", arrivals.own_host())
+    told: dict[str, Any] = {}
+    with waits.Wait(
+        "say on which machine it is",
+        lambda: set(range(place.num_processes)) - set(map(int, told)),
+    ) as wait:
+        while len(told := board.read_all()) < place.num_processes:
+            wait.check()
+            time.sleep(_LOOK_SECS / 20)
+    return arrivals.unreachable({int(key): arrivals.Host(*told[key]) for key in sorted(told)})
 
 
 @contextlib.contextmanager
-def _patience(place: Place, start_secs: int) -> Iterator[None]:
+def _patience(place: places.Place, start_secs: int) -> Iterator[None]:
     """Says every ten seconds who is waited for, and ends this process after `start_secs`.
 
     JAX 0.10.2 would abort with a stack trace when its own time is over.
     """
     joined, began = threading.Event(), time.monotonic()
+    who = f"process {place.process_id} of {place.num_processes}"
+    arrived = arrivals.Arrivals(place.process_id, place.num_processes)
 
     def wait() -> None:
-        while True:
-            left = start_secs - (time.monotonic() - began)
-            if joined.wait(min(notices.PERIOD_SECS, max(left, 0.0))):
-                return
-            if left <= notices.PERIOD_SECS:
-                _give_up(place, start_secs)
-            _say_waiting(place, time.monotonic() - began)
+        times, trouble = 0, ""
+        while not joined.wait(min(_LOOK_SECS, notices.PERIOD_SECS)):
+            secs = time.monotonic() - began
+            coordinator = place.coordinator or board_lib.coordinator()
+            if coordinator and not arrived.has_met:
+                before, trouble = trouble, arrived.meet(coordinator)
+                if trouble and not before:
+                    notices.say(f"{who} {trouble}")
+            arrived.turn()
+            if secs >= start_secs:
+                _give_up(place, start_secs, trouble)
+            if secs >= notices.PERIOD_SECS * (times + 1):
+                times = int(secs / notices.PERIOD_SECS)
+                whom = _waited_for(place, coordinator, arrived.missing())
+                notices.say(f"{who} has waited {secs:.0f} s for {whom}")
+        arrived.close()
 
     threading.Thread(target=wait, name="hetjax-join", daemon=True).start()
     try:
@@ -159,15 +125,13 @@ def _patience(place: Place, start_secs: int) -> Iterator[None]:
         joined.set()
 
 
-def _say_waiting(place: Place, secs: float) -> None:
-    who = f"the other {place.num_processes - 1} processes to join"
-    if place.process_id:
-        where = place.coordinator or "the address that the scheduler gives"
-        who = f"process 0 to listen at {where}"
-        if _listens(place.coordinator):
-            who = "the other processes to join; process 0 is there"
-    me = f"process {place.process_id} of {place.num_processes}"
-    notices.say(f"{me} has waited {secs:.0f} s for {who}")
+def _waited_for(place: places.Place, coordinator: str | None, missing: set[int] | None) -> str:
+    if missing:
+        return f"{notices.named(missing)} to join"
+    if place.process_id and not _listens(coordinator):
+        return f"process 0 to listen at {coordinator or 'an address that JAX looks for'}"
+    more = "; process 0 is there" if place.process_id else ""
+    return f"the other {place.num_processes - 1} processes to join{more}"
 
 
 def _listens(coordinator: str | None) -> bool:
@@ -190,16 +154,17 @@ def _read_start_secs() -> int:
     return int(text)
 
 
-def _give_up(place: Place, start_secs: int) -> None:
+def _give_up(place: places.Place, start_secs: int, trouble: str) -> None:
     reason = f"not all processes were there after {start_secs} s (HETJAX_START_SECS)"
+    reason += f"; this one {trouble}" if trouble else ""
     print(_not_joined(place, reason), file=sys.stderr, flush=True)
     os._exit(2)
 
 
-def _not_joined(place: Place, reason: str) -> str:
+def _not_joined(place: places.Place, reason: str) -> str:
     return (
         f"process {place.process_id} of {place.num_processes} cannot join its run at "
-        f"{place.coordinator or 'the address that the scheduler gives'}: {reason}. Are all "
+        f"{place.coordinator or board_lib.coordinator() or 'no address'}: {reason}. Are all "
         "processes started, with the same --coordinator=HOST:PORT, and can process 0 be reached "
         "there?"
     )
@@ -209,11 +174,12 @@ def join_processes(
     process_id: int | None = None,
     num_processes: int | None = None,
     coordinator: str | None = None,
-) -> Place | None:
+) -> places.Place | None:
     """Makes this process part of a run of several; before JAX is used for the first time.
 
-    Without arguments the launcher's or a scheduler's environment says who it is; a process that
-    nobody started so is alone, and nothing happens.
+    Without arguments the environment says who it is, as the launcher or another engine has left
+    it (`places`); a process that nobody started so is alone, and nothing happens. So is one with
+    `num_processes` 1, whatever its environment says.
 
     When a process exits it waits, 300 s at most, until all have come to their end: process 0 is
     the coordinator of the others, and ends with them. Where one raises, or comes to its exit while
@@ -229,9 +195,15 @@ def join_processes(
         its place in the run, or None.
 
     Raises:
-        ValueError: the arguments do not fit together, or process 0 was not found.
+        ValueError: the arguments do not fit together, the environment does not say enough, or
+            process 0 was not found.
     """
-    place = find_place(process_id, num_processes, coordinator)
+    import jax
+
+    if jax.distributed.is_initialized():  # by JAX's own call, whatever the environment says
+        place: places.Place | None = places.Place(*board_lib.own_place(), board_lib.coordinator())
+    else:
+        place = places.find(process_id, num_processes, coordinator)
     join(place)
     return place
 
@@ -239,11 +211,13 @@ def join_processes(
 def check_joined() -> None:
     """Refuses to train alone in a process that the launcher started as one of several.
 
-    One that has joined by JAX alone is watched from now on, as by `join_processes`.
+    Where another engine did, which may be meant so, it says it. A process that has joined by JAX
+    alone is watched from now on, as by `join_processes`.
 
     Raises:
-        ValueError: it has not joined the others.
+        ValueError: it has not joined the others, or cannot be reached by them.
     """
+    global _is_alone
     import jax
 
     number = os.environ.get("HETJAX_NUM_PROCESSES", "1")
@@ -255,7 +229,42 @@ def check_joined() -> None:
     if jax.distributed.is_initialized():
         watch.begin()
         with waits.Wait("start its devices"):
-            jax.local_devices()
+            _start_devices()
+    elif not _is_alone:
+        _is_alone = True  # it is said once
+        _say_alone()
+
+
+def _say_alone() -> None:
+    try:
+        place = places.find()
+        seen = place and f"is process {place.process_id} of {place.num_processes}"
+    except ValueError as error:
+        seen = f"is one of several ({error})"
+    if seen:
+        notices.say(
+            f"this process trains alone, and by its environment it {seen}. To train with the "
+            "others it calls hetjax.join_processes() at the beginning of the program, before JAX "
+            "is used; hetjax.join_processes(0, 1) says that it is meant to be alone"
+        )
+
+
+def _start_devices() -> None:
+    import jax
+
+    try:
+        jax.local_devices()
+    except RuntimeError as error:
+        host = arrivals.own_host()
+        if "gloo" in str(error) and not host.address:
+            raise ValueError(
+                f"this machine's own name, {host.name}, cannot be resolved, and on CPUs the "
+                "processes of a run meet at its address. Write both into /etc/hosts, or give the "
+                "machine a name that is known"
+            ) from error
+        raise
+    if _unreachable and jax.default_backend() == "cpu":
+        raise ValueError(_unreachable)
 
 
 def find_port(host: str, port: int = 0) -> int:
@@ -285,7 +294,7 @@ def _check_port(host: str, port: int) -> None:
         ) from error
 
 
-def own_workers(num_workers: int, local: str, place: Place | None) -> int:
+def own_workers(num_workers: int, local: str, place: places.Place | None) -> int:
     """How many of a run's workers a process has, each on a device of its own.
 
     Args:

@@ -1,13 +1,19 @@
 """Whom does this process wait for, and what do they do meanwhile? Said every ten seconds.
 
-Each process tells on the board what lasts long in it; who waits reads that.
+Each process tells on the board, every other second, what it does or waits for: its position. So
+whoever waits can say who has not come, also where the wait is a collective, which cannot be asked.
+Of whom nothing new is heard it says that, whether it waits or not. Process 0 has the board: where
+the board does not answer, it is process 0 that is silent.
 """
 
 import contextlib
+import os
+import socket
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Set
+from typing import Any, NamedTuple
 
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
@@ -15,15 +21,51 @@ from hetjax.processes import waits
 
 PERIOD_SECS = 10.0
 
-_LONG_SECS = 3.0  # others are told of what lasts so long
+_TELL_SECS = 2.0
+_MOST_TOLD_PER_SEC = 64.0  # by all processes
+_SILENT_SECS = 8.0  # who is told of nothing new for so long is silent
+_SPEAK_SECS = 1.0
+_MOST_NAMED = 8  # in one line
 _DOING = {
-    "starting": "is starting (it reads data, or compiles)",
-    "loading": "waits for its data",
-    "computing": "computes",
-    "evaluating": "evaluates",
-    "reporting": "is in a callback",
-    "checkpointing": "saves",
+    "starting": "starting (reading data, or compiling)",
+    "waiting": "at its own work",  # or it would say for whom
+    "loading": "waiting for its data",
+    "reporting": "in a callback",
+    "checkpointing": "saving",
 }
+
+
+class Position(NamedTuple):
+    """What a process last told of itself."""
+
+    where: str  # "pid 4711 on node3"
+    beat: int  # another one each time
+    phase: str = ""  # "": it is in no round
+    round: int | None = None
+    secs: float = 0.0  # for how long
+    waits: str = ""  # for whom and what
+    more: str = ""
+
+    def told(self, secs: float, *, is_silent: bool) -> str:
+        """The same in words.
+
+        Args:
+            secs: since it was told.
+            is_silent: nothing has been heard since, and should have been.
+
+        Example:
+            >>> Position("pid 7 on a", 3, "reporting", 6, 12.0).told(2.0, is_silent=False)
+            'pid 7 on a: in a callback in round 6 for 14 s'
+        """
+        does = _DOING.get(self.phase, self.phase) or "in no round of hetjax"
+        does += "" if self.round is None else f" in round {self.round}"
+        if self.waits:
+            does = f"waiting for {self.waits}"
+        if is_silent:
+            does = f"no sign of life for {secs:.0f} s, last seen {does}"
+        elif self.phase or self.waits:
+            does += f" for {self.secs + secs:.0f} s"
+        return f"{self.where}: {does}{self.more}"
 
 
 class Notices:
@@ -31,78 +73,154 @@ class Notices:
 
     Args:
         process: its number.
+        num_processes: of the run.
         board: that all processes have.
     """
 
-    def __init__(self, process: int, board: board_lib.Board) -> None:
+    def __init__(self, process: int, num_processes: int, board: board_lib.Board) -> None:
         self._process, self._board = process, board
-        self._said: tuple[waits.Wait | None, int] = (None, 0)  # of a wait: how often
-        self._told: beacons_lib.Entry | None = None
+        self._others = set(range(num_processes)) - {process}
+        self._tell_secs = max(_TELL_SECS, num_processes / _MOST_TOLD_PER_SEC)
+        self._silent_secs = _SILENT_SECS + self._tell_secs - _TELL_SECS
+        now = time.monotonic()
+        self._own = Position(f"pid {os.getpid()} on {socket.gethostname()}", 0)
+        self._told = -self._tell_secs  # monotonic, when the own position was
+        self._asked: float | None = None  # monotonic, since when the board has not answered
+        self._heard_at = now  # when it last did
+        # What was told last, and when that was new.
+        self._heard: dict[int, tuple[Position | None, float]] = dict.fromkeys(
+            self._others, (None, now)
+        )
+        self._said: tuple[object, int] = (None, 0)  # of a wait: how often
+        self._spoke_at = now
 
-    def tell_what_lasts(self, beacons: beacons_lib.Beacons, more: str = "") -> None:
-        """Others may wait for this process: what takes it so long?
+    def begin(self) -> None:
+        """Speaks from now on, in a thread of its own: the board may leave one without an answer."""
+        threading.Thread(target=self._speak, name="hetjax-notices", daemon=True).start()
+
+    def tell(self, beacons: beacons_lib.Beacons, more: str = "") -> None:
+        """Tells the others what this process does.
 
         Args:
             beacons: of this process.
             more: is added to it.
         """
-        busy = beacons.busy()
-        is_long = busy is not None and time.monotonic() - busy.since >= _LONG_SECS
-        told = busy if is_long else None
-        if told == self._told:
+        now = time.monotonic()
+        if now - self._told < self._tell_secs:
             return
-        key = f"doing/{self._process}"
+        self._told = now
+        entry, wait = beacons.now(), waits.longest()
+        own = Position(self._own.where, self._own.beat + 1, more=more)
+        if entry is not None:
+            own = own._replace(
+                phase=entry.phase, round=entry.round_index, secs=round(now - entry.since, 1)
+            )
+        if wait is not None:
+            who = named(self._missing(wait))
+            own = own._replace(waits=f"{who} to {wait.what}", secs=round(now - wait.since, 1))
+        self._own = own
         with contextlib.suppress(Exception):  # process 0, which has the board, is gone
-            if told is None:
-                self._board.remove(key)
-            else:
-                self._board.post(key, _DOING.get(told.phase, told.phase) + more)
-        self._told = told
+            self._board.post(f"at/{self._process}", own)
 
-    def say_waiting(self, told: Mapping[str, Any]) -> None:
-        """Says whom this process waits for, where it is time to.
+    def asks(self) -> None:
+        """This process asks the board for all that is told."""
+        self._asked = self._asked or time.monotonic()
 
-        Args:
-            told: all that is on the board.
-        """
+    def hears(self, told: Mapping[str, Any]) -> None:
+        """And has an answer."""
+        now, asked = time.monotonic(), self._asked
+        was_deaf = asked is not None and now - asked > self._tell_secs
+        self._asked, self._heard_at = None, now
+        for other in self._others:
+            value = told.get(f"at/{other}")
+            position = None if value is None else Position(*value)
+            before, since = self._heard[other]
+            # While the board did not answer nobody could tell anything.
+            if was_deaf or position != before:
+                since = now
+            self._heard[other] = (position, since)
+
+    def speak(self) -> None:
+        """Says whom this process waits for, and who is silent, where it is time to."""
+        now = time.monotonic()
+        late, self._spoke_at = now - self._spoke_at > 3 * _SPEAK_SECS, now
+        if late:  # this process itself was stopped, or had no processor
+            return
         wait = waits.longest()
+        missing = None if wait is None else self._missing(wait)
+        silent = {p for p in self._others if self._silence(p) >= PERIOD_SECS}
+        secs = 0.0 if wait is None else now - wait.since
         if wait is None:
-            return
-        secs = time.monotonic() - wait.since
-        times = self._said[1] if self._said[0] is wait else 0
-        if secs < PERIOD_SECS * (times + 1):
-            return
-        self._said = (wait, int(secs / PERIOD_SECS))
-        doing = {
-            int(key.removeprefix("doing/")): str(value)
-            for key, value in told.items()
-            if key.startswith("doing/")
-        }
-        missing = None if wait.processes is None else set(wait.processes())
-        say(
-            f"process {self._process} has waited {secs:.0f} s for "
-            f"{waited_for(missing, doing, self._process)} to {wait.what}"
-        )
+            secs = max(map(self._silence, silent), default=0.0)
+        subject: object = wait or "silent"
+        times = self._said[1] if self._said[0] is subject else 0
+        if secs < PERIOD_SECS:
+            self._said = (subject, 0)
+        elif secs >= PERIOD_SECS * (times + 1):
+            self._said = (subject, int(secs / PERIOD_SECS))
+            if wait is not None:
+                say(
+                    f"process {self._process} has waited {secs:.0f} s for "
+                    f"{self._described(missing)} to {wait.what}"
+                )
+            if unnamed := silent - (missing or set()):
+                say(f"process {self._process} hears nothing of {self._described(unnamed)}")
+
+    def _speak(self) -> None:
+        while True:
+            time.sleep(_SPEAK_SECS)
+            with contextlib.suppress(Exception):
+                self.speak()
+
+    def _silence(self, other: int) -> float:
+        """Seconds in which nothing new was heard of another process, and should have been."""
+        if other == 0 and self._asked is not None:
+            return time.monotonic() - self._heard[0][1]
+        return self._heard_at - self._heard[other][1]
+
+    def _missing(self, wait: waits.Wait) -> set[int] | None:
+        """For whom a wait is; None: all that can be told is that all of them wait."""
+        if wait.processes is not None:
+            return set(wait.processes())
+        now, found = time.monotonic(), set()
+        if self._process and now - (self._asked or now) >= self._silent_secs:
+            return {0}  # what the others do meanwhile cannot be told
+        for other, (position, _) in self._heard.items():
+            comes_not = position is None or not position.waits
+            if comes_not or self._silence(other) >= self._silent_secs:
+                found.add(other)
+        return found or None
+
+    def _described(self, missing: Set[int] | None) -> str:
+        """Who is waited for, and what they do, as far as it is known."""
+        now, told = time.monotonic(), []
+        for other in sorted(self._others if missing is None else missing)[:_MOST_NAMED]:
+            if other not in self._others:
+                continue
+            position, since = self._heard[other]
+            is_silent = self._silence(other) >= self._silent_secs
+            told.append(
+                f"no word of it for {now - since:.0f} s"
+                if position is None
+                else position.told(now - since, is_silent=is_silent)
+            )
+            if missing is None or len(missing) > 1:
+                told[-1] = f"process {other}, {told[-1]}"
+        return named(missing) + (f" ({'; '.join(told)})" if told else "")
 
 
-def waited_for(missing: set[int] | None, doing: Mapping[int, str], own: int) -> str:
-    """Who is waited for, and what they do, as far as it is known.
+def named(processes: Set[int] | None) -> str:
+    """The words for some of the others; None: for all of them.
 
     Example:
-        >>> waited_for({0}, {0: "evaluates"}, 1)
-        'process 0 (process 0 evaluates)'
-        >>> waited_for({0, 2, 3}, {}, 1)
-        'processes 0, 2, 3'
-        >>> waited_for(None, {1: "computes", 2: "saves"}, 1)
-        'the other processes (process 2 saves)'
+        >>> named({3, 1})
+        'processes 1, 3'
     """
-    if missing is None:
-        who = "the other processes"
-    else:
-        who = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, sorted(missing)))}"
-    known = sorted(doing.keys() - {own} if missing is None else doing.keys() & missing)
-    what = "; ".join(f"process {process} {doing[process]}" for process in known)
-    return f"{who} ({what})" if what else who
+    if processes is None:
+        return "the other processes"
+    first = sorted(processes)[:_MOST_NAMED]
+    more = f" and {len(processes) - len(first)} more" if len(processes) > len(first) else ""
+    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, first))}{more}"
 
 
 def say(text: str) -> None:

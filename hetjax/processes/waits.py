@@ -21,11 +21,19 @@ class Wait:
 
     Args:
         what: that they are to do, behind "to": "send their numbers of round 3".
-        processes: who is still missing, asked when somebody wants to know; None: nobody can tell.
+        processes: who is still missing, asked when somebody wants to know; None: in a collective,
+            where only what the others say of themselves can tell.
+        is_vain: whether it has no end where another process has come to its exit.
     """
 
-    def __init__(self, what: str, processes: Callable[[], Collection[int]] | None = None) -> None:
-        self.what, self.processes = what, processes
+    def __init__(
+        self,
+        what: str,
+        processes: Callable[[], Collection[int]] | None = None,
+        *,
+        is_vain: bool = True,
+    ) -> None:
+        self.what, self.processes, self.is_vain = what, processes, is_vain
         self.since = 0.0
         """Monotonic seconds."""
         self._outer: Wait | None = None

@@ -10,7 +10,8 @@ stay there for minutes while the others wait for it in a round, and nobody would
 - Each process looks several times a second at what was told. When one has raised, or when this one
   waits for one that has left, it says so and ends, too: by itself, by the `LostProcessError` of its
   wait, or else after a moment. Its exit waits for nobody then.
-- Who waits for other processes longer than ten seconds says for whom, again and again (`notices`).
+- Each tells what it does, and says every ten seconds whom it waits for, and who is silent
+  (`notices`).
 """
 
 import atexit
@@ -134,7 +135,7 @@ class Watch:
         self._is_unwinding = False  # by an exception
         self._is_leaving = False
         self._suspected: tuple[waits.Wait, float] | None = None  # since when, monotonic
-        self._notices = notices.Notices(process, board)
+        self._notices = notices.Notices(process, num_processes, board)
         self._wake, self._over, self._closed = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(target=self._run, name="hetjax-watch", daemon=True)
 
@@ -144,6 +145,7 @@ class Watch:
         self._thread_hook, threading.excepthook = threading.excepthook, self._thread_ended
         atexit.register(self._at_exit)  # after JAX's own, and so before it
         self._thread.start()
+        self._notices.begin()
 
     def follow(self, beacons: beacons_lib.Beacons) -> None:
         self._beacons = beacons
@@ -280,6 +282,8 @@ class Watch:
 
     def _look(self) -> None:
         """Once at all that was told."""
+        self._notices.asks()
+        self._notices.tell(self._beacons, self._thread_error)
         try:
             told = self._board.read_all()
         except Exception:  # process 0 is gone
@@ -287,6 +291,7 @@ class Watch:
                 self._has_lost = True
                 self._over.set()
             return
+        self._notices.hears(told)
         with self._lock:
             left = _endings_of(told, "left")
             if left.keys() != self._left.keys():
@@ -297,13 +302,11 @@ class Watch:
         self._look_for_one_that_left()
         if self._is_leaving and not self._others_left_behind():
             self._over.set()
-        self._notices.tell_what_lasts(self._beacons, self._thread_error)
-        self._notices.say_waiting(told)
 
     def _look_for_one_that_left(self) -> None:
         """This process may wait for one that will not come any more."""
         wait, others = waits.longest(), self._left.keys() - {self._process}
-        if wait is None or not others or self._is_leaving or self._end is not None:
+        if self._is_leaving or self._end or not (wait and wait.is_vain and others):
             self._suspected = None
             return
         now = time.monotonic()

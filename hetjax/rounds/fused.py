@@ -23,6 +23,7 @@ from hetjax import mesh as mesh_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.ordering import ordering as ordering_lib
+from hetjax.processes import waits
 from hetjax.rounds import given_rule, gradients, inputs, jitted, local, rules, second_moments, sync
 from hetjax.rounds import losses as losses_lib
 
@@ -340,7 +341,8 @@ class Fused:
     ) -> local.LocalResult:
         del may_close  # there is no gate
         microbatches = jax.block_until_ready(self._load(plan))
-        jax.block_until_ready(state)
+        with waits.Wait("synchronise"):
+            jax.block_until_ready(state)
         start = time.perf_counter()
         contributed, signs = self._run(
             given,

@@ -23,6 +23,7 @@ from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.gates import gate as gate_lib
 from hetjax.processes import beacons as beacons_lib
+from hetjax.processes import waits
 from hetjax.rounds import jitted, parcels, rules
 
 
@@ -261,7 +262,8 @@ class Stepped:
         stamps: list[float] = []
         overruns = 0
         try:
-            jax.block_until_ready(shared)  # the synchronisation is not this worker's compute
+            with waits.Wait("synchronise"):  # which is not this worker's compute
+                jax.block_until_ready(shared)
         finally:
             self._has_started()
         self._beacons.at("loading", round_index, worker)

@@ -20,7 +20,7 @@ from hetjax.checkpoints import checkpoint
 from hetjax.data import sources, stream
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
-from hetjax.processes import join, solutions, watch
+from hetjax.processes import join, solutions, waits, watch
 from hetjax.rounds import (
     arguments,
     gathering,
@@ -293,7 +293,8 @@ class Run:
         if self._last is None:
             return
         began = time.perf_counter()
-        jax.block_until_ready(self._last_made)
+        with waits.Wait("synchronise", is_vain=False):  # they may have come to their exit by then
+            jax.block_until_ready(self._last_made)
         now = time.perf_counter()
         self._tail_secs += now - began
         self._last.end(now)
@@ -361,14 +362,11 @@ class Run:
         self._begins.detail("the synchronisation")
         told = parts.gather(own, plan.digests, request, host_secs)
         self._gathered = time.perf_counter()
-        sums = own_kind.sync(
-            train,
-            own_kind.sums.total(own.contributed, told.clocks.host_secs),  # all have posted
-            parts.shares,
-            plan.active,
-            told.metrics,
-            plan.given,
-        )
+        contributed = own_kind.sums.total(own.contributed, told.clocks.host_secs)  # all have posted
+        with waits.Wait("synchronise"):
+            sums = own_kind.sync(
+                train, contributed, parts.shares, plan.active, told.metrics, plan.given
+            )
         clocks = told.clocks
         if plan.closing is not None:
             clocks = clocks._replace(

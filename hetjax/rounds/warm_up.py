@@ -7,6 +7,7 @@ import numpy as np
 
 from hetjax import mesh as mesh_lib
 from hetjax import types
+from hetjax.processes import waits
 from hetjax.rounds import planning, programs, run_records
 
 
@@ -48,7 +49,8 @@ def _warm_up(
             train, carried = parts.new_pass(train, carried, np.zeros(run.num_workers, bool))
         lineage = run_records.Lineage(run)
         state = state._replace(train=train, carried=carried, lineage=lineage, generation=0)
-        jax.block_until_ready(state.train)
+        with waits.Wait("synchronise"):
+            jax.block_until_ready(state.train)
     params, _ = run.params(state)
     jax.block_until_ready(params)
     return state

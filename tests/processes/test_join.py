@@ -1,59 +1,16 @@
 """Who a process is in a run of several."""
 
 import collections
+import os
+import subprocess
+import sys
 
 import pytest
 from jax._src import distributed
 
+import hetjax
 from hetjax.processes import board as board_lib
 from hetjax.processes import endings, join, waits
-
-LAUNCHER = {
-    "HETJAX_PROCESS_ID": "1",
-    "HETJAX_NUM_PROCESSES": "4",
-    "HETJAX_COORDINATOR": "127.0.0.1:7000",
-}
-SLURM = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "8"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "place"),
-    [
-        ((), {}, None),
-        ((), LAUNCHER, (1, 4, "127.0.0.1:7000")),
-        ((0, 2, "host:80"), LAUNCHER, (0, 2, "host:80")),
-        ((), SLURM, (2, 8, None)),
-        ((), {**SLURM, **LAUNCHER}, (1, 4, "127.0.0.1:7000")),
-        ((), {"SLURM_JOB_ID": "5", "SLURM_PROCID": "0"}, None),  # a shell in an allocation
-        ((), {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
-        ((None, None, "host:80"), {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
-         (3, 4, "host:80")),
-        ((None, None, "[::1]:80"), {"PMI_RANK": "0", "PMI_SIZE": "2"}, (0, 2, "[::1]:80")),
-        ((0, 1, "host:80"), {}, None),
-    ],
-)  # fmt: skip
-def test_arguments_come_before_the_launcher_and_the_launcher_before_a_scheduler(
-    arguments, environment, place
-):
-    assert join.find_place(*arguments, environment=environment) == place
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((1, None), "--process_id is 1 and --num_processes None; give both"),
-        ((0, 2), r"--coordinator is missing: HOST:PORT"),
-        ((2, 2, "host:80"), "--process_id is 2; it must be from 0 to 1"),
-        ((-1, 2, "host:80"), "--process_id is -1"),
-        ((0, 2, "host"), "--coordinator is 'host'; it must be HOST:PORT"),
-        ((0, 2, "host:0"), "must be HOST:PORT"),
-        ((0, 2, ":80"), "must be HOST:PORT"),
-        ((0, 2, "host:70000"), "must be HOST:PORT"),
-    ],
-)
-def test_a_wrong_place_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        join.find_place(*arguments, environment={})
 
 
 def test_a_process_that_is_alone_has_no_board():
@@ -116,6 +73,58 @@ def test_a_process_of_several_that_did_not_join_does_not_train_alone(monkeypatch
         join.check_joined()
     monkeypatch.setenv("HETJAX_NUM_PROCESSES", "1")
     join.check_joined()
+
+
+def test_a_process_that_sees_an_engine_and_has_not_joined_says_so(monkeypatch, capsys):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setattr(join, "_is_alone", False)
+    join.check_joined()
+    said = capsys.readouterr().err
+    assert "this process trains alone, and by its environment it is one of several (Open MP" in said
+    assert "To train with the others it calls hetjax.join_processes() at the beginning" in said
+    join.check_joined()  # once
+    monkeypatch.setattr(join, "_is_alone", False)
+    hetjax.join_processes(0, 1)  # it is meant so
+    join.check_joined()
+    assert capsys.readouterr().err == ""
+
+
+def test_where_jax_was_initialized_its_place_counts():
+    address = f"127.0.0.1:{join.find_port('127.0.0.1')}"
+    program = (
+        f"import jax; jax.distributed.initialize({address!r}, 1, 0)\n"
+        "import hetjax; print(hetjax.join_processes())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "JOB_COMPLETION_INDEX": "1", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert f"Place(process_id=0, num_processes=1, coordinator={address!r}" in said.stdout, said
+
+
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_who_cannot_find_the_coordinator_says_its_address_at_once(process_id):
+    program = f"import hetjax; hetjax.join_processes({process_id}, 3, 'no-such-host.invalid:7000')"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "HETJAX_START_SECS": "3"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    words = (
+        "cannot find no-such-host.invalid, the machine of the coordinator no-such-host.invalid:7"
+    )
+    first, *_, last = ended.stderr.splitlines()
+    assert first.startswith(f"hetjax: process {process_id} of 3 {words}")
+    assert words in last
+    assert ended.returncode == 2
 
 
 @pytest.mark.parametrize(

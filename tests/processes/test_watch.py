@@ -1,11 +1,20 @@
 """What a process hears of the others, and says while it waits for them; real ones in the drill."""
 
 import threading
-import time
 
 import pytest
 
-from hetjax.processes import beacons, board, endings, join, notices, waits, watch
+from hetjax.processes import (
+    arrivals,
+    beacons,
+    board,
+    endings,
+    join,
+    notices,
+    places,
+    waits,
+    watch,
+)
 
 
 class Board:
@@ -111,29 +120,7 @@ def test_the_loss_of_another_is_no_end_of_its_own(shared):
     assert not shared.values
 
 
-def test_a_wait_is_said_every_ten_seconds_and_for_whom(shared, capsys, monkeypatch):
-    one, zero = watch.Watch(1, 2, shared), watch.Watch(0, 2, shared)
-    monkeypatch.setattr(notices, "_LONG_SECS", 0.0)
-    evaluates = beacons.Beacons()
-    evaluates.at("evaluating")
-    zero.follow(evaluates)
-    zero._look()
-    now = time.monotonic()
-    with waits.Wait("find the checkpoint to go on from", lambda: [0]) as wait:
-        for secs in (9.5, 10.2, 12.0, 19.0, 20.3, 20.6):
-            wait.since = now - secs
-            one._look()
-    said = "hetjax: process 1 has waited {} s for process 0 (process 0 evaluates) to find the chec"
-    assert [line[: len(said)] for line in capsys.readouterr().err.splitlines()] == [
-        said.format(secs) for secs in (10, 20)
-    ]
-    evaluates.at("waiting")
-    zero._look()
-    assert not [key for key in shared.values if key.startswith("doing/")]
-
-
 def test_a_thread_that_raised_is_in_what_the_others_hear(shared, monkeypatch):
-    monkeypatch.setattr(notices, "_LONG_SECS", 0.0)
     zero = watch.Watch(0, 2, shared)
     zero._thread_hook = lambda args: None
     monkeypatch.setattr(threading, "excepthook", zero._thread_ended)
@@ -144,17 +131,18 @@ def test_a_thread_that_raised_is_in_what_the_others_hear(shared, monkeypatch):
     loads.at("loading", worker=0)
     zero.follow(loads)
     zero._look()
-    (told,) = shared.values.values()
-    assert told.startswith("waits for its data, and its thread 'loader' raised ValueError: inval")
+    told = notices.Position(*shared.values["at/0"]).told(1.0, is_silent=False)
+    assert "waiting for its data for 1 s, and its thread 'loader' raised ValueError: inv" in told
 
 
 def test_who_waits_to_join_says_so(capsys, monkeypatch):
     monkeypatch.setattr(notices, "PERIOD_SECS", 0.02)
     monkeypatch.setattr(join, "_listens", lambda coordinator: coordinator.endswith("1"))
+    monkeypatch.setattr(arrivals.Arrivals, "meet", lambda self, coordinator: "")
     for place in (
-        join.Place(0, 3, "host:7000"),
-        join.Place(2, 3, "host:7000"),
-        join.Place(2, 3, "host:7001"),
+        places.Place(0, 3, "host:7000"),
+        places.Place(2, 3, "host:7000"),
+        places.Place(2, 3, "host:7001"),
     ):
         said = ""
         with join._patience(place, 100):
@@ -165,7 +153,7 @@ def test_who_waits_to_join_says_so(capsys, monkeypatch):
             2: "for process 0 to listen at host:7000",
         }[place.process_id]
         if place.coordinator.endswith("1"):
-            who = "for the other processes to join; process 0 is there"
+            who = "for the other 2 processes to join; process 0 is there"
         first = said.splitlines()[0]
         assert first.startswith(f"hetjax: process {place.process_id} of 3 has waited ")
         assert first.endswith(who)

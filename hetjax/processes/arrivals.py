@@ -1,0 +1,160 @@
+"""Who has come to join, and can all be reached?
+
+While JAX waits for all there is no board yet. So each process sends its number once a second to the
+coordinator's port, by UDP; process 0 hears them there, and answers with the numbers that it has not
+heard. A network that keeps UDP out makes the words less exact, and nothing else.
+"""
+
+import contextlib
+import ipaddress
+import json
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_MOST_BYTES = 1 << 15
+_MOST_TOLD = 1000
+_HEARD_SECS = 5.0  # who is not heard for longer is not there any more
+
+
+class Host(NamedTuple):
+    """Where a process runs, as it tells the others."""
+
+    machine: str  # the same for those that reach each other at 127.0.0.1
+    name: str
+    address: str  # that its name resolves to, there; "": to none
+
+
+class Arrivals:
+    """Of one process.
+
+    Args:
+        process_id: its number.
+        num_processes: of the run.
+    """
+
+    def __init__(self, process_id: int, num_processes: int) -> None:
+        self._process_id, self._num_processes = process_id, num_processes
+        self._heard: dict[int, float] = {}  # by process 0: when, monotonic
+        self._told: list[int] | None = None  # by process 0
+        self._socket: socket.socket | None = None
+
+    @property
+    def has_met(self) -> bool:
+        """Whether the coordinator's address was found."""
+        return self._socket is not None
+
+    def meet(self, coordinator: str) -> str:
+        """Finds the coordinator's address; says what is wrong with it, or "".
+
+        Args:
+            coordinator: host:port.
+        """
+        host, _, port = coordinator.rpartition(":")
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(
+                host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+            )[0]
+        except OSError as error:
+            who = f"{host}, the machine of the coordinator {coordinator}"
+            return f"cannot find {who}: {error.strerror}"
+        self._socket = socket.socket(family, kind)
+        self._socket.setblocking(False)
+        with contextlib.suppress(OSError):
+            if self._process_id:
+                self._socket.connect(address)
+            else:
+                self._socket.bind(address if host in LOOPBACK else ("", int(port)))
+        if self._process_id or _is_own(family, str(address[0])):
+            return ""
+        return (
+            f"is on {socket.gethostname()}, and the coordinator {coordinator} is on a machine with "
+            f"the address {address[0]}, which this one has not; it must be that of process 0"
+        )
+
+    def turn(self) -> None:
+        """Sends and hears; call it about once a second."""
+        if self._socket is None:
+            return
+        with contextlib.suppress(OSError):  # nobody listens, or nothing more is there to hear
+            if self._process_id:
+                self._socket.send(b"%d" % self._process_id)
+            while True:
+                data, sender = self._socket.recvfrom(_MOST_BYTES)
+                with contextlib.suppress(ValueError):
+                    self._hears(data, sender)
+
+    def missing(self) -> set[int] | None:
+        """Of whom process 0 has not heard; None where that is not known."""
+        if self._process_id:
+            return None if self._told is None else set(self._told)
+        now = time.monotonic()
+        heard = {other for other, at in self._heard.items() if now - at <= _HEARD_SECS}
+        known = bool(heard) or self._num_processes == 2
+        return set(range(1, self._num_processes)) - heard if known else None
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def _hears(self, data: bytes, sender: Any) -> None:
+        assert self._socket is not None
+        if self._process_id:
+            self._told = [int(other) for other in json.loads(data)]
+            return
+        if 0 < (other := int(data)) < self._num_processes:
+            self._heard[other] = time.monotonic()
+            told = sorted(self.missing() or ())[:_MOST_TOLD]
+            self._socket.sendto(json.dumps(told).encode(), sender)
+
+
+def own_host() -> Host:
+    """Of this process."""
+    name, machine = socket.gethostname(), ""
+    with contextlib.suppress(OSError):  # Linux alone has them
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        machine = f"{boot} {os.readlink('/proc/self/ns/net')}"
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return Host(machine or name, name, str(found[0][4][0]))
+    return Host(machine or name, name, "")
+
+
+def unreachable(hosts: Mapping[int, Host]) -> str:
+    """Which process cannot be reached from another machine at the address of its own name; or "".
+
+    Of two processes the one with the higher address connects to the other one.
+
+    Args:
+        hosts: of all processes.
+
+    Example:
+        >>> unreachable({0: Host("m", "a", "192.168.0.1"), 1: Host("n", "b", "127.0.1.1")})[:60]
+        "process 1 is on b, whose own name resolves to 127.0.1.1 ther"
+    """
+    for own, host in hosts.items():
+        if not host.address or not (address := ipaddress.ip_address(host.address)).is_loopback:
+            continue
+        for other, there in hosts.items():
+            is_met = there.address and ipaddress.ip_address(there.address).packed < address.packed
+            if there.machine != host.machine and not is_met:
+                return (
+                    f"process {own} is on {host.name}, whose own name resolves to {host.address} "
+                    f"there. On CPUs that is the address at which process {other}, on "
+                    f"{there.name}, looks for it. In /etc/hosts of {host.name}, write the "
+                    f"address that the other machines know beside {host.name}, in place of "
+                    f"{host.address}"
+                )
+    return ""
+
+
+def _is_own(family: int, address: str) -> bool:
+    """Whether this machine has the address."""
+    with socket.socket(family, socket.SOCK_DGRAM) as tried, contextlib.suppress(OSError):
+        tried.bind((address, 0))
+        return True
+    return False

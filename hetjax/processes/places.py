@@ -1,0 +1,193 @@
+"""Who is this process in a run of several, and where do the processes meet?
+
+In this order: arguments, the launcher (`hetjax.launch`), and the variables that engines leave in
+the environment of each process. Of those the engine counts that is nearest to the process: torchrun
+is started inside the jobs of all others, and mpirun inside Slurm's, so that their processes inherit
+variables which are about another process. One that finds no size above 1 is alone.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+_OF_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_LOCALID")  # JAX's needs
+_WHERE = (
+    "where HOST is the machine of process 0 and PORT is free there. One that is to train alone "
+    "says --process_id=0 --num_processes=1, or hetjax.join_processes(0, 1)"
+)
+_MEND = (
+    "Give all processes --process_id=I --num_processes=N --coordinator=HOST:PORT, or in a script "
+    "hetjax.join_processes(I, N, 'HOST:PORT'), "
+)
+
+
+class Place(NamedTuple):
+    """Of a process in its run."""
+
+    process_id: int
+    num_processes: int
+    coordinator: str | None  # host:port of process 0; None: JAX finds it
+    finder: str | None = None  # JAX's name of what then finds it: "slurm", "ompi"
+
+
+class _Claim(NamedTuple):
+    """What one engine says."""
+
+    name: str  # of the variable with the number
+    process_id: int | None
+    num_processes: int | None  # None: it does not say
+    coordinator: str | None = None
+    finder: str | None = None
+
+
+def find(
+    process_id: int | None = None,
+    num_processes: int | None = None,
+    coordinator: str | None = None,
+    *,
+    environment: Mapping[str, str] = os.environ,
+) -> Place | None:
+    """Who this process is; None where it is alone. Starts nothing.
+
+    Args:
+        process_id: from 0; together with `num_processes`, or neither.
+        num_processes: of the run.
+        coordinator: host:port where process 0 listens; the same for all.
+        environment: where the launcher and other engines leave theirs.
+
+    Raises:
+        ValueError: the numbers do not fit together, or nobody says how many processes there are or
+            where process 0 listens.
+
+    Example:
+        >>> find(environment={"PMI_RANK": "1", "PMI_SIZE": "4", "SLURM_PROCID": "0",
+        ...                   "JAX_COORDINATOR_ADDRESS": "node1:7000"})
+        Place(process_id=1, num_processes=4, coordinator='node1:7000', finder=None)
+    """
+    for name in ("HETJAX_COORDINATOR", "JAX_COORDINATOR_ADDRESS"):
+        coordinator = coordinator or environment.get(name)
+    if (process_id is None) != (num_processes is None):
+        raise ValueError(
+            f"--process_id is {process_id} and --num_processes {num_processes}; give both, and "
+            "--coordinator=HOST:PORT, or none of them"
+        )
+    finder = None
+    if process_id is None or num_processes is None:
+        found = _from_environment(environment, coordinator)
+        if found is None:
+            return None
+        process_id, num_processes, coordinator, finder = found
+    elif coordinator is None and num_processes > 1:
+        raise ValueError(
+            "--coordinator is missing: HOST:PORT where process 0 listens, the same for all "
+            "processes, such as --coordinator=10.0.0.1:7000"
+        )
+    if not 0 <= process_id < num_processes:
+        raise ValueError(
+            f"--process_id is {process_id}; it must be from 0 to {num_processes - 1} with "
+            f"--num_processes={num_processes}"
+        )
+    if coordinator is not None:
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"--coordinator is {coordinator!r}; it must be HOST:PORT")
+    place = Place(process_id, num_processes, coordinator, finder)
+    return place if num_processes > 1 else None
+
+
+def _from_environment(environment: Mapping[str, str], coordinator: str | None) -> Place | None:
+    """As the first engine says."""
+    own, size = (
+        _number(environment, "HETJAX_PROCESS_ID"),
+        _number(environment, "HETJAX_NUM_PROCESSES"),
+    )
+    if own is not None and size is not None:
+        return Place(own, size, coordinator)
+    for claim in _claims(environment):
+        if claim.process_id is None:
+            continue
+        if claim.num_processes == 1:
+            return None
+        said = f"{claim.name} says that this is process {claim.process_id}"
+        if claim.num_processes is None:
+            raise ValueError(f"{said}, and nothing says of how many. {_MEND}{_WHERE}")
+        if coordinator is not None:
+            return Place(claim.process_id, claim.num_processes, coordinator)
+        if claim.coordinator is None and claim.finder is None:
+            raise ValueError(
+                f"{said} of {claim.num_processes}, and nothing says where process 0 listens. "
+                "Give all processes --coordinator=HOST:PORT, in a script "
+                "hetjax.join_processes(coordinator='HOST:PORT'), or set "
+                f"JAX_COORDINATOR_ADDRESS=HOST:PORT for them, {_WHERE}"
+            )
+        address, finder = claim.coordinator, claim.finder
+        return Place(claim.process_id, claim.num_processes, address, finder)
+    return None
+
+
+def _claims(environment: Mapping[str, str]) -> Iterator[_Claim]:
+    """What the engines say, the nearest to the process first.
+
+    What may lie about of itself, as `WORLD_SIZE=1` in a notebook and the step of a shell in an
+    allocation of Slurm's, says nothing where its size is 1.
+    """
+
+    def numbers(*names: str) -> tuple[int | None, int | None]:
+        own, size = (_number(environment, name) for name in names)
+        return own, size
+
+    by_torch = numbers("RANK", "WORLD_SIZE")
+    if "TORCHELASTIC_RUN_ID" in environment:  # torchrun itself may listen at MASTER_PORT
+        yield _Claim("torchrun's RANK", *by_torch, _master(environment, beside=1))
+    by_slurm = numbers("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    slurm = "slurm" if all(name in environment for name in _OF_SLURM) else None
+    # Ranks of mpirun have Slurm's variables of the daemon that started them.
+    if "OMPI_COMM_WORLD_RANK" in environment:
+        by_mpi = numbers("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+        ompi = "ompi" if "OMPI_MCA_orte_hnp_uri" in environment else None
+        yield _Claim("Open MPI's OMPI_COMM_WORLD_RANK", *by_mpi, None, ompi)
+    elif "PMI_RANK" in environment:
+        by_pmi = numbers("PMI_RANK", "PMI_SIZE")
+        yield _Claim("PMI_RANK", *by_pmi, None, slurm if by_pmi == by_slurm else None)
+    elif "PMIX_RANK" in environment and not _is_of_srun(environment):
+        yield _Claim("PMIX_RANK", _number(environment, "PMIX_RANK"), None)
+    elif (by_slurm[1] or 1) > 1:
+        yield _Claim("Slurm's SLURM_PROCID", *by_slurm, None, slurm)
+    by_jax = numbers("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+    if (by_jax[1] or 1) > 1:
+        yield _Claim("JAX_PROCESS_ID", *by_jax)
+    if (by_torch[1] or 1) > 1:
+        yield _Claim("RANK", *by_torch, _master(environment))
+    is_pod = len(environment.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1  # JAX knows by itself
+    if "JOB_COMPLETION_INDEX" in environment and not is_pod:
+        index, size = _number(environment, "JOB_COMPLETION_INDEX"), by_jax[1] or by_torch[1]
+        yield _Claim("Kubernetes' JOB_COMPLETION_INDEX", index, size, _master(environment))
+    yield from _of_ray()
+
+
+def _of_ray() -> Iterator[_Claim]:
+    """A worker of Ray Train; its environment does not say it."""
+    ray_train: Any = sys.modules.get("ray.train")
+    with contextlib.suppress(Exception):  # this process is none
+        its = ray_train.get_context()
+        yield _Claim("Ray Train", its.get_world_rank(), its.get_world_size())
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _master(environment: Mapping[str, str], *, beside: int = 0) -> str | None:
+    """Where MASTER_ADDR and MASTER_PORT say, `beside` ports further."""
+    host, port = environment.get("MASTER_ADDR", ""), _number(environment, "MASTER_PORT")
+    if not host or port is None:
+        return None
+    port += beside if port + beside < 1 << 16 else -beside
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_of_srun(environment: Mapping[str, str]) -> bool:
+    return environment.get("PMIX_NAMESPACE", "").startswith("slurm.pmix.")
