@@ -133,8 +133,8 @@ def unreachable(hosts: Mapping[int, Host]) -> str:
         hosts: of all processes.
 
     Example:
-        >>> unreachable({0: Host("m", "a", "192.168.0.1"), 1: Host("n", "b", "127.0.1.1")})[:60]
-        "process 1 is on b, whose own name resolves to 127.0.1.1 ther"
+        >>> unreachable({0: Host("m", "a", "192.168.0.1"), 1: Host("n", "b", "127.0.1.1")})[:55]
+        'process 1 is on b, whose own name resolves to 127.0.1.1'
     """
     for own, host in hosts.items():
         if not host.address or not (address := ipaddress.ip_address(host.address)).is_loopback:
