@@ -24,6 +24,7 @@ LAYERS = {
     "parts": 1,
     "schedules": 1,
     "trees": 1,
+    "weights": 1,
     "gates": 2,  # the four kinds of parts know none of each other
     "ordering": 2,
     "quota": 2,

@@ -1,0 +1,53 @@
+"""Do the weights of a loss depend on what it is differentiated by?
+
+A mean loss is `sum(w l) / sum(w)`. Where its weights are constant, its gradient is that of the
+numerator over a number. Else it takes the quotient rule, and the gradient of the denominator.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+
+from hetjax.types import PyTree
+
+
+def depend(function: Callable[..., tuple[Any, PyTree]], point: PyTree, *rest: Any) -> bool:
+    """Whether the weights have a derivative by the point. Traces; computes nothing.
+
+    Where JAX cannot tell, as of what a `jax.custom_vjp` returns, they are said to depend: that is
+    right, and costs more. `jax.lax.stop_gradient` makes weights constant; truths and integers are.
+
+    Args:
+        function: `(point, *rest) -> (losses, weights)`; weights are arrays, or None.
+        point: what the loss is differentiated by: arrays, or their shapes.
+        rest: its other arguments, likewise.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> depend(lambda x, a: ((x - a) ** 2, 1 / (1 + (x - a) ** 2)), 2.0, jnp.arange(3.0))
+        True
+        >>> depend(lambda x, a: ((x - a) ** 2, 1 / (1 + a)), 2.0, jnp.arange(3.0))
+        False
+    """
+    seen = []
+
+    @jax.custom_jvp
+    def watched(weights: jax.Array) -> jax.Array:
+        return weights
+
+    def see(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        seen.append(not isinstance(tangents[0], SymbolicZero))
+        return primals[0], tangents[0]
+
+    watched.defjvp(see, symbolic_zeros=True)
+
+    def differentiated(point: PyTree, *rest: Any) -> PyTree:
+        def weights(point: PyTree) -> PyTree:
+            return jax.tree.map(watched, function(point, *rest)[1])
+
+        return jax.vjp(weights, point)[0]
+
+    jax.eval_shape(differentiated, point, *rest)
+    return any(seen)
