@@ -192,10 +192,12 @@ def weights_depend(both: Callable, what: What, at: At, batch: Any) -> bool:
         Kind.TANGENTS: ("x", "y"),
     }
 
-    def of_point(point: dict[str, PyTree], batch: Any) -> tuple[Any, Any]:
-        return both(point.get("x", at.x), point.get("y", at.y), batch)
+    def of_point(point: dict[str, PyTree], others: dict[str, PyTree], batch: Any) -> Any:
+        at_point = {**others, **point}
+        return both(at_point["x"], at_point["y"], batch)
 
-    return weights.depend(of_point, {n: getattr(at, n) for n in names[what.kind]}, batch)
+    others = {"x": at.x, "y": at.y}
+    return weights.depend(of_point, {n: others[n] for n in names[what.kind]}, others, batch)
 
 
 def summands(
