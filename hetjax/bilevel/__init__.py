@@ -2,14 +2,15 @@
 
 `unroll` differentiates the lower steps, `implicit` the condition that they are at a minimum, and
 `value_gap` penalises how far the lower loss is from its least value. An estimator is a `machine`
-that asks for sums over batches (`problem`). Here `hypergradient` answers, on one device, under
+that asks for sums (`problem`) over `batches`. Here `hypergradient` answers, on one device, under
 `jit`. `lower` has the lower dynamics, `solvers` and `multipliers` what `implicit` and `value_gap`
 take, `forwards`, `reverse` and `walks` the two ways of `unroll`. `recipes` are the methods of the
 literature as expressions; `diagnosis` says what is wrong. The update with the gradient is the
-user's own optimiser's. Imports `trees` and `types`. Losses, x, y and batches come in; a gradient
-like x, a state and what was found go out.
+user's own optimiser's. Imports `trees`, `types` and `weights`. Losses, x, y and batches come in; a
+gradient like x, a state and what was found go out.
 """
 
+from hetjax.bilevel.batches import Batches, Blocks, Stack
 from hetjax.bilevel.diagnosis import check, explain
 from hetjax.bilevel.hypergradient import hypergradient
 from hetjax.bilevel.implicit import implicit
@@ -25,7 +26,7 @@ from hetjax.bilevel.multipliers import (
     ramp,
 )
 from hetjax.bilevel.per_example import PerExample
-from hetjax.bilevel.problem import Answer, At, Batches, Bilevel, Blocks, Cost, Kind, Stack, What
+from hetjax.bilevel.problem import Answer, At, Bilevel, Cost, Kind, What
 from hetjax.bilevel.recipes import RECIPES, Recipe, per_coordinate
 from hetjax.bilevel.solvers import Solver, cg, neumann, one_step, rank_one, scaled
 from hetjax.bilevel.unroll import unroll

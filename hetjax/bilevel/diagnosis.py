@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from hetjax.bilevel import batches as batches_lib
 from hetjax.bilevel import machine
 from hetjax.bilevel import problem as problem_lib
 from hetjax.types import PyTree
@@ -60,9 +61,9 @@ def check_stack(level: str, given: Any, number: int) -> None:
     Raises:
         ValueError: it has fewer.
     """
-    if not isinstance(given, problem_lib.Stack):
+    if not isinstance(given, batches_lib.Stack):
         return
-    sizes = problem_lib.lengths_of(given.batches)
+    sizes = batches_lib.lengths_of(given.batches)
     if len(sizes) != 1 or min(sizes) < number:
         raise ValueError(
             f"the stack of {level} batches has leading axes {sorted(sizes)}, and "
@@ -205,7 +206,7 @@ def explain(
     estimator: machine.Estimator,
     x: PyTree,
     y: PyTree,
-    batches: problem_lib.Batches | None = None,
+    batches: batches_lib.Batches | None = None,
     state: machine.State | None = None,
 ) -> str:
     """Walks through a hypergradient request by request; names the first that is not finite.
@@ -213,7 +214,7 @@ def explain(
     Returns:
         a sentence; "" where every answer is finite.
     """
-    given = problem_lib.Batches() if batches is None else batches
+    given = batches_lib.Batches() if batches is None else batches
     position, number = estimator.init(x, y, state), 0
     while not position.is_done:
         what, at = estimator.request(position)
@@ -249,7 +250,7 @@ def _block(
     problem: problem_lib.Bilevel, what: problem_lib.What, at: problem_lib.At, batch: Any
 ) -> str:
     """The first block whose own answer is not finite."""
-    if not isinstance(batch, problem_lib.Blocks):
+    if not isinstance(batch, batches_lib.Blocks):
         return ""
     for number in range(batch.num_blocks):
         if _not_finite(problem_lib.answer(problem, what, at, batch.block(number))):

@@ -2,6 +2,7 @@
 
 import jax
 
+from hetjax.bilevel import batches as batches_lib
 from hetjax.bilevel import diagnosis, machine
 from hetjax.bilevel import problem as problem_lib
 from hetjax.types import PyTree
@@ -14,7 +15,7 @@ def hypergradient(
     estimator: machine.Estimator,
     x: PyTree,
     y: PyTree,
-    batches: problem_lib.Batches | None = None,
+    batches: batches_lib.Batches | None = None,
     state: machine.State | None = None,
 ) -> machine.Result:
     """The gradient of `F(x, y(x))` in x, as an estimator finds it.
@@ -55,7 +56,7 @@ def hypergradient(
         (2.0, 3.0)
     """
     diagnosis.check_floating(x=x, y=y)
-    given = problem_lib.Batches() if batches is None else batches
+    given = batches_lib.Batches() if batches is None else batches
 
     def answered(what: problem_lib.What, at: problem_lib.At) -> problem_lib.Answer:
         return problem_lib.answer(problem, what, at, problem_lib.batch_of(given, what, at))
@@ -66,7 +67,7 @@ def hypergradient(
     carry = estimator.begin(x, y, state)
     at = problem_lib.At(carry.x, carry.y)
     first = problem_lib.batch_of(given, _UPPER, at)
-    if isinstance(first, problem_lib.Blocks):
+    if isinstance(first, batches_lib.Blocks):
         first = first.block(0)
     diagnosis.check_upper(problem_lib.mean(problem.upper), at.x, at.y, first)
     result = estimator.finish(machine.run(program, carry, answered), program)

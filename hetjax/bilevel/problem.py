@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import trees
+from hetjax import trees, weights
 from hetjax.bilevel import per_example
+from hetjax.bilevel.batches import Batches, Blocks, Stack
 from hetjax.types import PyTree
 
 UPPER, LOWER = "upper", "lower"
@@ -21,117 +22,12 @@ class Bilevel(NamedTuple):
     Losses are `(x, y, batch) -> scalar`; a batch is whatever the caller gives, and None where
     it gives nothing. Or they return one number an example, f[B], or `(losses, weights)`, as those
     of `hetjax.fit` do: then the loss is their mean, and the problem can be given to
-    `hetjax.fit_bilevel`, too.
+    `hetjax.fit_bilevel`, too. By weights it is `sum(w l) / sum(w)`, and where w depends on x or y,
+    both sums are differentiated; `jax.lax.stop_gradient` makes weights constant.
     """
 
     upper: Callable[[PyTree, PyTree, Any], jax.Array]  # F
     lower: Callable[[PyTree, PyTree, Any], jax.Array]  # f
-
-
-class Stack(NamedTuple):
-    """Batches, leaves `[K, ...]`: each request of a level that wants a new one takes the next."""
-
-    batches: PyTree
-
-
-class Blocks(NamedTuple):
-    """One batch in B equal blocks, leaves `[B, size, ...]`, of which one at a time is in memory.
-
-    What is asked of it is the mean of what is asked of each block. For losses that are means over
-    the examples of a batch, and for what they add without examples, that is the same as of all
-    examples at once, and so are the derivatives. A loss that reads numbers of x for each example
-    finds them by an index in the batch: `x[batch.index]`.
-
-    A `Stack` of batches in blocks is `Stack(Blocks(tree))`, leaves `[K, B, size, ...]`.
-
-    Example:
-        >>> import numpy as np
-        >>> blocks = Blocks.of({"a": np.zeros((12, 3)), "index": np.arange(12)}, size=4)
-        >>> blocks.batches["a"].shape, blocks.batches["index"].shape
-        ((3, 4, 3), (3, 4))
-    """
-
-    batches: PyTree
-
-    @classmethod
-    def of(cls, batch: PyTree, size: int) -> "Blocks":
-        """Cuts a batch, leaves `[n, ...]`, into blocks of `size` examples; n / size blocks.
-
-        Raises:
-            ValueError: the leaves are of several lengths, or `size` does not divide n.
-        """
-        if isinstance(batch, Stack | Blocks):
-            raise ValueError(
-                f"Blocks.of: got a {type(batch).__name__}; give one batch, leaves [n, ...]. "
-                "Batches in blocks are Stack(Blocks(tree)), leaves [K, B, size, ...]"
-            )
-        lengths = lengths_of(batch)
-        if len(lengths) != 1 or min(lengths) < 1:
-            raise ValueError(
-                f"Blocks.of: the leaves of the batch have leading axes {_said(lengths)}; all "
-                "have to have one of the same length, that of the examples"
-            )
-        (num,) = lengths
-        if size < 1 or num % size:
-            near = sorted(
-                (d for d in range(1, num + 1) if num % d == 0), key=lambda d: abs(d - size)
-            )
-            raise ValueError(
-                f"Blocks.of: {num} examples cannot be cut into blocks of {size}: the mean over "
-                "blocks is that over examples where all blocks are of one size. Sizes that divide "
-                f"{num}: {', '.join(map(str, sorted(near[:3])))}"
-            )
-        return cls(
-            jax.tree.map(lambda a: jnp.reshape(a, (num // size, size, *jnp.shape(a)[1:])), batch)
-        )
-
-    @property
-    def num_blocks(self) -> int:
-        """B.
-
-        Raises:
-            ValueError: the leaves do not have one.
-        """
-        if isinstance(self.batches, Stack):
-            raise ValueError(
-                "Blocks: got a Stack. Batches in blocks are Stack(Blocks(tree)), leaves "
-                "[K, B, size, ...]"
-            )
-        lengths = lengths_of(self.batches)
-        if len(lengths) != 1 or min(lengths) < 1:
-            raise ValueError(
-                f"Blocks: the leaves have leading axes {_said(lengths)}; give all of them "
-                "[B, size, ...] with the same B, at least 1, as Blocks.of(batch, size) does"
-            )
-        return min(lengths)
-
-    def block(self, number: Any) -> PyTree:
-        """One of them, leaves `[size, ...]`.
-
-        Raises:
-            ValueError: as `num_blocks`.
-        """
-        _ = self.num_blocks
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[number], self.batches)
-
-
-def lengths_of(tree: PyTree) -> set[int]:
-    """Those of the leading axes; 0 for a leaf without axes."""
-    return {(*jnp.shape(leaf), 0)[0] for leaf in jax.tree.leaves(tree)}
-
-
-def _said(lengths: set[int]) -> str:
-    return ", ".join(map(str, sorted(lengths))) or "none"
-
-
-class Batches(NamedTuple):
-    """The batches of one hypergradient. What is no `Stack` is taken whole by every request.
-
-    Either may be in `Blocks`, which are answered one after the other.
-    """
-
-    upper: Any = None
-    lower: Any = None
 
 
 class Kind(enum.Enum):
@@ -216,47 +112,165 @@ def batch_of(batches: Batches, what: What, at: At) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[at.batch], given.batches)
 
 
-def mean(loss: Callable[[PyTree, PyTree, Any], Any]) -> Callable[[PyTree, PyTree, Any], jax.Array]:
-    """A loss of a problem as a scalar: a mean by weights where it returns one number an example."""
+def ratio(loss: Callable[[PyTree, PyTree, Any], Any]) -> Callable[..., tuple[jax.Array, Any]]:
+    """A loss of a problem as `(sum(w l), sum(w))`; as `(mean, None)` where it has no weights."""
 
-    def scalar(x: PyTree, y: PyTree, batch: Any) -> jax.Array:
+    def both(x: PyTree, y: PyTree, batch: Any) -> tuple[jax.Array, Any]:
         found = loss(per_example.plain(x), y, batch)
         losses, weights = found[:2] if isinstance(found, tuple) else (found, None)
-        if weights is not None:
-            total = jax.lax.stop_gradient(jnp.sum(weights))
-            return jnp.sum(losses * weights) / jnp.where(total > 0, total, 1)
-        return jnp.mean(losses) if jnp.ndim(losses) else losses
+        if weights is None:
+            return jnp.mean(losses) if jnp.ndim(losses) else losses, None
+        total = jnp.sum(weights)
+        return jnp.sum(losses * weights), total
+
+    return both
+
+
+def mean(loss: Callable[[PyTree, PyTree, Any], Any]) -> Callable[[PyTree, PyTree, Any], jax.Array]:
+    """A loss of a problem as a scalar: a mean by weights where it returns one number an example."""
+    both = ratio(loss)
+
+    def scalar(x: PyTree, y: PyTree, batch: Any) -> jax.Array:
+        numerator, denominator = both(x, y, batch)
+        return numerator if denominator is None else _divided(numerator, denominator)
 
     return scalar
+
+
+def _divided(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
+    return numerator / jnp.where(denominator > 0, denominator, 1)
 
 
 def answer(problem: Bilevel, what: What, at: At, batch: Any) -> Answer:
     """What a request asks for, by JAX's derivatives of the problem's losses.
 
-    A product is the derivative of a scalar, `<grad_y f, v>`: no matrix is formed. Of `Blocks` it
-    is the mean over blocks, by a scan that holds one of them.
+    A product is the derivative of a scalar, `<grad_y f, v>`: no matrix is formed. Of `Blocks` a
+    scan that holds one of them adds up what `summands` are, and divides once.
 
     Raises:
         ValueError: the leaves of `Blocks` have no leading axis in common.
     """
-    function = mean(problem.upper if what.level == UPPER else problem.lower)
-    if isinstance(batch, Blocks) and per_example.split(at.x)[1]:
+    loss = problem.upper if what.level == UPPER else problem.lower
+    if not isinstance(batch, Blocks):
+        return _answer(mean(loss), what, at, batch)
+    if per_example.split(at.x)[1]:
         raise ValueError(
             "Blocks: x has PerExample leaves, one row for each example of the whole batch. Give a "
             "plain array, and let the loss find its rows by an index: x[batch.index]"
         )
-    if not isinstance(batch, Blocks):
-        return _answer(function, what, at, batch)
-    num_blocks = batch.num_blocks
+    both, num_blocks, first = ratio(loss), batch.num_blocks, batch.block(0)
+    depends = weights_depend(both, what, at, first)
 
-    def added(sums: Answer, block: PyTree) -> tuple[Answer, None]:
-        own = _answer(function, what, at, block)
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, own), None
+    def of_block(block: PyTree) -> tuple[tuple[Answer, ...], Any]:
+        return summands(both, what, at, block, depends=depends), both(at.x, at.y, block)[1]
 
-    shapes = jax.eval_shape(lambda block: _answer(function, what, at, block), batch.block(0))
+    def added(sums: PyTree, block: PyTree) -> tuple[PyTree, None]:
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, of_block(block)), None
+
+    shapes = jax.eval_shape(of_block, first)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, trees.wider(jnp.float32, s.dtype)), shapes)
-    sums, _ = jax.lax.scan(added, zeros, batch.batches)
-    return jax.tree.map(lambda a, s: (a / num_blocks).astype(s.dtype), sums, shapes)
+    (sums, weight), _ = jax.lax.scan(added, zeros, batch.batches)
+
+    def over_all(leaf: jax.Array, like: Any) -> jax.Array:
+        if weight is None:
+            return (leaf / num_blocks).astype(like.dtype)
+        return _divided(leaf, weight.astype(leaf.dtype)).astype(like.dtype)
+
+    like = jax.eval_shape(lambda parts: quotient(what, parts), shapes[0])
+    return jax.tree.map(over_all, quotient(what, sums), like)
+
+
+# --- A mean by weights over a batch in parts ---
+
+
+def weights_depend(both: Callable, what: What, at: At, batch: Any) -> bool:
+    """Whether what is asked for differentiates `sum(w)` too; of a loss as `ratio` has it."""
+    names = {
+        Kind.LOSS: (),
+        Kind.GRADIENT: what.wrt,
+        Kind.PRODUCTS: ("y", *what.wrt),
+        Kind.TANGENTS: ("x", "y"),
+    }
+
+    def of_point(point: dict[str, PyTree], others: dict[str, PyTree], batch: Any) -> Any:
+        at_point = {**others, **point}
+        return both(at_point["x"], at_point["y"], batch)
+
+    others = {"x": at.x, "y": at.y}
+    return weights.depend(of_point, {n: others[n] for n in names[what.kind]}, others, batch)
+
+
+def summands(
+    both: Callable, what: What, at: At, batch: Any, *, depends: bool
+) -> tuple[Answer, ...]:
+    """What a part of a batch adds, of which `quotient` makes the answer.
+
+    What is asked for of `sum(w l)`, where weights are constant. Else the gradients of `sum(w l)`
+    and of `sum(w)`, each with its sum as loss, and, for products and tangents, the derivatives of
+    all that along them.
+
+    Args:
+        both: `(x, y, batch) -> (sum(w l), sum(w))`.
+        what, at, batch: the request.
+        depends: as `weights_depend` says.
+    """
+    if not depends:
+        return (_answer(lambda x, y, batch: both(x, y, batch)[0], what, at, batch),)
+    names = ("y",) if what.kind is Kind.TANGENTS else what.wrt
+
+    def gradients(x: PyTree, y: PyTree) -> tuple[Answer, Answer]:
+        def at_point(*given: PyTree) -> tuple[jax.Array, jax.Array]:
+            point = {"x": x, "y": y, **dict(zip(names, given, strict=True))}
+            return both(point["x"], point["y"], batch)
+
+        point = {"x": x, "y": y}
+        (top, bottom), pull = jax.vjp(at_point, *(point[name] for name in names))
+        of_top = pull((jnp.ones_like(top), jnp.zeros_like(bottom)))
+        of_bottom = pull((jnp.zeros_like(top), jnp.ones_like(bottom)))
+        return (
+            Answer(loss=top, **dict(zip(names, of_top, strict=True))),
+            Answer(loss=bottom, **dict(zip(names, of_bottom, strict=True))),
+        )
+
+    if what.kind is Kind.GRADIENT:
+        return gradients(at.x, at.y)
+    if what.kind is Kind.PRODUCTS:
+        here, along = jax.jvp(lambda y: gradients(at.x, y), (at.y,), (at.vector,))
+        return *here, *along
+    here, along_one = jax.linearize(gradients, at.x, at.y)
+    return *here, *jax.vmap(along_one)(*at.tangents)
+
+
+def quotient(what: What, sums: tuple[Answer, ...]) -> Answer:
+    """What a request asks for, times `sum(w)`, from the `summands` of all parts of its batch.
+
+    Each may be over any number that is the same for all; so is the answer then.
+    """
+    if len(sums) == 1:
+        return sums[0]
+
+    def gradients(numerator: Answer, denominator: Answer) -> dict[str, PyTree]:
+        by, over = jax.grad(_divided, (0, 1))(numerator.loss, denominator.loss)
+        return {
+            name: jax.tree.map(
+                lambda a, b: by.astype(a.dtype) * a + over.astype(b.dtype) * b,
+                getattr(numerator, name),
+                getattr(denominator, name),
+            )
+            for name in ("x", "y")
+        }
+
+    here, along = sums[:2], sums[2:]
+    numerator, denominator = here
+    if what.kind is Kind.PRODUCTS:
+        found = Answer(**jax.jvp(gradients, here, along)[1])
+    else:
+        found = Answer(**gradients(*here))
+    if what.kind is Kind.TANGENTS:
+        tangents = jax.vmap(lambda *along: jax.jvp(gradients, here, along)[1]["y"])(*along)
+        found = found._replace(tangents=tangents)
+    found = jax.tree.map(lambda leaf: denominator.loss.astype(leaf.dtype) * leaf, found)
+    return found if what.kind is Kind.PRODUCTS else found._replace(loss=numerator.loss)
 
 
 def _answer(function: Callable, what: What, at: At, batch: Any) -> Answer:

@@ -5,6 +5,7 @@ them. A request for a batch that is held takes the units of an earlier round of 
 hypergradient once more, cut among the workers as their speeds are now: it is counted as a revisit.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,9 @@ from hetjax.bilevel import per_example
 from hetjax.bilevel.problem import Bilevel, Kind, What
 from hetjax.data import ledger, sources, stream
 from hetjax.levels import rules
+from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import programs, reporting, run_records, setup
+from hetjax.rounds import rules as rules_lib
 from hetjax.rounds import run as run_lib
 
 
@@ -54,12 +57,18 @@ class Level:
         gossips: bool,
         **options: Any,
     ) -> None:
-        made = {what: rules.answering(problem, what, gossips=gossips) for what in whats}
-        first, *others = whats
         self.name, self.source = name, source
         self.loss_fn = rules.tried_loss(problem, name)
+        depends, of_shards = self._depends(problem, point), _weighting(options) == "shard_mean"
+        made = {
+            what: rules.answering(
+                problem, what, gossips=gossips, depends=depends(what), of_shards=of_shards
+            )
+            for what in whats
+        }
+        first, *others = whats
         self.kind_of = {first: programs.MAIN} | {what: kind_name(what) for what in others}
-        self._bytes = {what: rules.size_bytes(what, point, gossips=gossips) for what in whats}
+        self._bytes = {what: _size_bytes(rule, point) for what, rule in made.items()}
         try:
             self.run = run_lib.Run(
                 self.loss_fn,
@@ -77,6 +86,15 @@ class Level:
             raise
         self._held: list[stream.Assignment] = []  # of this hypergradient, by number
         self._last: tuple[str, reporting.Report] | None = None  # that is not checked yet
+
+    def _depends(self, problem: Bilevel, point: rules.Point) -> Callable[[What], bool]:
+        """Whether the weights depend on what is differentiated, as the first example says."""
+        try:
+            first = sources.fetch(self.source, np.arange(1))
+            losses_lib.split(jax.eval_shape(self.loss_fn, point, first, jax.random.key(0)))
+        except Exception:  # the run says what is wrong; True is right in any case, and costs more
+            return lambda what: True
+        return lambda what: rules.depends(problem, what, point, first)
 
     def _try(self, point: rules.Point, error: Exception) -> None:
         """Refuses a loss that fails on the first examples, by what it was given."""
@@ -190,6 +208,18 @@ class Level:
             "examples_never_processed": ledger.never_processed(own.ledger),
             "examples_revisited": int(state.revisits.sum()),
         }
+
+
+def _weighting(options: Mapping[str, Any]) -> str:
+    """What is minimised, as the fields say it; the run refuses what is wrong with them."""
+    data = options.get("data")
+    return data.get("weighting", "") if isinstance(data, Mapping) else ""
+
+
+def _size_bytes(rule: rules_lib.LocalRule, point: rules.Point) -> int:
+    """Of what a worker sends of its sums: all but the part that belongs to one example each."""
+    leaves = jax.tree.leaves(rules_lib.contribution_shapes(rule, point))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _bare(what: What) -> What:

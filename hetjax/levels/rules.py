@@ -1,15 +1,17 @@
 """The local rule of a request: what a worker adds up over its microbatches to answer it.
 
 Each worker differentiates the sum over its own examples. The synchronisation adds these sums up
-and divides once by the weight of all: nothing is differentiated through a collective.
+and divides once by the weight of all: nothing is differentiated through a collective. Where the
+weights depend on x or y, their sum is differentiated beside it, and each worker takes the quotient
+rule at the sums of all (`problem.quotient`).
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.bilevel import per_example
 from hetjax.bilevel import problem as problem_lib
@@ -17,6 +19,7 @@ from hetjax.bilevel.problem import Answer, At, Bilevel, Kind, What
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules
 
+_Rows = list[per_example.PerExample]
 _WITH_LOSS = (Kind.LOSS, Kind.GRADIENT, Kind.TANGENTS)
 
 
@@ -33,10 +36,10 @@ class Point(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What a worker adds up: `answer` is asked for, of x the part that all examples share."""
+    """What a worker adds up."""
 
-    answer: Answer
-    own: list[per_example.PerExample]  # of x, the part that belongs to one example each
+    answers: tuple[Answer, ...]  # `problem.summands`; of x the part that all examples share
+    own: list[_Rows]  # of x of each, the part that belongs to one example each
     loss_sum: jax.Array  # f[]; 0 where no loss is asked for
     weight_sum: jax.Array  # f[]
 
@@ -70,18 +73,38 @@ def tried_loss(problem: Bilevel, level: str) -> losses_lib.LossFn:
     return tried
 
 
-def answering(problem: Bilevel, what: What, *, gossips: bool = False) -> rules.LocalRule:
+def depends(problem: Bilevel, what: What, point: Point, examples: types.PyTree) -> bool:
+    """Whether the weights depend on what a request differentiates, by the first examples."""
+    loss_fn = tried_loss(problem, what.level)
+
+    def both(x: types.PyTree, y: types.PyTree, examples: Any) -> tuple[Any, Any]:
+        found = losses_lib.split(loss_fn(Point(x, y), examples, jax.random.key(0)))
+        return found.losses, found.weights
+
+    return problem_lib.weights_depend(both, what, At(point.x, point.y), examples)
+
+
+def answering(
+    problem: Bilevel,
+    what: What,
+    *,
+    gossips: bool = False,
+    depends: bool = False,
+    of_shards: bool = False,
+) -> rules.LocalRule:
     """Adds up what a request asks for, and the weight by which it is divided.
 
     Args:
         problem: losses of one number an example.
         what: that is asked for.
         gossips: all stays with the worker.
+        depends: the weights depend on what is differentiated.
+        of_shards: the mean of the workers' own means is taken.
     """
     loss_fn = loss_of(problem, what.level)
 
     def begin(shared: types.Shared, worker: tuple) -> tuple[tuple, Sums]:
-        return worker, _zeros(what, shared.params)
+        return worker, _zeros(what, shared.params, depends=depends)
 
     def add(
         shared: types.Shared,
@@ -94,36 +117,44 @@ def answering(problem: Bilevel, what: What, *, gossips: bool = False) -> rules.L
         ids = jnp.asarray(microbatch.example_ids)
         losses = losses_lib.masked(loss_fn, microbatch, rng)
 
-        def total(x: types.PyTree, y: types.PyTree, batch: Any) -> jax.Array:
+        def both(x: types.PyTree, y: types.PyTree, batch: Any) -> tuple[jax.Array, jax.Array]:
             del batch
-            return jnp.sum(losses(Point(x, y))[0])
+            products, amounts = losses(Point(x, y))
+            return jnp.sum(products), jnp.sum(amounts)
 
         x = per_example.rows(point.x, what.level, ids)
         at = At(x, point.y, vector=point.vector, tangents=point.tangents)
-        found = problem_lib.answer(Bilevel(total, total), what, at, None)
-        shared_x, own = per_example.split(found.x) if "x" in what.wrt else ((), [])
-        found = found._replace(x=shared_x)
-        loss_sum = found.loss if what.kind in _WITH_LOSS else jnp.zeros_like(sums.loss_sum)
+        found, own = _parted(problem_lib.summands(both, what, at, None, depends=depends))
+        loss_sum = found[0].loss if what.kind in _WITH_LOSS else jnp.zeros_like(sums.loss_sum)
         # The loss speaks for all that was added: see `gradients.gradient_sums`.
         loss_sum = jnp.where(trees.all_finite((found, own)), loss_sum, jnp.nan)
-        weight_sum = jnp.sum(losses(Point(x, point.y))[1])
+        weight_sum = both(x, point.y, None)[1]
+
+        def add_rows(total: per_example.PerExample, part: per_example.PerExample) -> Any:
+            return per_example.add_rows(total, part, what.level, ids)
+
         return worker, Sums(
-            jax.tree.map(_added, sums.answer, found),
-            [
-                per_example.add_rows(all_rows, rows, what.level, ids)
-                for all_rows, rows in zip(sums.own, own, strict=True)
-            ],
+            jax.tree.map(_added, sums.answers, found),
+            jax.tree.map(add_rows, sums.own, own, is_leaf=per_example.is_one),
             _added(sums.loss_sum, loss_sum),
             _added(sums.weight_sum, weight_sum),
         )
 
+    def contributed(sums: Sums) -> tuple[tuple[Answer, ...], list[_Rows]]:
+        if not of_shards:
+            return sums.answers, sums.own
+        # Each worker divides by its own weight.
+        answer = problem_lib.quotient(what, _with_rows(sums.answers, sums.own))
+        return (answer._replace(x=answer.x[0]),), [answer.x[1]]
+
     def finish(
         shared: types.Shared, worker: tuple, sums: Sums
     ) -> tuple[tuple, types.PyTree, jax.Array]:
-        return worker, () if gossips else sums.answer, sums.weight_sum
+        return worker, () if gossips else contributed(sums)[0], sums.weight_sum
 
     def own_sums(sums: Sums) -> types.PyTree:
-        return (sums.answer if gossips else ()), sums.own
+        answers, rows = contributed(sums)
+        return (answers if gossips else ()), rows
 
     return rules.LocalRule(
         begin,
@@ -135,6 +166,18 @@ def answering(problem: Bilevel, what: What, *, gossips: bool = False) -> rules.L
     )
 
 
+def _parted(answers: tuple[Answer, ...]) -> tuple[tuple[Answer, ...], list[_Rows]]:
+    """Answers with the part of x that all examples share, and the rest of x of each."""
+    parts = [per_example.split(each.x) for each in answers]
+    shared = tuple(each._replace(x=x) for each, (x, _) in zip(answers, parts, strict=True))
+    return shared, [rows for _, rows in parts]
+
+
+def _with_rows(answers: tuple[Answer, ...], own: list[_Rows]) -> tuple[Answer, ...]:
+    """Answers whose x is both parts, a pair."""
+    return tuple(each._replace(x=(each.x, rows)) for each, rows in zip(answers, own, strict=True))
+
+
 def answer_of(mean: types.PyTree, own: types.PyTree, x: types.PyTree, what: What) -> Answer:
     """The answer to a request, of what a round without update leaves; of one worker.
 
@@ -144,32 +187,38 @@ def answer_of(mean: types.PyTree, own: types.PyTree, x: types.PyTree, what: What
         what: that was asked for.
     """
     of_worker, rows = own
-    answer = mean or of_worker
-    return answer._replace(x=per_example.joined(x, answer.x, rows) if "x" in what.wrt else ())
+    answers = _with_rows(mean or of_worker, rows)
+    if mean or len(answers) == 1:
+        answer = problem_lib.quotient(what, answers)
+    else:  # of a worker that gossips: of its own part, at the mean loss of all
+        of_all = jax.lax.pmean([each.loss for each in answers], mesh_lib.WORKER_AXIS)
+        at_all = (each._replace(loss=loss) for each, loss in zip(answers, of_all, strict=True))
+        answer = problem_lib.quotient(what, tuple(at_all))._replace(loss=answers[0].loss)
+    return answer._replace(x=per_example.joined(x, *answer.x) if "x" in what.wrt else ())
 
 
-def _zeros(what: What, point: Point) -> Sums:
+def _zeros(what: What, point: Point, *, depends: bool) -> Sums:
     dtypes = map(jnp.result_type, jax.tree.leaves((point.x, point.y)))
     scalar = jnp.zeros((), trees.wider(*dtypes, jnp.float32))
-    shared_x, own = per_example.split(point.x) if "x" in what.wrt else ((), [])
-    has_loss = what.kind in _WITH_LOSS
-    has_y = what.kind is Kind.TANGENTS or (what.kind is not Kind.LOSS and "y" in what.wrt)
-    answer = Answer(
-        loss=scalar if has_loss else (),
-        x=trees.accumulator_zeros(shared_x) if what.kind is not Kind.LOSS else (),
+    has_loss, has_tangents = what.kind in _WITH_LOSS, what.kind is Kind.TANGENTS
+    has_y = has_tangents or (what.kind is not Kind.LOSS and "y" in what.wrt)
+    has_x = what.kind is not Kind.LOSS and "x" in what.wrt
+    here = Answer(
+        loss=scalar if has_loss or depends else (),
+        x=trees.accumulator_zeros(point.x) if has_x else (),
         y=trees.accumulator_zeros(point.y) if has_y else (),
-        tangents=trees.accumulator_zeros(point.tangents[1]) if what.num_tangents else (),
     )
-    return Sums(answer, trees.accumulator_zeros(own), scalar, scalar)
+    tangents = trees.accumulator_zeros(point.tangents[1]) if has_tangents else ()
+    answers: tuple[Answer, ...] = (here._replace(tangents=tangents),)
+    if depends:
+        answers = here, here
+        if what.kind is Kind.PRODUCTS:
+            answers = *answers, here, here
+        elif has_tangents:
+            row = jnp.zeros((what.num_tangents,), scalar.dtype)
+            answers = *answers, *[here._replace(loss=row, y=tangents)] * 2
+    return Sums(*_parted(answers), scalar, scalar)
 
 
 def _added(total: jax.Array, part: jax.Array) -> jax.Array:
     return total + part.astype(total.dtype)
-
-
-def size_bytes(what: What, point: Point, *, gossips: bool) -> int:
-    """Of what a worker sends of its sums: all but the part that belongs to one example each."""
-    if gossips:
-        return 0
-    answer = jax.eval_shape(functools.partial(_zeros, what), point).answer
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(answer))

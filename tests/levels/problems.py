@@ -45,6 +45,19 @@ def lower(x, y, batch):
 PROBLEM = bilevel.Bilevel(upper, lower)
 
 
+def upper_weighing(x, y, batch):
+    losses, weights = upper(x, y, batch)
+    return losses, weights * jnp.exp(x["ridge"][0] * jnp.tanh(_residual(y, batch)))
+
+
+def lower_weighing(x, y, batch):
+    losses, weights = lower(x, y, batch)
+    return losses, weights * jax.nn.sigmoid(x["weight"]) / (1 + _residual(y, batch) ** 2)
+
+
+WEIGHING = bilevel.Bilevel(upper_weighing, lower_weighing)  # its weights depend on x and y
+
+
 def start(seed=1):
     """(x, y)"""
     rng = np.random.default_rng(seed)
@@ -77,18 +90,17 @@ KINDS = {
 FORWARD = lambda: bilevel.unroll(LOWER, 2, mode="forward")  # noqa: E731
 
 
-def given(name, seed=1):
+def given(name, seed=1, problem=PROBLEM):
     """(problem, x, y, estimator) of a kind, `forward`, or a recipe."""
     x, y = start(seed)
     if name == "forward":
-        return without_rows(), {"ridge": x["ridge"]}, y, FORWARD()
+        return without_rows(problem), {"ridge": x["ridge"]}, y, FORWARD()
     if name in KINDS:
-        return PROBLEM, Learned(x, y) if name == "worst" else x, y, KINDS[name]()
+        return problem, Learned(x, y) if name == "worst" else x, y, KINDS[name]()
     recipe = RECIPES[name]
     estimator = recipe.make(optax.sgd(0.05), 2)
-    problem = PROBLEM
     if name in ("fhg", "meta_sgd"):
-        problem, x = without_rows(), {"ridge": x["ridge"]}
+        problem, x = without_rows(problem), {"ridge": x["ridge"]}
     if name == "meta_sgd":
         x = {**x, "rates": jax.tree.map(lambda leaf: np.full_like(leaf, 0.05), y)}
     return problem, Learned(x, y) if recipe.learns_start else x, y, estimator

@@ -13,16 +13,20 @@ from tests.levels import problems
 RATE, OUTER_RATE, LAM, STEPS = 0.05, 0.2, 4.0, 2
 
 
-def mean_loss(loss, x, y, data, ids):
-    """What a worker descends: its weighted sum over what it would do of an equal split."""
+def sums(loss, x, y, data, ids):
+    """`(sum of w l, sum of w)` over what a worker did."""
     batch = {name: values[ids] for name, values in data.items()}
     losses, weights = loss(x, y, batch)
-    return losses, weights
+    return jnp.sum(losses * weights), jnp.sum(weights)
 
 
-def reference(x, y, rounds, matrix, before_update, outer_steps, num_workers):
-    """Replicas of y, z and x as lists; each request by hand, in the order of the estimator."""
-    (of_upper, of_lower), problem = problems.sources(), problems.without_rows()
+def reference(x, y, rounds, matrix, before_update, outer_steps, num_workers, problem, weighting):
+    """Replicas of y, z and x as lists; each request by hand, in the order of the estimator.
+
+    A worker descends `(sum w l - L sum w) / divisor`, L the mean loss that divides it. A quarter of
+    all examples is nominal.
+    """
+    of_upper, of_lower = problems.sources()
     data = {"upper": of_upper, "lower": of_lower}
     requests = iter(rounds)
 
@@ -33,13 +37,25 @@ def reference(x, y, rounds, matrix, before_update, outer_steps, num_workers):
         loss = getattr(problem, level)
         rows = [done.microbatches(worker).reshape(-1) for worker in range(num_workers)]
         rows = [ids[ids >= 0] for ids in rows]
-        mean_weight = np.mean([np.mean(data[level]["weights"][ids]) for ids in rows])
+        each = [sums(loss, x, y, data[level], ids) for x, y, ids in zip(xs, ys, rows, strict=True)]
+        counts = np.array([float(len(ids)) for ids in rows])
+        tops, bottoms = map(jnp.array, zip(*each, strict=True))
+        scales = {"shard": 1 / counts, "example": np.ones(num_workers), "shard_mean": 1 / bottoms}
+        scale = scales[weighting]
+        mean_weight = jnp.sum(scale * bottoms) / np.sum(scale * counts)
+        mean_loss = jnp.sum(scale * tops) / jnp.sum(scale * bottoms)
+        divisors = {
+            "shard": counts * mean_weight,
+            "example": np.full(num_workers, np.sum(counts) / num_workers) * mean_weight,
+            "shard_mean": bottoms,
+        }
         found = []
         for worker, ids in enumerate(rows):
+            own_mean = tops[worker] / bottoms[worker] if weighting == "shard_mean" else mean_loss
 
-            def total(x, y, ids=ids):
-                losses, weights = mean_loss(loss, x, y, data[level], ids)
-                return jnp.sum(losses * weights) / (len(ids) * mean_weight)
+            def total(x, y, ids=ids, worker=worker, own_mean=own_mean):
+                top, bottom = sums(loss, x, y, data[level], ids)
+                return (top - own_mean * bottom) / divisors[weighting][worker]
 
             gradient = jax.grad(total, "xy".index(wrt))
             found.append(gradient(xs[worker], ys[worker]))
@@ -95,9 +111,22 @@ def reference(x, y, rounds, matrix, before_update, outer_steps, num_workers):
     return xs, ys
 
 
-@pytest.mark.parametrize("name", ["d_psgd", "matcha"])
-@pytest.mark.parametrize("local", ["fused", "virtual"])
-def test_replicas_are_those_of_the_reference(float64, name, local):
+@pytest.mark.parametrize(
+    ("name", "local", "weights", "weighting"),
+    [
+        ("d_psgd", "fused", "constant", "shard"),
+        ("d_psgd", "virtual", "constant", "shard"),
+        ("matcha", "fused", "constant", "shard"),
+        ("matcha", "virtual", "constant", "shard"),
+        ("d_psgd", "fused", "of x and y", "shard"),
+        ("matcha", "virtual", "of x and y", "shard"),
+        ("d_psgd", "virtual", "of x and y", "example"),
+        ("d_psgd", "virtual", "of x and y", "shard_mean"),
+    ],
+)
+def test_replicas_are_those_of_the_reference(float64, name, local, weights, weighting):
+    of_weights = {"constant": problems.PROBLEM, "of x and y": problems.WEIGHING}
+    problem = problems.without_rows(of_weights[weights])
     x, y = problems.start()
     x = {"ridge": x["ridge"]}
     make = {"d_psgd": topology.d_psgd, "matcha": topology.matcha}[name]
@@ -106,7 +135,7 @@ def test_replicas_are_those_of_the_reference(float64, name, local):
     of_upper, of_lower = problems.sources()
     asked = []
     with run_lib.BilevelRun(
-        problems.without_rows(),
+        problem,
         x,
         y,
         estimator,
@@ -118,6 +147,7 @@ def test_replicas_are_those_of_the_reference(float64, name, local):
         microbatch_size=2,
         quota=quota.static(proportions=(3.0, 1.0, 2.0, 2.0)),
         reducer=reducer,
+        data={"weighting": weighting},
         examples_apart="skip",
     ) as run:
         state = run.init()
@@ -130,7 +160,7 @@ def test_replicas_are_those_of_the_reference(float64, name, local):
             jax.tree.map(np.asarray, jax.device_get(t)) for t in (state.x, state.kept.y)
         )
         assert step.bytes_sent > 0
-    xs, ys = reference(x, y, asked, matrix, name == "d_psgd", 2, 4)
+    xs, ys = reference(x, y, asked, matrix, name == "d_psgd", 2, 4, problem, weighting)
     for got, expected in ((got_x, xs), (got_y, ys)):
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *expected)
         assert problems.distance(stacked, got) < 1e-12
