@@ -330,8 +330,8 @@ def test_fields_of_no_effect_may_differ_when_a_run_goes_on(tmp_path):
     fit(steps=4, workdir=tmp_path, callbacks=[interrupt])
     result = fit(steps=4, workdir=tmp_path, data={"feed": "resident"}, examples_apart="check")
     assert result.summary["outer_steps"] == 4
-    with pytest.raises(ValueError, match=r"upper.quota: .* there"):
-        fit(steps=6, workdir=tmp_path, upper={"quota": "equal"})
+    with pytest.raises(ValueError, match=r"upper.ordering.method: .* there"):
+        fit(steps=6, workdir=tmp_path, upper={"ordering": "shuffle_once"})
 
 
 def test_a_result_of_many_rounds_holds_none_of_their_arrays():
