@@ -190,7 +190,7 @@ def _step_ratios() -> list[float]:
         rule = gradients.gradient_sums(loss, weights_vary=weights_vary)
         add = rules.with_observer(rule)
         shared = types.Shared(params)
-        carried = add.begin(shared, (), ())
+        carried = jax.tree.map(jnp.array, add.begin(shared, (), ()))  # each in a place of its own
         steps.append((jax.jit(add.add, donate_argnums=1), shared, carried))
     ratios = []
     for _ in range(_TURNS + 2):
