@@ -170,10 +170,10 @@ def _gate() -> list[Case]:
 def _reducer() -> list[Case]:
     changes: dict[str, tuple[Change, str, str]] = {
         "make/None": (lambda made: None, "None", "must make a"),
-        "collective/shape": (makers.of_sums(lambda x: x.sum()), "[]", "must"),
-        "collective/broadcast": (makers.of_sums(lambda x: x[None]), "[1, 3]", "must"),
+        "collective/shape": (makers.of_sums(lambda x: x.sum()), "made sums float32[", "must"),
+        "collective/broadcast": (makers.of_sums(lambda x: x[None]), "1, 3] of sums", "must"),
         "collective/type": (makers.of_sums(lambda x: x.astype(jnp.float16)), "float16", "must"),
-        "collective/a dict": (lambda made: {"sums": made[0]}, "sums", "must"),
+        "collective/a dict": (lambda made: {"sums": made[0]}, "sums['sums']", "must"),
         "collective/unequal": (
             lambda made: jax.tree.map(lambda x: x * (1 + made[1]), made[0]),
             "",

@@ -64,7 +64,7 @@ def reduce(
     metrics = metrics or form.each(_metrics_of_all, (0,), None)(contributed)
     if how.totals is not None:  # by weight of example
         sums, weight = how.totals(contributed, metrics)
-        return Reduced(sums, weight, contributed.own), metrics, weight <= 0
+        return Reduced(sums, weight, contributed.own), metrics, ~(weight > 0)
     parts = weighting_lib.parts(
         how.weighting,
         metrics,
@@ -91,7 +91,7 @@ def reduce(
         sums, own, divisor = form.each(counted)(contributed)
         added_up = form.sum(sums)
         how.reducer.check(sums, added_up)
-        return Reduced(added_up, divisor, own), metrics, jnp.all(parts.divisor <= 0)
+        return Reduced(added_up, divisor, own), metrics, ~jnp.any(parts.divisor > 0)
 
 
 def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from hetjax import parts as parts_lib
 from hetjax import quota, types
 from hetjax.data import stream
 from hetjax.rounds import gathering, parcels, programs, round_report, run_records, setup
@@ -169,8 +170,11 @@ class Report:
 
         Raises:
             NonFiniteError: a microbatch of it was not finite, and the run is to stop.
+            ValueError: all of them were, and the weight that a rule of the user's makes is not.
         """
         bad = np.flatnonzero(self.totals.nonfinite_microbatch >= 0)
+        if not bad.size:
+            self._check_weights()
         if not bad.size or self._parts.config.nonfinite != "stop":
             return
         worker = int(bad[0])
@@ -184,6 +188,16 @@ class Report:
             f"microbatch {position} is not finite (examples {ids[ids >= 0].tolist()}). The state "
             f"before this round was kept. Lower the learning rate, clip gradients{or_skip}"
         )
+
+    def _check_weights(self) -> None:
+        bad = np.flatnonzero(~np.isfinite(weights := self.totals.worker_weights))
+        if bad.size:
+            finish = self._parts.programs_of(self._plan).rule.finish
+            raise ValueError(
+                f"rule: its finish, {parts_lib.path_of(finish)}, returned the weight "
+                f"{weights[bad[0]]} of worker {bad[0]} in round {self._plan.round_index}; it must "
+                "return a finite number, which the sums of all workers are divided by"
+            )
 
     def check_reducer(self) -> None:
         """Looks at what a reducer of the user's made, if it says that replicas stay equal.

@@ -62,10 +62,9 @@ class Reducer(NamedTuple):
                 f"Reduction with {has} mixing; set gossips={not says}, or give the Reduction "
                 f"{'no mixing' if made.mixing is not None else 'a mixing'}"
             )
-        factory = "" if self.made_by is None else f" {self.made_by.path}"
         return made._replace(
             keeps_replicas_equal=self.keeps_replicas_equal,
             is_plain_sum=self.is_plain_sum,
             num_workers=facts.num_workers,
-            name=f"reducer{factory}",
+            name=f"reducer: {parts.named(self)}",
         )

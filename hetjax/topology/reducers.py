@@ -78,13 +78,17 @@ class Reduction(NamedTuple):
         )
         if before == after:
             return
-        for path in sorted({*before, *after}):
-            if (was := before.get(path, "nothing")) != (now := after.get(path, "nothing")):
-                raise ValueError(
-                    f"{self.name}: its collective(sums, axis_name) or array(sums) made {now} of "
-                    f"sums{path}, which is {was}; it must return the sums of all workers, of the "
-                    "same structure, shapes and types (array: each row of its leaves [W, ...])"
-                )
+        was, now = (
+            next(
+                (f"sums{at} {kind}" for at, kind in one.items() if other.get(at) != kind), "nothing"
+            )
+            for one, other in ((before, after), (after, before))
+        )
+        raise ValueError(
+            f"{self.name}: its collective(sums, axis_name) or array(sums) made {now} of {was}; it "
+            "must return the sums of all workers, of the same structure, shapes and types (array: "
+            "each row of its leaves [W, ...])"
+        )
 
     def copies_sent(self, active: Any) -> float:
         """Copies of the parameters that all workers together send in a round."""

@@ -289,14 +289,17 @@ def test_a_gate_that_returns_no_time_is_refused_and_does_not_hang(name):
 
 def test_a_gate_that_becomes_wrong_later_is_refused_then():
     """The made rounds are right; what it says of a later one is looked at all the same."""
-    calls = itertools.count()
+    calls, is_running = itertools.count(), threading.Event()
 
     def closes_at(ends, quotas):
         return of_four(ends, quotas) if next(calls) < 12 else np.nan
 
     class Maybe(Counted):
         def is_open(self):
-            return super().is_open() if next(calls) < 300 else "no"
+            return "no" if is_running.is_set() else super().is_open()
+
+    def told(line):
+        is_running.set()
 
     with pytest.raises(
         ValueError, match=r"closes_at\(ends, quotas\) of .* returned float64\[\] nan"
@@ -305,7 +308,7 @@ def test_a_gate_that_becomes_wrong_later_is_refused_then():
     with pytest.raises(
         ValueError, match=r"own_gate.*: is_open\(\) of .* returned 'no'.*True or Fal"
     ):
-        problems.fit(DATA, WEIGHTS, budget=16, gate=own_gate(Maybe), epochs=4)
+        problems.fit(DATA, WEIGHTS, budget=16, gate=own_gate(Maybe), callbacks=[told])
 
 
 def test_a_gate_that_agrees_trains():

@@ -207,6 +207,18 @@ def test_a_rule_that_takes_evidence_is_told_whose_it_was():
 
 
 @pytest.mark.parametrize("local", FORMS)
+def test_a_weight_that_is_no_number_is_refused_after_its_round(local):
+    """Divided by NaN no parameter moves; by 1, as an empty round is, all of them would."""
+    rule = own(finish=lambda w, g, n: (w, g, jnp.where(n > 4, jnp.nan, n)))
+    message = (
+        r"^rule: its finish, .*, returned the weight nan of worker \d in round 0; it must return a "
+        "finite number"
+    )
+    with pytest.raises(ValueError, match=message):
+        problems.fit(DATA, WEIGHTS, rule=rule, epochs=1, local=local)
+
+
+@pytest.mark.parametrize("local", FORMS)
 def test_rounds_without_update_contribute_any_tree_of_numbers(local):
     of_rounds = {
         "tree": own(finish=lambda w, g, n: (w, {"norm": jnp.sum(g**2), "part": g[:1]}, n)),

@@ -101,15 +101,15 @@ def test_a_reducer_that_leaves_replicas_apart_is_found_in_the_first_round(local)
 WRONG = {
     "one of them": (
         lambda sums, axis: {"w": jnp.zeros(3)},
-        r"float32\[3(, 3)?\] of sums\['w'\], which is",
+        r"made sums\['w'\] float32\[3(, 3)?\] of sums\['w'\] float32\[3?\]; it must",
     ),
     "another type": (
         lambda sums, axis: jax.tree.map(lambda x: jax.lax.psum(x, axis).astype(jnp.float16), sums),
-        r"made float16\[3?\] of sums\['w'\], which is float32",
+        r"made sums\['w'\] float16\[3?\] of sums\['w'\] float32\[3?\]; it must",
     ),
     "other names": (
         lambda sums, axis: {"v": jax.lax.psum(sums["w"], axis)},
-        r"float32\[3?\] of sums\['v'\], which is nothing",
+        r"made sums\['v'\] float32\[3?\] of sums\['w'\] float32\[3?\]; it must",
     ),
     "none": (lambda sums, axis: None, r"made nothing of sums\['w'\]"),
     "NaN": (
