@@ -19,6 +19,8 @@ SOME = [
     ("metrics_fn/it/of means", "virtual"),
     ("source/__getitem__/text", "virtual"),
     ("graph/edges/apart", "virtual"),
+    ("reducer/collective/type", "stepped"),
+    ("rule/finish/weight NaN", "virtual"),
 ]
 
 
