@@ -170,12 +170,11 @@ class Report:
 
         Raises:
             NonFiniteError: a microbatch of it was not finite, and the run is to stop.
-            ValueError: all of them were, and the weight that a rule of the user's makes is not.
+            ValueError: the weight that a rule of the user's makes is not finite.
         """
         bad = np.flatnonzero(self.totals.nonfinite_microbatch >= 0)
-        if not bad.size:
-            self._check_weights()
         if not bad.size or self._parts.config.nonfinite != "stop":
+            self._check_weights()  # what is skipped is in none of them
             return
         worker = int(bad[0])
         position = int(self.totals.nonfinite_microbatch[worker])

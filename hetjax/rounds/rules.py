@@ -50,7 +50,7 @@ class LocalRule(NamedTuple):
     """`(shared, worker, sums) -> (worker, contribution, weight f[])`. The synchronisation sums
     contributions and weights over the workers and divides once: so a contribution is a sum over
     the worker's examples, weighted, and `weight` the sum of the weights, 0 where nothing was
-    done; both floating point, `weight` in float32 or wider. Where the run updates, the
+    done; both finite floating point, `weight` in float32 or wider. Where the run updates, the
     contribution has the tree and the shapes of the parameters; else it may be any tree."""
 
     init: Callable[[types.PyTree], types.PyTree] = lambda params: ()

@@ -206,16 +206,20 @@ def test_a_rule_that_takes_evidence_is_told_whose_it_was():
         run(right._replace(take=take), ordering="d_grab")
 
 
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
 @pytest.mark.parametrize("local", FORMS)
-def test_a_weight_that_is_no_number_is_refused_after_its_round(local):
-    """Divided by NaN no parameter moves; by 1, as an empty round is, all of them would."""
-    rule = own(finish=lambda w, g, n: (w, g, jnp.where(n > 4, jnp.nan, n)))
+def test_a_weight_that_is_no_number_is_refused_after_its_round(local, nonfinite):
+    """Also where a microbatch of the round was skipped; it would be divided by 1 without a word."""
+    rule = own(finish=lambda w, g, n: (w, g, n * jnp.nan))
+    data = {name: leaf.copy() for name, leaf in DATA.items()}
+    if nonfinite == "skip":
+        data["x"][::8] = np.nan
     message = (
         r"^rule: its finish, .*, returned the weight nan of worker \d in round 0; it must return a "
         "finite number"
     )
     with pytest.raises(ValueError, match=message):
-        problems.fit(DATA, WEIGHTS, rule=rule, epochs=1, local=local)
+        problems.fit(data, WEIGHTS, rule=rule, epochs=1, local=local, nonfinite=nonfinite)
 
 
 @pytest.mark.parametrize("local", FORMS)
