@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from experiments.drills import checkout_outcomes, checkouts
+from experiments.drills import checkout_arms, checkout_outcomes, checkouts
 from experiments.drills.checkouts import Result
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ TOGETHER = "2/stepped/pair_balance/d_psgd/private/quorum"
 
 @pytest.fixture(scope="module")
 def arms():
-    named = {arm["name"]: arm for arm in checkouts.arms()}
+    named = {arm["name"]: arm for arm in checkout_arms.arms()}
     return [named[ALONE], named[TOGETHER]]
 
 
@@ -41,11 +41,11 @@ def outcome(directory):
 
 
 def test_arms_are_every_combination_that_works_together():
-    arms = checkouts.arms()
+    arms = checkout_arms.of_fit()
     names = [arm["name"].split("/") for arm in arms]
     assert len({tuple(name) for name in names}) == len(arms)
     pairs = {(ordering, reducer) for _, _, ordering, reducer, *_ in names}
-    assert {tuple(c[1:]) for c in checkouts.faults.combinations()} == pairs
+    assert {tuple(c[1:]) for c in checkout_arms.faults.combinations()} == pairs
     for processes, local, sharings in (
         ("1", "stepped", 2),
         ("1", "fused", 2),
@@ -177,7 +177,8 @@ def test_a_checkpoint_that_lacks_what_is_compared_is_refused():
 
 
 def test_rounding_is_named_and_more_fails():
-    arms = [{"name": f"1/fused/grab/ring/shared/{letter}"} for letter in "abc"]
+    name = "1/fused/grab/ring/shared/"
+    arms = [{"name": f"{name}{letter}", "processes": 1} for letter in "abc"]
     results = [
         Result(arms[0], True, True),
         Result(arms[1], True, False, "arrays[params of 1][0]"),

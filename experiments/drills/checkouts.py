@@ -23,109 +23,22 @@ import fnmatch
 import json
 import os
 import pathlib
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from absl import app, flags, logging
 
-from experiments.drills import checkout_outcomes, fault_cases, faults
+from experiments.drills import checkout_arms, checkout_outcomes, fault_cases
+from experiments.drills.checkout_arms import Arm
 
 ROOT = pathlib.Path(__file__).parents[2]
-_WORKER = pathlib.Path(__file__).with_name("checkout_worker.py")
-_LOCALS = ("stepped", "fused", "virtual")
-_NUM_PROCESSES = 2
+_WORKER = "experiments.drills.checkout_worker"
 _ARMS_AT_ONCE = 12  # of a process: a few seconds of start, and a cut loses no more
 _MOST_SECS = 1200.0  # for that many arms
-
-Arm = dict[str, Any]
-
-_SPEEDS = {"num_workers": 4, "secs_per_microbatch": [1.0, 1.5, 2.0, 4.0], "clock": "virtual"}
-_CHANGES = [
-    {"round": 1, "worker": 0, "secs_per_microbatch": 3.0},
-    {"round": 2, "worker": 1, "present": False},
-    {"round": 4, "worker": 1, "present": True},
-]
-_ADAPTIVE = {"quota.policy": "adaptive", "cluster": _SPEEDS}
-_STATIC = {"quota.policy": "static", "quota.proportions": [4, 3, 2, 1]}
-_VARIANTS: dict[str, dict[str, Any]] = {
-    "static": {
-        "quota.policy": "static",
-        "quota.proportions": [4, 3, 1, 0],
-        "cluster": {"num_workers": 4},
-    },
-    "adaptive": {**_ADAPTIVE, "cluster": {**_SPEEDS, "changes": _CHANGES}},
-    "quorum": {**_ADAPTIVE, "gate.trigger": "quorum", "gate.quorum": 5},
-    "first": {
-        **_STATIC,
-        "cluster": _SPEEDS,
-        "gate.trigger": "first",
-        "gate.in_flight": "drop",
-    },
-    "deadline": {
-        **_ADAPTIVE,
-        "cluster": {**_SPEEDS, "delay": "exponential"},
-        "gate.trigger": "deadline",
-        "gate.deadline_secs": 4.0,
-    },
-}
-
-
-def arms() -> list[Arm]:
-    """Every combination that works together, in one process and in several.
-
-    Quotas and gates take turns; model, optimiser, feed and weighting are drawn for each arm.
-    """
-    found = []
-    pairs = list(dict.fromkeys((o, r) for _, o, r in faults.combinations()))
-    for processes in (1, _NUM_PROCESSES):
-        for local in _LOCALS if processes == 1 else ("stepped", "fused"):
-            for index, (ordering, reducer) in enumerate(pairs):
-                both = ("shared", "private")
-                for sharing in both if processes == 1 else both[index // 2 % 2 :][:1]:
-                    found.append(_arm(processes, local, ordering, reducer, sharing, index))
-    return found
-
-
-def _arm(processes: int, local: str, ordering: str, reducer: str, sharing: str, index: int) -> Arm:
-    turn = index + _LOCALS.index(local) + 2 * (processes > 1) + (sharing == "private")
-    variants = [
-        name for name in _VARIANTS if local != "fused" or "gate.trigger" not in _VARIANTS[name]
-    ]
-    variant = variants[turn % len(variants)]
-    name = f"{processes}/{local}/{ordering}/{reducer}/{sharing}/{variant}"
-    rng = random.Random(name)
-    fields: dict[str, Any] = {
-        "epochs": 3,
-        "microbatch_size": 4,
-        "budget": 8,
-        "local": local,
-        "data.sharing": sharing,
-        "data.feed": rng.choice(("resident", "resident", "streamed")),
-        "ordering.method": ordering,
-        "ordering.herding_every": 1 if index % 6 == 0 else 0,
-        "reducer.name": reducer,
-        "checkpoint.every_rounds": 1,
-        "checkpoint.keep": 1000,
-        **_VARIANTS[variant],
-    }
-    if sharing == "private":
-        fields["data.weighting"] = rng.choice(("shard", "example", "shard_mean"))
-    if local == "virtual" and variant == "static":
-        fields["cluster"] = _SPEEDS
-    return {
-        "name": name,
-        "processes": processes,
-        "model": rng.choice(("logistic", "mlp")),
-        "optimizer": rng.choice(("sgd", "sgd", "adam")),
-        "num_examples": 51,
-        "cut_round": 2,
-        "fields": fault_cases.nested(fields),
-    }
 
 
 def run_checkout(
@@ -146,18 +59,24 @@ def run_checkout(
         float64: 64-bit numbers.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "path"  # this checkout's experiments, and no hetjax but the one to run
+    path.mkdir(exist_ok=True)
+    for name, at in (("hetjax", checkout), ("experiments", ROOT)):
+        if not (path / name).exists():
+            (path / name).symlink_to(at.resolve() / name)
     environment = {
         **{n: v for n, v in os.environ.items() if not n.startswith(("HETJAX_", "XLA_FLAGS"))},
         **fault_cases.environment(cache),
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
         "JAX_ENABLE_X64": str(int(float64)),
-        "PYTHONPATH": str(checkout.resolve()),
+        "PYTHONPATH": str(path.resolve()),
     }
     printed = ""
     for processes in sorted({arm["processes"] for arm in chosen}):
-        path = directory / f"arms_{processes}.json"
-        path.write_text(json.dumps([arm for arm in chosen if arm["processes"] == processes]))
-        command = [sys.executable, "-P", str(_WORKER), str(path), str(directory)]
+        listed = directory / f"arms_{processes}.json"
+        listed.write_text(json.dumps([arm for arm in chosen if arm["processes"] == processes]))
+        given = [str(checkout.resolve()), str(listed), str(directory)]
+        command = [sys.executable, "-P", "-m", _WORKER, *given]
         if processes > 1:
             launch = ["hetjax.launch", f"--workers={processes}", "--max_restarts=0"]
             command = [sys.executable, "-P", "-m", *launch, "--start_secs=inf", "--", *command]
@@ -284,9 +203,7 @@ def table(results: Sequence[Result], gaps: dict[str, float]) -> tuple[str, bool]
     lines = ["| arms | number | identical | equal to the bit |", "|---|---|---|---|"]
     groups: dict[str, list[Result]] = {}
     for result in results:
-        processes, local = result.arm["name"].split("/")[:2]
-        title = f"{local}, {processes} process{'es' if processes != '1' else ''}"
-        groups.setdefault(title, []).append(result)
+        groups.setdefault(checkout_arms.kind_of(result.arm), []).append(result)
     for title, own in [*groups.items(), ("all", list(results))]:
         identical, equal = (sum(column) for column in zip(*(r[1:3] for r in own), strict=True))
         lines.append(f"| {title} | {len(own)} | {identical} | {equal} |")
@@ -312,10 +229,10 @@ def main(argv: list[str]) -> None:
     for checkout in (before, after):
         if not (checkout / "hetjax" / "__init__.py").exists():
             sys.exit(f"{checkout} is no checkout: it has no hetjax/__init__.py")
-    chosen = [a for a in arms() if not given.only or _is_asked(a["name"], given.only)]
+    chosen = [a for a in checkout_arms.arms() if not given.only or _is_asked(a["name"], given.only)]
     chosen = chosen[:: given.every]
     if not chosen:
-        names = "\n".join(arm["name"] for arm in arms())
+        names = "\n".join(arm["name"] for arm in checkout_arms.arms())
         sys.exit(f"--only: no arm is like {', '.join(given.only)}; there are\n{names}")
     if given.directory:
         _hold(pathlib.Path(given.directory), [str(before), str(after)])
