@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from experiments.drills import checkout_arms, checkout_outcomes, checkouts
+from experiments.drills import checkout_arms, checkout_grid, checkout_outcomes, checkouts
 from experiments.drills.checkouts import Result
 
 pytestmark = pytest.mark.slow
@@ -41,11 +41,11 @@ def outcome(directory):
 
 
 def test_arms_are_every_combination_that_works_together():
-    arms = checkout_arms.of_fit()
+    arms = checkout_grid.arms()
     names = [arm["name"].split("/") for arm in arms]
     assert len({tuple(name) for name in names}) == len(arms)
     pairs = {(ordering, reducer) for _, _, ordering, reducer, *_ in names}
-    assert {tuple(c[1:]) for c in checkout_arms.faults.combinations()} == pairs
+    assert {tuple(c[1:]) for c in checkout_grid.faults.combinations()} == pairs
     for processes, local, sharings in (
         ("1", "stepped", 2),
         ("1", "fused", 2),

@@ -16,6 +16,7 @@ from hetjax import bilevel
 _NUM_FEATURES, _NUM_CLASSES, _NUM_HIDDEN = 5, 3, 6
 _NUM_UPPER, _NUM_LOWER, _NUM_SLOPES = 22, 30, 3
 OPTIMIZERS = {"sgd": optax.sgd(0.3, momentum=0.9), "adam": optax.adam(0.03)}
+OF_UPPER = {"sgd": optax.sgd(0.05, momentum=0.5), "adam": optax.adam(0.03)}
 
 
 def dtype() -> Any:
@@ -176,7 +177,7 @@ ESTIMATORS = {
     "central": lambda: bilevel.value_gap(_DESCENT, 2, central=True),
     "dynamic": lambda: bilevel.value_gap(_DESCENT, 2, multiplier=bilevel.dynamic(0.5)),
     "cg": lambda: bilevel.implicit(_DESCENT, 2, solve=bilevel.cg(3, 0.1)),
-    "neumann": lambda: bilevel.implicit(_DESCENT, 2, solve=bilevel.neumann(3, 0.05), cross="fd"),
+    "neumann": lambda: bilevel.implicit(_DESCENT, 2, solve=bilevel.neumann(3, 0.01), cross="fd"),
     "reverse": lambda: bilevel.unroll(_DESCENT, 2),
     "checkpointed": lambda: bilevel.unroll(_DESCENT, 4, checkpoint=True, start="cold"),
     "forward": lambda: bilevel.unroll(_DESCENT, 2, mode="forward"),
@@ -193,7 +194,7 @@ def two_levels(name: str) -> tuple[Any, Any, Any, Any]:
     weight = rng.normal(size=_NUM_LOWER).astype(dtype())
     x: Any = {"ridge": rng.normal(size=1).astype(dtype()) - 1}
     y = {"slope": rng.normal(size=_NUM_SLOPES).astype(dtype()), "shift": dtype()(0.3)}
-    if estimator != "forward":  # which takes a direction for each number of x
+    if estimator not in ("forward", "dynamic"):  # which work with x's numbers at one place
         x["weight"] = bilevel.PerExample(weight)
     if estimator == "worst":
         x = bilevel.Learned(x, y)

@@ -95,7 +95,7 @@ def _trained_in_two_levels(arm: Arm, given: dict[str, Any]) -> Any:
         x,
         y,
         estimator,
-        problems.OPTIMIZERS[arm["optimizer"]],
+        problems.OF_UPPER[arm["optimizer"]],
         upper_source=upper,
         lower_source=lower,
         eval_sources={"val": upper, "train": lower},
@@ -128,8 +128,8 @@ def looped(arm: Arm, own: pathlib.Path) -> Found:
         state = run.init() if "main" in kinds else run.init(given=vectors[0])
         for vector in vectors:
             for asked in _asked(kinds, vector):
-                again = report.done if report and asked.pop("is_again", False) else None
-                state, report = run.round(state, **asked, again=again)
+                again = report.done if report and asked.is_again else None
+                state, report = run.round(state, **asked.given, again=again)
                 params, consensus = run.params(state)
                 of_round = {"params": params, "train": train_of(state)}
                 of_round |= {"mean": report.mean, "own": report.own, "done": report.done}
@@ -150,15 +150,20 @@ def _vectors(params: Any) -> list[Any]:
     ]
 
 
-def _asked(kinds: list[str], vector: Any) -> list[dict[str, Any]]:
-    """What `Run.round` is given, round by round."""
+class _Asked(NamedTuple):
+    """What `Run.round` is given; `is_again`: the microbatches of the round before, once more."""
+
+    given: dict[str, Any]
+    is_again: bool = False
+
+
+def _asked(kinds: list[str], vector: Any) -> list[_Asked]:
     if kinds == ["main"]:
-        return [{}, {}]
-    product = {"given": vector}
-    if "main" in kinds:
-        product["kind"] = "product"
-    first = [{}] if "main" in kinds else []
-    return [*first, dict(product), product | {"is_again": True}]
+        return [_Asked({}), _Asked({})]
+    if kinds == ["product"]:
+        return [_Asked({"given": vector}), _Asked({"given": vector}, is_again=True)]
+    product = {"kind": "product", "given": vector}
+    return [_Asked({}), _Asked(product), _Asked(product, is_again=True)]
 
 
 def _floats(values: Any) -> dict[str, float]:

@@ -22,11 +22,14 @@ import numpy as np
 
 import hetjax
 from experiments.drills import checkout_tasks as tasks
+from experiments.drills import checkout_workdirs as workdirs
 
 _ARMS_PER_CACHE = 25  # compiled programs are forgotten then
 _TASKS: dict[str, Callable[[tasks.Arm, pathlib.Path], tasks.Found]] = {
     "cut": tasks.cut_and_resumed,
     "loop": tasks.looped,
+    "replay": workdirs.replayed,
+    "go on": workdirs.gone_on,
 }
 
 

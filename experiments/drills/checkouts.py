@@ -102,6 +102,8 @@ class Result(NamedTuple):
     bit_equal: bool
     told: str = ""
     """Where the checkouts differ, or why there is nothing to compare."""
+    is_refused: bool = False
+    """The later version refuses the earlier one's checkpoints by their format, as `told` says."""
 
 
 def compare(chosen: Sequence[Arm], before: pathlib.Path, after: pathlib.Path) -> list[Result]:
@@ -115,6 +117,9 @@ def compare(chosen: Sequence[Arm], before: pathlib.Path, after: pathlib.Path) ->
         except ValueError as error:
             side_name = ("before", "after")[len(outcomes)]
             results.append(Result(arm, False, False, f"{side_name}: {error}"))
+            continue
+        if refusal := outcomes[1].counts.get("refused"):
+            results.append(Result(arm, False, False, refusal, is_refused=True))
             continue
         found = checkout_outcomes.differences(*outcomes)
         wrong = [text for text in found if text.startswith(checkout_outcomes.IDENTICAL)]
@@ -136,11 +141,14 @@ def run_both(
     results = []
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         for some in _batches(chosen):
+            handed = [arm for arm in some if arm["task"] == "go on"]
+            own = [arm for arm in some if arm["task"] != "go on"]
             runs = [
-                threads.submit(_run_rest, at, some, directory / side, cache, float64)
-                for side, at in (("before", before), ("after", after))
+                threads.submit(_run_rest, before, some, directory / "before", cache, float64),
+                threads.submit(_run_rest, after, own, directory / "after", cache, float64),
             ]
             printed = [run.result() for run in runs]
+            printed.append(_run_rest(after, handed, directory / "after", cache, float64))
             results += compare(some, directory / "before", directory / "after")
             if any("ended before" in result.told for result in results[-len(some) :]):
                 print("\n".join(text[-4000:] for text in printed), file=sys.stderr)
@@ -170,7 +178,11 @@ def _run_rest(
     """Runs the arms that have no outcome yet."""
     left = [arm for arm in some if not (directory / arm["name"] / "result.npz").exists()]
     for arm in left:
-        shutil.rmtree(directory / arm["name"], ignore_errors=True)  # half of a run
+        own, begun = directory / arm["name"], directory.parent / "before" / arm["name"] / "cut"
+        shutil.rmtree(own, ignore_errors=True)  # half of a run
+        if arm["task"] == "go on" and directory.name == "after" and begun.exists():
+            for name in ("cut", "run"):  # the worker goes on with what it finds
+                shutil.copytree(begun, own / name)
     return run_checkout(checkout, left, directory, cache=cache, float64=float64) if left else ""
 
 
@@ -210,6 +222,9 @@ def table(results: Sequence[Result], gaps: dict[str, float]) -> tuple[str, bool]
     is_good = True
     for result in results:
         if result.bit_equal:
+            continue
+        if result.is_refused:
+            lines.append(f"\nrefused: {result.arm['name']}: {result.told}")
             continue
         gap = gaps.get(result.arm["name"])
         rounding = gap is not None and gap <= checkout_outcomes.TOLERANCE
