@@ -177,7 +177,9 @@ ESTIMATORS = {
     "central": lambda: bilevel.value_gap(_DESCENT, 2, central=True),
     "dynamic": lambda: bilevel.value_gap(_DESCENT, 2, multiplier=bilevel.dynamic(0.5)),
     "cg": lambda: bilevel.implicit(_DESCENT, 2, solve=bilevel.cg(3, 0.1)),
-    "neumann": lambda: bilevel.implicit(_DESCENT, 2, solve=bilevel.neumann(3, 0.01), cross="fd"),
+    "neumann": lambda: bilevel.implicit(
+        _DESCENT, 2, solve=bilevel.neumann(3, 0.05), cross="fd", warm=False
+    ),
     "reverse": lambda: bilevel.unroll(_DESCENT, 2),
     "checkpointed": lambda: bilevel.unroll(_DESCENT, 4, checkpoint=True, start="cold"),
     "forward": lambda: bilevel.unroll(_DESCENT, 2, mode="forward"),

@@ -22,7 +22,8 @@ class Found(NamedTuple):
     """What a task returns, beside what lies in its directory."""
 
     arrays: dict[str, np.ndarray]
-    told: dict[str, Any] = {}  # noqa: RUF012  JSON: `rounds` and `counts`
+    told: dict[str, Any]
+    """JSON: `rounds`, `is_virtual` of them, and `counts`; {} where the workdir has all."""
 
 
 def cut_and_resumed(arm: Arm, own: pathlib.Path) -> Found:
@@ -30,16 +31,14 @@ def cut_and_resumed(arm: Arm, own: pathlib.Path) -> Found:
     cut = trained(arm, own / "run", interrupter(arm))
     if not cut.summary["interrupted"]:
         raise ValueError(f"the run was over after {len(cut.history)} lines, before its cut")
-    return Found(returned(trained(arm, own / "run")))
+    return Found(returned(trained(arm, own / "run")), {})
 
 
 def interrupter(arm: Arm) -> Callable[[Any], None]:
     """A callback that presses Ctrl-C after the arm's round or outer step."""
 
     def interrupt(line: Any) -> None:
-        if getattr(line, "round", None) == arm["cut_round"]:
-            signal.raise_signal(signal.SIGINT)
-        if getattr(line, "step", None) == arm["cut_round"]:
+        if (line.step if "estimator" in arm else line.round) == arm["cut_round"]:
             signal.raise_signal(signal.SIGINT)
 
     return interrupt

@@ -24,7 +24,7 @@ def replayed(arm: tasks.Arm, own: pathlib.Path) -> tasks.Found:
     again = {**arm, "fields": {**arm["fields"], "replay": replay}}
     if "cut_round" in arm:
         return tasks.cut_and_resumed(again, own)
-    return tasks.Found(tasks.returned(tasks.trained(again, own / "run")))
+    return tasks.Found(tasks.returned(tasks.trained(again, own / "run")), {})
 
 
 def gone_on(arm: tasks.Arm, own: pathlib.Path) -> tasks.Found:

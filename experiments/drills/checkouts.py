@@ -3,16 +3,28 @@
     python -m experiments.drills.checkouts --before=DIR [--after=DIR] [--only=PATTERN,…]
         [--every=7] [--float64] [--directory=DIR]
 
-DIR are two checkouts. Each arm is one ordering with one reducer and one form of the local phase,
-in one process of four workers or in two launched processes of two workers each: a run of
-several passes that a callback ends in the middle, and its resumption. Quotas are static, or
-adaptive on the virtual clock, so that nothing depends on how fast the machine is. Both checkouts
-run all arms with the same interpreter, each in processes of its own.
+DIR are two checkouts. An arm is a run of several passes that a callback ends in the middle, and its
+resumption, in one process of four workers or in two launched processes of two workers each. Each
+ordering is trained with each reducer in each form of the local phase, and there are arms of each of
+these kinds (`--only='KIND/*'`):
+
+    bilevel    `fit_bilevel`, by estimators of each family
+    loop       rounds of `Run` one by one: updates, products, products of a held batch
+    blocks     orders that sign several blocks of a microbatch
+    sets       several evaluation sets, and the best by a metric
+    weights    weights that depend on the parameters, or are negative
+    nonfinite  examples that are not finite, skipped
+    replay     another run's trace: to its end, past its end, cut and resumed
+    workdir    a run that the earlier checkout has cut: the later one goes on with it, loads and
+               reports it, or refuses its format; the arm says which
+
+Quotas are static, or adaptive on the virtual clock, so that nothing depends on how fast the machine
+is. Both checkouts run all arms with the same interpreter, each in processes of its own.
 
 Quotas, microbatches done, orders, what is left of each pass, and the ledger have to be identical
-after every round: one flipped sign is a failure. Parameters, optimiser state and losses have to
-be equal to the bit. An arm whose numbers are not is run again in float64, and named. Exit code 1
-where an arm has failed.
+after every round or outer step: one flipped sign is a failure. Parameters, optimiser state and
+losses have to be equal to the bit. An arm whose numbers are not is run again in float64, and named.
+Exit code 1 where an arm has failed.
 
 All arms take an hour or two. `--directory` keeps what they leave: the same command goes on after
 the arms that are there.
@@ -284,8 +296,8 @@ if __name__ == "__main__":
     flags.DEFINE_list(
         "only",
         [],
-        "Patterns of arms, named PROCESSES/LOCAL/ORDERING/REDUCER/SHARING/QUOTAS, such as "
-        "'1/*/d_grab*/ring/*'; all by default.",
+        "Patterns of arms, named PROCESSES/LOCAL/ORDERING/REDUCER/SHARING/QUOTAS, with a kind "
+        "before it but for plain runs, such as '1/*/d_grab*/ring/*,bilevel/*'; all by default.",
     )
     flags.DEFINE_integer("every", 1, "Of the arms, each one in so many: 7 for a quick look.", 1)
     flags.DEFINE_bool("float64", False, "Compare in float64, to the bit too.")
