@@ -259,11 +259,11 @@ def _of_weights() -> list[Arm]:
 
 
 _REPLAYS = (
-    "1/stepped/grab/all_reduce/shared/first/whole",
+    "1/stepped/grab/all_reduce/shared/deadline/whole",
     "1/fused/random_reshuffling/d_psgd/private/adaptive/cut",
     "1/virtual/d_grab/ring/shared/quorum/short",
-    "2/stepped/pair_balance/matcha/shared/deadline/whole",
-    "1/stepped/value_gap/all_reduce/shared/first/whole",
+    "2/stepped/pair_balance/matcha/shared/quorum/whole",
+    "1/stepped/value_gap/all_reduce/shared/deadline/whole",
     "1/virtual/cg/ring/private/adaptive/cut",
     "1/stepped/value_gap/d_psgd/shared/quorum/short",
     "2/stepped/worst/all_reduce/private/adaptive/whole",
