@@ -276,7 +276,9 @@ def _of_replays() -> list[Arm]:
     for index, name in enumerate(_REPLAYS):
         name, _, how = name.rpartition("/")
         arm = _of_any("replay", name, index)
-        traced = {**arm["fields"], "local": "virtual"}
+        traced = dict(arm["fields"])
+        if arm["processes"] == 1:
+            traced["local"] = "virtual"  # which no other process takes part in
         arm["fields"] = {**arm["fields"], "cluster": {"num_workers": 4}}
         if how == "short":
             traced |= {"outer_steps": 2} if "estimator" in arm else {"max_rounds": 4}

@@ -283,6 +283,8 @@ def largest_gap(before: Outcome, after: Outcome) -> float:
 
 
 def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, np.ndarray | dict | list) and type(first) is not type(second):
+        return False
     if isinstance(first, np.ndarray):
         return (
             first.dtype == second.dtype
@@ -298,6 +300,8 @@ def _same(first: Any, second: Any) -> bool:
 
 def _place(first: Any, second: Any) -> str:
     """Where two values differ first, as `[3][0]`."""
+    if type(first) is not type(second):
+        return ""
     if isinstance(first, dict):
         for name in sorted(first.keys() ^ second.keys()):
             return f"[{name}] on one side alone"
