@@ -1,13 +1,15 @@
 """The drill of two checkouts: nothing is found where they are one, and the least difference is."""
 
 import copy
+import hashlib
+import json
 import os
 import pathlib
 
 import numpy as np
 import pytest
 
-from experiments.drills import checkout_outcomes, checkouts
+from experiments.drills import checkout_arms, checkout_grid, checkout_outcomes, checkouts
 from experiments.drills.checkouts import Result
 
 pytestmark = pytest.mark.slow
@@ -19,7 +21,7 @@ TOGETHER = "2/stepped/pair_balance/d_psgd/private/quorum"
 
 @pytest.fixture(scope="module")
 def arms():
-    named = {arm["name"]: arm for arm in checkouts.arms()}
+    named = {arm["name"]: arm for arm in checkout_arms.arms()}
     return [named[ALONE], named[TOGETHER]]
 
 
@@ -41,11 +43,11 @@ def outcome(directory):
 
 
 def test_arms_are_every_combination_that_works_together():
-    arms = checkouts.arms()
+    arms = checkout_grid.arms()
     names = [arm["name"].split("/") for arm in arms]
     assert len({tuple(name) for name in names}) == len(arms)
     pairs = {(ordering, reducer) for _, _, ordering, reducer, *_ in names}
-    assert {tuple(c[1:]) for c in checkouts.faults.combinations()} == pairs
+    assert {tuple(c[1:]) for c in checkout_grid.faults.combinations()} == pairs
     for processes, local, sharings in (
         ("1", "stepped", 2),
         ("1", "fused", 2),
@@ -177,7 +179,8 @@ def test_a_checkpoint_that_lacks_what_is_compared_is_refused():
 
 
 def test_rounding_is_named_and_more_fails():
-    arms = [{"name": f"1/fused/grab/ring/shared/{letter}"} for letter in "abc"]
+    name = "1/fused/grab/ring/shared/"
+    arms = [{"name": f"{name}{letter}", "processes": 1} for letter in "abc"]
     results = [
         Result(arms[0], True, True),
         Result(arms[1], True, False, "arrays[params of 1][0]"),
@@ -191,3 +194,142 @@ def test_rounding_is_named_and_more_fails():
     assert not is_good
     assert f"FAILED: {arms[2]['name']}" in text
     assert "| fused, 1 process | 3 | 3 | 1 |" in text
+
+
+# Kinds of arms beside runs of `fit`
+
+KINDS = (
+    "bilevel/1/virtual/value_gap/matcha/private/static",
+    "loop/1/virtual/update/d_psgd/shared/adaptive",
+    "blocks/1/virtual/d_grab/ring/private/static",
+    "sets/1/virtual/test_perplexity/matcha/shared/first",
+    "weights/1/virtual/varying/d_psgd/private/quorum",
+    "nonfinite/1/virtual/spoiled/d_psgd/private/quorum",
+    "replay/1/virtual/d_grab/ring/shared/quorum/short",
+    "workdir/1/virtual/pair_balance/d_psgd/private/quorum",
+)
+
+
+@pytest.fixture(scope="module")
+def of_kinds():
+    named = {arm["name"]: arm for arm in checkout_arms.arms()}
+    return [named[name] for name in KINDS]
+
+
+@pytest.fixture(scope="module")
+def kinds_directory(of_kinds, tmp_path_factory):
+    """One side, of this checkout."""
+    directory = tmp_path_factory.mktemp("kinds")
+    checkouts.run_checkout(checkouts.ROOT, of_kinds, directory / "before", cache=CACHE)
+    return directory
+
+
+@pytest.fixture(params=KINDS, ids=[name.split("/")[0] for name in KINDS])
+def of_kind(request, kinds_directory):
+    return checkout_outcomes.read(kinds_directory / "before" / request.param)
+
+
+def test_every_kind_has_an_arm_here():
+    kinds = {arm["name"].split("/")[0] for arm in checkout_arms.arms()} - {"1", "2"}
+    assert kinds == {name.split("/")[0] for name in KINDS}
+    names = [arm["name"] for arm in checkout_arms.arms()]
+    assert len(set(names)) == len(names)
+
+
+def test_the_least_bit_is_found_in_every_kind(of_kind):
+    """In each array that it has, and in each number and count of each round."""
+    assert checkout_outcomes.differences(of_kind, copy.deepcopy(of_kind)) == []
+    other = copy.deepcopy(of_kind)
+    for name, leaves in other.arrays.items():
+        for index, leaf in enumerate(leaves):
+            if leaf.size:
+                leaves[index] = np.array(leaf)
+                leaves[index].reshape(-1).view(np.uint8)[-1] ^= 1
+                found = checkout_outcomes.differences(of_kind, other)
+                assert found == [f"arrays[{name}][{index}]"]
+                leaves[index] = leaf
+    other = copy.deepcopy(of_kind)
+    other.rounds[-1]["quotas" if "quotas" in other.rounds[-1] else "rounds"] = None
+    other.numbers[0]["loss" if "loss" in other.numbers[0] else "upper_loss"] = 7.0
+    found = checkout_outcomes.differences(of_kind, other)
+    assert [text.partition("[")[0] for text in found] == ["rounds", "numbers"]
+
+
+def read_kind(directory, kind):
+    name = next(name for name in KINDS if name.startswith(kind))
+    return checkout_outcomes.read(directory / "before" / name)
+
+
+def test_a_bilevel_arm_has_rounds_of_both_levels_and_every_part_of_its_state(kinds_directory):
+    outcome = read_kind(kinds_directory, "bilevel")
+    assert {line.get("level") for line in outcome.rounds} == {None, "upper", "lower"}
+    assert outcome.counts["resumed"] == [2]
+    assert len(outcome.orders) == len(outcome.queues) == len(outcome.ledger) == 2 * 3
+    for part in ("x", "opt", "kept", "train/params", "best_params"):
+        assert f"{part} of 3" in outcome.arrays
+    other = copy.deepcopy(outcome)
+    other.ledger[1][-1][4] += 1  # a revisit
+    other.orders[3][0][:2] = other.orders[3][0][1::-1]
+    assert [text.partition("[")[0] for text in checkout_outcomes.differences(outcome, other)] == [
+        "orders",
+        "ledger",
+    ]
+
+
+def test_a_loop_has_updates_products_and_products_of_a_held_batch(kinds_directory):
+    outcome = read_kind(kinds_directory, "loop")
+    assert len(outcome.rounds) == 9
+    updated = [f"mean of {index}/0" not in outcome.arrays for index in range(9)]
+    assert updated == [True, False, False] * 3
+    held, again = (outcome.arrays[f"done of {index}/0"][0] for index in (1, 2))
+    assert sorted(held[held >= 0].tolist()) == sorted(again[again >= 0].tolist())
+    assert "own of 1/0" in outcome.arrays
+
+
+def test_the_arms_do_what_they_are_for(kinds_directory):
+    sets = read_kind(kinds_directory, "sets")
+    assert sets.counts["judged_by"] == "test_perplexity"
+    assert {"val_accuracy", "test_weighted"} <= sets.numbers[-1].keys()
+    spoiled = read_kind(kinds_directory, "nonfinite")
+    assert sum(line["skipped_examples"] for line in spoiled.rounds) > 0
+    short = read_kind(kinds_directory, "replay")
+    assert len(short.rounds) == 4
+    assert short.counts["interrupted"]
+
+
+def test_the_later_version_goes_on_with_what_the_earlier_one_has_cut(of_kinds, kinds_directory):
+    some = [arm for arm in of_kinds if arm["task"] in ("go on", "loop")]
+    results = checkouts.run_both(some, checkouts.ROOT, checkouts.ROOT, kinds_directory)
+    text, is_good = checkouts.table(results, {})
+    assert is_good, text
+    assert "| all | 2 | 2 | 2 |" in text
+    (name,) = [arm["name"] for arm in some if arm["task"] == "go on"]
+    abouts = [kinds_directory / side / name / "cut/config.json" for side in ("before", "after")]
+    assert abouts[0].stat().st_mtime_ns == abouts[1].stat().st_mtime_ns  # a copy of it
+    assert checkout_outcomes.read(kinds_directory / "after" / name).counts["resumed"] == [3]
+
+
+def test_what_the_later_version_refuses_by_its_format_is_told(of_kinds, tmp_path):
+    """The manifest of the earlier version's checkpoints says another format."""
+    (arm,) = [arm for arm in of_kinds if arm["task"] == "go on"]
+    run_checkout, made = checkouts.run_checkout, []
+
+    def spoiling(checkout, some, directory, **named):
+        for manifest in directory.glob("workdir/**/manifest.json") if made else ():
+            content = json.loads(manifest.read_text()) | {"format": 2}
+            del content["digest"]
+            digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+            text = json.dumps(content | {"digest": digest}, indent=1, sort_keys=True)
+            manifest.write_text(text)
+        made.append(directory.name)
+        return run_checkout(checkout, some, directory, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkouts, "run_checkout", spoiling)
+        (result,) = checkouts.run_both([arm], checkouts.ROOT, checkouts.ROOT, tmp_path)
+    assert made == ["before", "after"]
+    assert result.is_refused
+    text, is_good = checkouts.table([result], {})
+    assert is_good
+    assert f"refused: {arm['name']}: " in text
+    assert "has format 2" in text

@@ -8,12 +8,13 @@ pass as an array, or as a queue with a head), both are brought to one form.
 import collections
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 IDENTICAL, BITS = ("rounds", "orders", "queues", "ledger", "counts"), ("numbers", "arrays")
+LEVELS = ("upper", "lower")
 TOLERANCE = 1e-12
 """Of float64, relative to the largest entry of an array."""
 
@@ -29,9 +30,43 @@ _EXACT = (
     "present",
     "full",
     "bytes_sent",
+    "step",
+    "level",
+    "request",
+    "is_new",
+    "rounds",
+    "revisits",
 )
-_NUMBERS = ("loss", "eval", "consensus", "herding")
-_VIRTUAL_NUMBERS = ("compute_secs", "local_secs", "round_secs", "optimal_round_secs")
+_NUMBERS = (
+    "loss",
+    "eval",
+    "consensus",
+    "herding",
+    "metrics",
+    "learning_rate",
+    "grad_norm",
+    "update_norm",
+    "weight_sum",
+    "upper_loss",
+    "lower_loss",
+    "hypergradient_norm",
+    "gap",
+    "residual",
+    "multiplier",
+    "step_chosen",
+    "curvature",
+    "crossed",
+    "stood",
+)
+_VIRTUAL_NUMBERS = (
+    "compute_secs",
+    "local_secs",
+    "round_secs",
+    "optimal_round_secs",
+    "waiting_fraction",
+    "step_secs",
+    "kinds",
+)
 _PARTS = {
     "best_params": "best_params",
     "opt_state": "opt_state",
@@ -40,6 +75,7 @@ _PARTS = {
     "params": "params",
     "progress_rounds": "progress",
 }
+_OF_STEPS = ("x", "opt", "kept", "train/params", "best_params")  # of a bilevel checkpoint
 _LEDGER = {  # what each version calls it
     "counts": "counts",
     "ever": "ever",
@@ -50,7 +86,15 @@ _LEDGER = {  # what each version calls it
 }
 _COUNTS = (
     "rounds",
+    "outer_steps",
+    "levels",
     "interrupted",
+    "stopped_by",
+    "resumed",
+    "judged_by",
+    "rounds_without_update",
+    "examples_skipped",
+    "bytes_sent",
     "examples_missing",
     "examples_duplicated",
     "examples_never_processed",
@@ -70,9 +114,9 @@ class Outcome(NamedTuple):
     ledger: list[list[np.ndarray]]
     counts: dict[str, Any]
     numbers: list[dict[str, Any]]
-    """Losses and virtual seconds of each round, to 9 digits."""
+    """Losses and virtual seconds of each round, to 9 digits; metrics of the summary."""
     arrays: dict[str, list[np.ndarray]]
-    """Parameters and optimiser state of each checkpoint, and what `fit` returned."""
+    """Parameters and optimiser state of each checkpoint, and what the task returned."""
 
 
 def read(directory: pathlib.Path) -> Outcome:
@@ -84,26 +128,41 @@ def read(directory: pathlib.Path) -> Outcome:
     if not (directory / "result.npz").exists():
         error = directory / "error.txt"
         raise ValueError(error.read_text() if error.exists() else "the process ended before it")
-    lines = [json.loads(t) for t in (directory / "run/metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((directory / "run/summary.json").read_text())
-    numbers = _NUMBERS + (_VIRTUAL_NUMBERS if summary.get("clock") == "virtual" else ())
+    told = json.loads((directory / "told.json").read_text())
     with np.load(directory / "result.npz") as result:
-        returned = [result[name] for name in sorted(result.files)]
-    outcome = Outcome(
-        [_taken(line, _EXACT) for line in lines],
-        [],
-        [],
-        [],
-        _taken(summary, _COUNTS),
-        [_without_wall_secs(_taken(line, numbers)) for line in lines],
-        {"returned": returned},
-    )
-    steps = sorted(
-        path for path in (directory / "run/checkpoints").iterdir() if path.name.isdigit()
-    )
-    for step in steps:
-        add_checkpoint(outcome, int(step.name), _read_arrays(step))
+        returned = {name: [result[name]] for name in sorted(result.files)}
+    outcome = Outcome([], [], [], [], dict(told.get("counts", {})), [], returned)
+    _add_lines(outcome, told.get("rounds", []), is_virtual=told.get("is_virtual", False))
+    run = directory / "run"
+    if run.exists():
+        _add_run(outcome, run)
     return outcome
+
+
+def _add_run(outcome: Outcome, run: pathlib.Path) -> None:
+    """Adds what a run left in its workdir."""
+    summary = json.loads((run / "summary.json").read_text())
+    for name in ("metrics.jsonl", *(f"{level}_rounds.jsonl" for level in LEVELS)):
+        if (run / name).exists():
+            lines = [json.loads(text) for text in (run / name).read_text().splitlines()]
+            _add_lines(outcome, lines, is_virtual=summary.get("clock") == "virtual")
+    outcome.counts.update(_taken(summary, _COUNTS))
+    if "resumed" in outcome.counts:  # when it was is another time
+        outcome.counts["resumed"] = [each["round"] for each in summary["resumed"]]
+    metrics = ("best_", "val_", "test_", "train_loss", "train_accuracy")
+    outcome.numbers.append({n: summary[n] for n in summary if n.startswith(metrics)})
+    for step in sorted(p for p in (run / "checkpoints").iterdir() if p.name.isdigit()):
+        arrays, index = _read_arrays(step), int(step.name)
+        if "outer_steps" in summary:
+            add_bilevel_checkpoint(outcome, index, arrays)
+        else:
+            add_checkpoint(outcome, index, arrays)
+
+
+def _add_lines(outcome: Outcome, lines: list[dict[str, Any]], *, is_virtual: bool) -> None:
+    names = _NUMBERS + (_VIRTUAL_NUMBERS if is_virtual else ())
+    outcome.rounds.extend(_taken(line, _EXACT) for line in lines)
+    outcome.numbers.extend(_without_wall_secs(_taken(line, names)) for line in lines)
 
 
 def _taken(line: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -126,8 +185,32 @@ def _read_arrays(step: pathlib.Path) -> dict[str, np.ndarray]:
     return files.read_arrays(step / files.ARRAYS) | empty
 
 
-def add_checkpoint(outcome: Outcome, step: int, arrays: Mapping[str, np.ndarray]) -> None:
-    """Adds what is compared of one checkpoint; raises ValueError where it has none."""
+def add_bilevel_checkpoint(outcome: Outcome, step: int, arrays: Mapping[str, np.ndarray]) -> None:
+    """Adds both levels' streams, and what the outer steps know; raises ValueError as the other."""
+    for level in LEVELS:
+        own = {n.removeprefix(f"{level}/"): a for n, a in arrays.items() if n.startswith(level)}
+        add_checkpoint(outcome, step, own, needs=())
+        outcome.ledger[-1].append(own["revisits"])
+    for name in sorted(arrays):
+        part = next((p for p in _OF_STEPS if f"{name}/".startswith(f"{p}/")), None)
+        if part is not None:
+            outcome.arrays.setdefault(f"{part} of {step}", []).append(arrays[name])
+    if f"train/params of {step}" not in outcome.arrays:
+        raise ValueError(f"checkpoint {step} has no params arrays: {sorted(arrays)}")
+
+
+def add_checkpoint(
+    outcome: Outcome,
+    step: int,
+    arrays: Mapping[str, np.ndarray],
+    *,
+    needs: Sequence[str] = ("params", "opt_state"),
+) -> None:
+    """Adds what is compared of one checkpoint.
+
+    Raises:
+        ValueError: it lacks an order, what is left of one, a ledger, or arrays of `needs`.
+    """
     passes: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
     kept: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
     ledger = {}
@@ -149,7 +232,7 @@ def add_checkpoint(outcome: Outcome, step: int, arrays: Mapping[str, np.ndarray]
     if "reached" in ledger:  # in finished passes; the other form has those of the open one too
         ledger["ever"] = ledger.pop("reached") | (ledger["counts"] > 0)
     lacks = [what for what, there in (("orders", found), ("ledger", ledger)) if not there]
-    lacks += [f"{what} arrays" for what in ("params", "opt_state") if what not in kept]
+    lacks += [f"{what} arrays" for what in needs if what not in kept]
     lacks += ["queues"] * any("remaining" not in f and "queue" not in f for f in found)
     if lacks:
         raise ValueError(f"checkpoint {step} has no {', '.join(lacks)}: {sorted(arrays)}")
@@ -157,7 +240,8 @@ def add_checkpoint(outcome: Outcome, step: int, arrays: Mapping[str, np.ndarray]
     outcome.queues.append([_left(fields) for fields in found])
     outcome.ledger.append([ledger[name] for name in sorted(ledger)])
     for part, named in kept.items():
-        outcome.arrays[f"{part} of {step}"] = [named[name] for name in sorted(named)]
+        if needs:
+            outcome.arrays[f"{part} of {step}"] = [named[name] for name in sorted(named)]
 
 
 def _order(fields: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -199,6 +283,8 @@ def largest_gap(before: Outcome, after: Outcome) -> float:
 
 
 def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, np.ndarray | dict | list) and type(first) is not type(second):
+        return False
     if isinstance(first, np.ndarray):
         return (
             first.dtype == second.dtype
@@ -214,6 +300,8 @@ def _same(first: Any, second: Any) -> bool:
 
 def _place(first: Any, second: Any) -> str:
     """Where two values differ first, as `[3][0]`."""
+    if type(first) is not type(second):
+        return ""
     if isinstance(first, dict):
         for name in sorted(first.keys() ^ second.keys()):
             return f"[{name}] on one side alone"

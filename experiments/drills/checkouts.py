@@ -3,16 +3,28 @@
     python -m experiments.drills.checkouts --before=DIR [--after=DIR] [--only=PATTERN,…]
         [--every=7] [--float64] [--directory=DIR]
 
-DIR are two checkouts. Each arm is one ordering with one reducer and one form of the local phase,
-in one process of four workers or in two launched processes of two workers each: a run of
-several passes that a callback ends in the middle, and its resumption. Quotas are static, or
-adaptive on the virtual clock, so that nothing depends on how fast the machine is. Both checkouts
-run all arms with the same interpreter, each in processes of its own.
+DIR are two checkouts. An arm is a run of several passes that a callback ends in the middle, and its
+resumption, in one process of four workers or in two launched processes of two workers each. Each
+ordering is trained with each reducer in each form of the local phase, and there are arms of each of
+these kinds (`--only='KIND/*'`):
+
+    bilevel    `fit_bilevel`, by estimators of each family
+    loop       rounds of `Run` one by one: updates, products, products of a held batch
+    blocks     orders that sign several blocks of a microbatch
+    sets       several evaluation sets, and the best by a metric
+    weights    weights that depend on the parameters, or are negative
+    nonfinite  examples that are not finite, skipped
+    replay     another run's trace: to its end, past its end, cut and resumed
+    workdir    a run that the earlier checkout has cut: the later one goes on with it, loads and
+               reports it, or refuses its format; the arm says which
+
+Quotas are static, or adaptive on the virtual clock, so that nothing depends on how fast the machine
+is. Both checkouts run all arms with the same interpreter, each in processes of its own.
 
 Quotas, microbatches done, orders, what is left of each pass, and the ledger have to be identical
-after every round: one flipped sign is a failure. Parameters, optimiser state and losses have to
-be equal to the bit. An arm whose numbers are not is run again in float64, and named. Exit code 1
-where an arm has failed.
+after every round or outer step: one flipped sign is a failure. Parameters, optimiser state and
+losses have to be equal to the bit. An arm whose numbers are not is run again in float64, and named.
+Exit code 1 where an arm has failed.
 
 All arms take an hour or two. `--directory` keeps what they leave: the same command goes on after
 the arms that are there.
@@ -23,109 +35,22 @@ import fnmatch
 import json
 import os
 import pathlib
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from absl import app, flags, logging
 
-from experiments.drills import checkout_outcomes, fault_cases, faults
+from experiments.drills import checkout_arms, checkout_outcomes, fault_cases
+from experiments.drills.checkout_arms import Arm
 
 ROOT = pathlib.Path(__file__).parents[2]
-_WORKER = pathlib.Path(__file__).with_name("checkout_worker.py")
-_LOCALS = ("stepped", "fused", "virtual")
-_NUM_PROCESSES = 2
+_WORKER = "experiments.drills.checkout_worker"
 _ARMS_AT_ONCE = 12  # of a process: a few seconds of start, and a cut loses no more
 _MOST_SECS = 1200.0  # for that many arms
-
-Arm = dict[str, Any]
-
-_SPEEDS = {"num_workers": 4, "secs_per_microbatch": [1.0, 1.5, 2.0, 4.0], "clock": "virtual"}
-_CHANGES = [
-    {"round": 1, "worker": 0, "secs_per_microbatch": 3.0},
-    {"round": 2, "worker": 1, "present": False},
-    {"round": 4, "worker": 1, "present": True},
-]
-_ADAPTIVE = {"quota.policy": "adaptive", "cluster": _SPEEDS}
-_STATIC = {"quota.policy": "static", "quota.proportions": [4, 3, 2, 1]}
-_VARIANTS: dict[str, dict[str, Any]] = {
-    "static": {
-        "quota.policy": "static",
-        "quota.proportions": [4, 3, 1, 0],
-        "cluster": {"num_workers": 4},
-    },
-    "adaptive": {**_ADAPTIVE, "cluster": {**_SPEEDS, "changes": _CHANGES}},
-    "quorum": {**_ADAPTIVE, "gate.trigger": "quorum", "gate.quorum": 5},
-    "first": {
-        **_STATIC,
-        "cluster": _SPEEDS,
-        "gate.trigger": "first",
-        "gate.in_flight": "drop",
-    },
-    "deadline": {
-        **_ADAPTIVE,
-        "cluster": {**_SPEEDS, "delay": "exponential"},
-        "gate.trigger": "deadline",
-        "gate.deadline_secs": 4.0,
-    },
-}
-
-
-def arms() -> list[Arm]:
-    """Every combination that works together, in one process and in several.
-
-    Quotas and gates take turns; model, optimiser, feed and weighting are drawn for each arm.
-    """
-    found = []
-    pairs = list(dict.fromkeys((o, r) for _, o, r in faults.combinations()))
-    for processes in (1, _NUM_PROCESSES):
-        for local in _LOCALS if processes == 1 else ("stepped", "fused"):
-            for index, (ordering, reducer) in enumerate(pairs):
-                both = ("shared", "private")
-                for sharing in both if processes == 1 else both[index // 2 % 2 :][:1]:
-                    found.append(_arm(processes, local, ordering, reducer, sharing, index))
-    return found
-
-
-def _arm(processes: int, local: str, ordering: str, reducer: str, sharing: str, index: int) -> Arm:
-    turn = index + _LOCALS.index(local) + 2 * (processes > 1) + (sharing == "private")
-    variants = [
-        name for name in _VARIANTS if local != "fused" or "gate.trigger" not in _VARIANTS[name]
-    ]
-    variant = variants[turn % len(variants)]
-    name = f"{processes}/{local}/{ordering}/{reducer}/{sharing}/{variant}"
-    rng = random.Random(name)
-    fields: dict[str, Any] = {
-        "epochs": 3,
-        "microbatch_size": 4,
-        "budget": 8,
-        "local": local,
-        "data.sharing": sharing,
-        "data.feed": rng.choice(("resident", "resident", "streamed")),
-        "ordering.method": ordering,
-        "ordering.herding_every": 1 if index % 6 == 0 else 0,
-        "reducer.name": reducer,
-        "checkpoint.every_rounds": 1,
-        "checkpoint.keep": 1000,
-        **_VARIANTS[variant],
-    }
-    if sharing == "private":
-        fields["data.weighting"] = rng.choice(("shard", "example", "shard_mean"))
-    if local == "virtual" and variant == "static":
-        fields["cluster"] = _SPEEDS
-    return {
-        "name": name,
-        "processes": processes,
-        "model": rng.choice(("logistic", "mlp")),
-        "optimizer": rng.choice(("sgd", "sgd", "adam")),
-        "num_examples": 51,
-        "cut_round": 2,
-        "fields": fault_cases.nested(fields),
-    }
 
 
 def run_checkout(
@@ -146,18 +71,24 @@ def run_checkout(
         float64: 64-bit numbers.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "path"  # this checkout's experiments, and no hetjax but the one to run
+    path.mkdir(exist_ok=True)
+    for name, at in (("hetjax", checkout), ("experiments", ROOT)):
+        if not (path / name).exists():
+            (path / name).symlink_to(at.resolve() / name)
     environment = {
         **{n: v for n, v in os.environ.items() if not n.startswith(("HETJAX_", "XLA_FLAGS"))},
         **fault_cases.environment(cache),
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
         "JAX_ENABLE_X64": str(int(float64)),
-        "PYTHONPATH": str(checkout.resolve()),
+        "PYTHONPATH": str(path.resolve()),
     }
     printed = ""
     for processes in sorted({arm["processes"] for arm in chosen}):
-        path = directory / f"arms_{processes}.json"
-        path.write_text(json.dumps([arm for arm in chosen if arm["processes"] == processes]))
-        command = [sys.executable, "-P", str(_WORKER), str(path), str(directory)]
+        listed = directory / f"arms_{processes}.json"
+        listed.write_text(json.dumps([arm for arm in chosen if arm["processes"] == processes]))
+        given = [str(checkout.resolve()), str(listed), str(directory)]
+        command = [sys.executable, "-P", "-m", _WORKER, *given]
         if processes > 1:
             launch = ["hetjax.launch", f"--workers={processes}", "--max_restarts=0"]
             command = [sys.executable, "-P", "-m", *launch, "--start_secs=inf", "--", *command]
@@ -183,6 +114,8 @@ class Result(NamedTuple):
     bit_equal: bool
     told: str = ""
     """Where the checkouts differ, or why there is nothing to compare."""
+    is_refused: bool = False
+    """The later version refuses the earlier one's checkpoints by their format, as `told` says."""
 
 
 def compare(chosen: Sequence[Arm], before: pathlib.Path, after: pathlib.Path) -> list[Result]:
@@ -196,6 +129,9 @@ def compare(chosen: Sequence[Arm], before: pathlib.Path, after: pathlib.Path) ->
         except ValueError as error:
             side_name = ("before", "after")[len(outcomes)]
             results.append(Result(arm, False, False, f"{side_name}: {error}"))
+            continue
+        if refusal := outcomes[1].counts.get("refused"):
+            results.append(Result(arm, False, False, refusal, is_refused=True))
             continue
         found = checkout_outcomes.differences(*outcomes)
         wrong = [text for text in found if text.startswith(checkout_outcomes.IDENTICAL)]
@@ -217,11 +153,14 @@ def run_both(
     results = []
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         for some in _batches(chosen):
+            handed = [arm for arm in some if arm["task"] == "go on"]
+            own = [arm for arm in some if arm["task"] != "go on"]
             runs = [
-                threads.submit(_run_rest, at, some, directory / side, cache, float64)
-                for side, at in (("before", before), ("after", after))
+                threads.submit(_run_rest, before, some, directory / "before", cache, float64),
+                threads.submit(_run_rest, after, own, directory / "after", cache, float64),
             ]
             printed = [run.result() for run in runs]
+            printed.append(_run_rest(after, handed, directory / "after", cache, float64))
             results += compare(some, directory / "before", directory / "after")
             if any("ended before" in result.told for result in results[-len(some) :]):
                 print("\n".join(text[-4000:] for text in printed), file=sys.stderr)
@@ -251,7 +190,11 @@ def _run_rest(
     """Runs the arms that have no outcome yet."""
     left = [arm for arm in some if not (directory / arm["name"] / "result.npz").exists()]
     for arm in left:
-        shutil.rmtree(directory / arm["name"], ignore_errors=True)  # half of a run
+        own, begun = directory / arm["name"], directory.parent / "before" / arm["name"] / "cut"
+        shutil.rmtree(own, ignore_errors=True)  # half of a run
+        if arm["task"] == "go on" and directory.name == "after" and begun.exists():
+            for name in ("cut", "run"):  # the worker goes on with what it finds
+                shutil.copytree(begun, own / name)
     return run_checkout(checkout, left, directory, cache=cache, float64=float64) if left else ""
 
 
@@ -284,15 +227,16 @@ def table(results: Sequence[Result], gaps: dict[str, float]) -> tuple[str, bool]
     lines = ["| arms | number | identical | equal to the bit |", "|---|---|---|---|"]
     groups: dict[str, list[Result]] = {}
     for result in results:
-        processes, local = result.arm["name"].split("/")[:2]
-        title = f"{local}, {processes} process{'es' if processes != '1' else ''}"
-        groups.setdefault(title, []).append(result)
+        groups.setdefault(checkout_arms.kind_of(result.arm), []).append(result)
     for title, own in [*groups.items(), ("all", list(results))]:
         identical, equal = (sum(column) for column in zip(*(r[1:3] for r in own), strict=True))
         lines.append(f"| {title} | {len(own)} | {identical} | {equal} |")
     is_good = True
     for result in results:
         if result.bit_equal:
+            continue
+        if result.is_refused:
+            lines.append(f"\nrefused: {result.arm['name']}: {result.told}")
             continue
         gap = gaps.get(result.arm["name"])
         rounding = gap is not None and gap <= checkout_outcomes.TOLERANCE
@@ -312,10 +256,10 @@ def main(argv: list[str]) -> None:
     for checkout in (before, after):
         if not (checkout / "hetjax" / "__init__.py").exists():
             sys.exit(f"{checkout} is no checkout: it has no hetjax/__init__.py")
-    chosen = [a for a in arms() if not given.only or _is_asked(a["name"], given.only)]
+    chosen = [a for a in checkout_arms.arms() if not given.only or _is_asked(a["name"], given.only)]
     chosen = chosen[:: given.every]
     if not chosen:
-        names = "\n".join(arm["name"] for arm in arms())
+        names = "\n".join(arm["name"] for arm in checkout_arms.arms())
         sys.exit(f"--only: no arm is like {', '.join(given.only)}; there are\n{names}")
     if given.directory:
         _hold(pathlib.Path(given.directory), [str(before), str(after)])
@@ -352,8 +296,8 @@ if __name__ == "__main__":
     flags.DEFINE_list(
         "only",
         [],
-        "Patterns of arms, named PROCESSES/LOCAL/ORDERING/REDUCER/SHARING/QUOTAS, such as "
-        "'1/*/d_grab*/ring/*'; all by default.",
+        "Patterns of arms, named PROCESSES/LOCAL/ORDERING/REDUCER/SHARING/QUOTAS, with a kind "
+        "before it but for plain runs, such as '1/*/d_grab*/ring/*,bilevel/*'; all by default.",
     )
     flags.DEFINE_integer("every", 1, "Of the arms, each one in so many: 7 for a quick look.", 1)
     flags.DEFINE_bool("float64", False, "Compare in float64, to the bit too.")
