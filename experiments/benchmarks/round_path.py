@@ -17,6 +17,7 @@ experiments/results/structure/README.md keeps the table.
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
 import os
 import pathlib
@@ -145,7 +146,7 @@ class Watch:
 
     def _depth(self) -> int:
         """Functions of the package that this thread is in."""
-        frame: Any = sys._getframe()
+        frame: Any = inspect.currentframe()
         depth = 0
         while frame is not None:
             depth += frame.f_code.co_filename.startswith(self._package)
