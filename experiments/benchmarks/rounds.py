@@ -5,8 +5,8 @@
 Groups: matcha, eigensolver, budgets, agreement, reductions, objective, weights, random_order,
 interleavings, throughput, together, overhead, array_forms, wall, stream, reading, norms, simulator,
 training.
-`training` needs Fashion-MNIST in DIR; its runs leave results in experiments/results/rounds/runs and
-are not done again. experiments/results/rounds/README.md keeps the table.
+`training` needs Fashion-MNIST in DIR; its runs leave lines in experiments/results/rounds/runs.jsonl
+and are not done again. experiments/results/rounds/README.md keeps the table.
 """
 
 import os
