@@ -87,9 +87,12 @@ def run_all(
                     raise
                 print(f"{name} is left out: {error}")
                 break
-            for key, record in zip(keys, made, strict=True):
-                records[key] = results.short(record | {"arm": key.arm})
-            results.write(directory, name, records.values())
+            found = {
+                key: results.short(record | {"arm": key.arm})
+                for key, record in zip(keys, made, strict=True)
+            }
+            results.write(directory, name, found.values())
+            records |= found
             count += 1
             minutes_done = (time.monotonic() - began) / 60
             print(f"{minutes_done:5.1f} min  {name} {keys[0].arm}, seed {keys[0].seed}", flush=True)

@@ -31,6 +31,7 @@ def record_of(losses, task=TINY, **fields):
         "train_losses": losses,
         "metric": "test_accuracy",
         "metric_values": [0.5] * len(losses),
+        "task": task.name,
         "settings": task.settings,
         "epochs": 3,
         "quotas": [],

@@ -29,7 +29,7 @@ def test_what_is_missed_and_what_was_not_run_is_said():
 
 def test_a_run_that_is_there_is_read_and_not_trained_again(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks.subprocess, "run", lambda *a, **k: pytest.fail("it was trained"))
-    result = json.loads((tasks.RESULTS / "m4_weekly.json").read_text())
+    result = tasks.read_results()["m4_weekly"]
     config = {**result["config"], "cluster": {"num_workers": 4}, "data": {}}
     summary = {**result["numbers"], "epochs": 5.0, "rounds": 9, "wall_secs": 2.0, "notes": ["a"]}
     summary |= {"start": {"first_round": 1.0}, "jax_version": "0", "quotas": [1]}

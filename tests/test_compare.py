@@ -1,12 +1,11 @@
 """The comparison of configurations: arms, that it resumes, its figures, its picture."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
 
-from experiments.comparisons import comparison
+from experiments.comparisons import comparison, kept
 
 pytestmark = pytest.mark.slow
 
@@ -74,12 +73,12 @@ def test_arms_meet_the_same_delays(found):
 
 def test_a_second_call_runs_nothing(found, monkeypatch):
     result, directory, arms = found
-    before = {path: path.read_text() for path in (directory / "runs").iterdir()}
-    assert len(before) == 4
+    before = comparison.path_of(directory).read_text()
+    assert len(before.splitlines()) == 4
     monkeypatch.setattr(comparison, "train", None)
     again = comparison.compare(arms, [3, 4], directory, jobs=0)
     assert again == result
-    assert before == {path: path.read_text() for path in (directory / "runs").iterdir()}
+    assert before == comparison.path_of(directory).read_text()
 
 
 def test_the_table_and_the_picture(found, tmp_path):
@@ -137,9 +136,8 @@ def test_tuning_takes_the_rate_that_is_first_at_the_target(tmp_path, monkeypatch
         rate, gated = run.rate, run.arm.fields["gate"]["trigger"] == "first"
         best = 0.2 if gated else 0.1
         losses = [2.0, 1.0 if rate == best else 1.5, 0.5, 0.4]
-        path = run.path(directory)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record_of(losses, epochs=4.0)))
+        record = record_of(losses, epochs=4.0, settings=run.settings)
+        kept.append(comparison.path_of(directory), record)
 
     monkeypatch.setattr(
         comparison,
@@ -148,6 +146,7 @@ def test_tuning_takes_the_rate_that_is_first_at_the_target(tmp_path, monkeypatch
     )
     result = comparison.compare(arms, [0, 1], tmp_path, rates=(0.1, 0.2), target=1.0, window=1.0)
     assert list(result.rates.values()) == [0.1, 0.2]
-    assert len(list(pathlib.Path(tmp_path, "runs").iterdir())) == 2 * 3
+    records = kept.read(comparison.path_of(tmp_path))
+    assert len({json.dumps(record["settings"]) for record in records}) == 2 * 3
     with pytest.raises(ValueError, match="--target_loss"):
         comparison.compare(arms, [0], tmp_path, rates=(0.1,))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import hetjax
+from experiments.comparisons import kept
 from experiments.orders import (
     arms,
     herding,
@@ -42,11 +43,11 @@ def found(tmp_path_factory):
 # Runs
 
 
-def test_each_run_leaves_one_file_with_its_losses(found):
+def test_each_run_leaves_one_line_with_its_losses(found):
     directory, count, _ = found
     records = results.read_records(directory, TINY)
     assert set(records) == {(arm, 0.05, seed) for arm in TINY.arms for seed in (0, 1)}
-    assert count == len(records) == len(list((directory / "runs" / "tiny").iterdir()))
+    assert count == len(records) == len(results.path_of(directory).read_text().splitlines())
     for record in records.values():
         assert len(record["train_losses"]) == len(record["metric_values"]) == 3
         assert record["metric"] == "test_accuracy"
@@ -78,12 +79,13 @@ def test_a_second_call_runs_nothing_and_a_lost_run_alone_is_done_again(found):
     directory, _, data_dir = found
     again = {"data_dir": data_dir, "num_jobs": 0}
     assert schedule.run_all([TINY], directory, **again) == 0
-    path = results.path_of(directory, Run(TINY, "fixed_map", 0.05, 0))
-    before = json.loads(path.read_text())
-    path.unlink()
+    path, key = results.path_of(directory), ("fixed_map", 0.05, 0)
+    before = results.read_records(directory, TINY)[key]
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if json.loads(line) != before))
     assert schedule.run_all([TINY], directory, minutes=-1, **again) == 0  # out of time
     assert schedule.run_all([TINY], directory, **again) == 1
-    after = json.loads(path.read_text())
+    after = results.read_records(directory, TINY)[key]
     assert after["train_losses"] == before["train_losses"]
 
 
@@ -94,7 +96,8 @@ def test_a_run_that_fails_is_told_and_the_others_are_done(found, tmp_path, monke
         if run.arm == "fixed_map":
             raise ValueError("no such thing")
         done.append(run.seed)
-        return record_of([0.5] * 3, arm=run.arm, learning_rate=0.05, seed=run.seed, secs=1.0)
+        named = {"arm": run.arm, "learning_rate": 0.05, "seed": run.seed}
+        return record_of([0.5] * 3, **named, secs=1.0)
 
     monkeypatch.setattr(runs, "train", train)
     with pytest.raises(RuntimeError, match=r"failed:\ntiny fixed_map-lr0.05-seed0: no such thing$"):
@@ -233,8 +236,8 @@ def test_epochs_are_timed_and_a_timed_task_is_not_timed_again(found, monkeypatch
     secs = timing.epoch_secs(TINY, data_dir, repeats=2)
     assert set(secs) == set(TINY.arms)
     assert all(len(values) == 2 and min(values) > 0 for values in secs.values())
-    kept = {"tiny": {"settings": TINY.settings, "secs": secs}}
-    jobs.write(directory / results.RUNS / results.EPOCH_SECS, kept)
+    timed = {"tiny": {"settings": TINY.settings, "secs": secs}}
+    jobs.write(directory / results.RUNS / results.EPOCH_SECS, timed)
     monkeypatch.setattr(timing, "epoch_secs", lambda *_: pytest.fail("it was timed"))
     schedule.time_all([TINY], directory, data_dir=data_dir, num_jobs=0)
     assert results.read_secs(directory, TINY) == secs
@@ -346,8 +349,8 @@ def test_every_task_of_the_study_fits_its_configuration_and_its_orders(task):
 
 def test_results_in_the_repository_are_of_the_tasks_as_they_are():
     directory = results.DIRECTORY
-    for task in study.TASKS.values():
-        for kind in (results.RUNS, results.HERDING):
+    for kind in (results.RUNS, results.HERDING):
+        for task in study.TASKS.values():
             results.read_records(directory, task, kind)
-    names = {path.name for path in (directory / results.RUNS).iterdir() if path.is_dir()}
-    assert names <= set(study.TASKS)
+        names = {record["task"] for record in kept.read(results.path_of(directory, kind))}
+        assert names <= set(study.TASKS)

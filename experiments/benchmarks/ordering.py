@@ -21,7 +21,6 @@ def main(argv: list[str]) -> None:
         sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
     hetjax.use_cpu_workers(8)
     from experiments.benchmarks import (
-        ordering_checks,
         ordering_kernels,
         ordering_steps,
         ordering_toys,
@@ -33,8 +32,6 @@ def main(argv: list[str]) -> None:
         "preconditioned": ordering_steps.preconditioned_rows,
         "per_example": ordering_steps.per_example_rows,
         "memory": ordering_steps.memory_rows,
-        "check": ordering_checks.cost_rows,
-        "losses": ordering_checks.gradient_rows,
         "kernel": ordering_kernels.kernel_rows,
         "exactness": ordering_kernels.exactness_rows,
         "wire": ordering_kernels.wire_rows,

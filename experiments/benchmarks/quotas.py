@@ -23,7 +23,6 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # not every data set that is opened
     hetjax.use_cpu_workers(8)
     from experiments.benchmarks import (
-        local_forms,
         quota_overhead,
         quota_pooled,
         quota_training,
@@ -33,7 +32,6 @@ def main(argv: list[str]) -> None:
     groups = {
         "overhead": lambda: quota_overhead.overhead_rows(_ROUNDS.value),
         "host": quota_overhead.host_rows,
-        "forms": local_forms.form_rows,
         "emulated": quota_training.emulated_rows,
         "emulated_short": lambda: quota_training.emulated_rows(0.05),
         "compilation": quota_training.compilation_rows,

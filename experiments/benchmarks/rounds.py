@@ -2,11 +2,10 @@
 
     python -m experiments.benchmarks.rounds [--only=GROUP,…] [--data_dir=DIR] [--jobs=2]
 
-Groups: matcha, eigensolver, budgets, agreement, reductions, objective, weights, random_order,
-interleavings, throughput, together, overhead, array_forms, wall, stream, reading, norms, simulator,
-training.
-`training` needs Fashion-MNIST in DIR; its runs leave results in experiments/results/rounds/runs and
-are not done again. experiments/results/rounds/README.md keeps the table.
+Groups: matcha, reductions, objective, weights, random_order, interleavings, throughput, together,
+overhead, wall, stream, simulator, training.
+`training` needs Fashion-MNIST in DIR; its runs leave lines in experiments/results/rounds/runs.jsonl
+and are not done again. experiments/results/rounds/README.md keeps the table.
 """
 
 import os
@@ -21,12 +20,8 @@ from absl import app, flags, logging
 
 import hetjax
 from experiments.benchmarks import (
-    array_forms,
-    reading,
     round_objectives,
     round_speeds,
-    schedule_rows,
-    step_norms,
     varying_weights,
 )
 from experiments.benchmarks.rows import Row, print_tables
@@ -251,9 +246,6 @@ def training_rows() -> list[Row]:
 
 GROUPS = {
     "matcha": matcha_rows,
-    "eigensolver": schedule_rows.eigensolver_rows,
-    "budgets": schedule_rows.budget_rows,
-    "agreement": schedule_rows.agreement_rows,
     "reductions": reduction_rows,
     "objective": round_objectives.objective_rows,
     "weights": varying_weights.weight_rows,
@@ -262,11 +254,8 @@ GROUPS = {
     "throughput": round_speeds.throughput_rows,
     "together": round_speeds.together_rows,
     "overhead": round_speeds.overhead_rows,
-    "array_forms": array_forms.array_form_rows,
     "wall": round_speeds.wall_rows,
     "stream": round_speeds.stream_rows,
-    "reading": reading.reading_rows,
-    "norms": step_norms.norm_rows,
     "simulator": simulator_rows,
     "training": training_rows,
 }

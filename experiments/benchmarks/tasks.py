@@ -3,9 +3,9 @@
     python -m experiments.benchmarks.tasks --data_dir=DIR [--only=TASK,TASK] [--workdir=DIR]
 
 Each task is one run of `experiments.train` with `configs/TASK.py`, in a process of its own, one
-after the other. What came of it goes to `experiments/results/tasks/TASK.json`; a task that has such
-a file is not trained again, but for those in `--only`. The table in the README.md beside them is
-written from these files alone, `--only=` (empty) writes it without training.
+after the other. What came of it is added to `experiments/results/tasks/tasks.jsonl`; a task that is
+there is not trained again, but for those in `--only`. The table in the README.md beside it is
+written from the last line of each task alone, `--only=` (empty) writes it without training.
 """
 
 import json
@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 from absl import app, flags
 
 from experiments.benchmarks import rows
+from experiments.comparisons import kept
 
 RESULTS = pathlib.Path(__file__).parent.parent / "results" / "tasks"
+FILE = RESULTS / "tasks.jsonl"
 
 
 class Target(NamedTuple):
@@ -181,8 +183,8 @@ def _optimiser(config: dict[str, Any]) -> str:
 
 def read_results() -> dict[str, dict[str, Any]]:
     """The results that are there, in the order of `TARGETS`."""
-    paths = {name: RESULTS / f"{name}.json" for name in TARGETS}
-    return {k: json.loads(path.read_text()) for k, path in paths.items() if path.is_file()}
+    found = {record["task"]: record for record in kept.read(FILE)}
+    return {name: found[name] for name in TARGETS if name in found}
 
 
 def main(argv: list[str]) -> None:
@@ -193,11 +195,10 @@ def main(argv: list[str]) -> None:
     wanted = missing if given.only is None else [name for name in given.only if name]
     if unknown := [name for name in wanted if name not in TARGETS]:
         sys.exit(f"--only: there is no {', '.join(unknown)}; allowed are {', '.join(TARGETS)}")
-    RESULTS.mkdir(parents=True, exist_ok=True)
     for name in wanted:
         began = time.perf_counter()
         result = train(name, given.data_dir, pathlib.Path(given.workdir).expanduser() / name)
-        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+        kept.append(FILE, result)
         print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr)
     results = read_results()
     (RESULTS / "README.md").write_text(page(results))

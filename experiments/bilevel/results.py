@@ -1,12 +1,12 @@
 """Results as JSON lines: a file for each task, a line for each run."""
 
-import json
 import math
-import os
 import pathlib
 import statistics
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+
+from experiments.comparisons import kept
 
 Record = dict[str, Any]
 
@@ -20,19 +20,14 @@ class Key(NamedTuple):
 
 def read(directory: pathlib.Path, task: str) -> dict[Key, Record]:
     """The runs of a task that are there."""
-    path = directory / "runs" / f"{task}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    records = [json.loads(line) for line in lines]
+    records = kept.read(directory / "runs" / f"{task}.jsonl")
     return {Key(record["arm"], record["seed"]): record for record in records}
 
 
 def write(directory: pathlib.Path, task: str, records: Iterable[Record]) -> None:
-    """All runs of a task, all or nothing."""
-    path = directory / "runs" / f"{task}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text("".join(json.dumps(record) + "\n" for record in records))
-    draft.replace(path)
+    """Adds runs of a task."""
+    for record in records:
+        kept.append(directory / "runs" / f"{task}.jsonl", record)
 
 
 def short(value: Any) -> Any:

@@ -1,14 +1,13 @@
 """Configurations side by side on the same delays: their runs, figures, table and picture.
 
-A run is an arm, a seed and maybe a learning rate; it leaves one JSON file, named by all that it
-depends on, and is not done again. The training loss is that of the rounds, averaged over the last
-`window` of an epoch's examples.
+A run is an arm, a seed and maybe a learning rate; it leaves one line in `runs.jsonl`, with all
+settings that it depends on, and is not done again. The training loss is that of the rounds,
+averaged over the last `window` of an epoch's examples.
 """
 
 import ast
 import concurrent.futures
 import contextlib
-import hashlib
 import json
 import math
 import multiprocessing
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from absl import logging
 
-from experiments.comparisons import pictures, spreads
+from experiments.comparisons import kept, pictures, spreads
 from hetjax import config as config_lib
 
 COLOURS = ("#30343b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a6d3b", "#56b4e9")
@@ -46,10 +45,15 @@ class Run(NamedTuple):
     seed: int
     rate: float | None  # None: that of the configuration
 
-    def path(self, directory: pathlib.Path) -> pathlib.Path:
-        """Where its result lies: named by all that it depends on."""
-        settings = json.dumps(self.arm.settings(self.seed, self.rate), sort_keys=True)
-        return directory / "runs" / f"{hashlib.sha256(settings.encode()).hexdigest()[:16]}.json"
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that its result depends on."""
+        return self.arm.settings(self.seed, self.rate)
+
+
+def path_of(directory: pathlib.Path) -> pathlib.Path:
+    """Of the file with the results of all runs."""
+    return directory / "runs.jsonl"
 
 
 def read_arms(texts: Sequence[str], common: Sequence[str]) -> list[Arm]:
@@ -110,7 +114,7 @@ def train(run: Run, directory: pathlib.Path) -> dict[str, Any]:
     from experiments import train as train_lib
 
     started = time.perf_counter()
-    settings = run.arm.settings(run.seed, run.rate)
+    settings = run.settings
     config = config_lib.validate(settings)
     try:
         result, diverged = train_lib.train_and_evaluate(config, None, progress=False), False
@@ -129,11 +133,7 @@ def train(run: Run, directory: pathlib.Path) -> dict[str, Any]:
         "summary": result.summary,
         "secs": round(time.perf_counter() - started, 1),
     }
-    path = run.path(directory)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps(record) + "\n")
-    draft.replace(path)
+    kept.append(path_of(directory), record)
     return record
 
 
@@ -143,14 +143,14 @@ def _short(value: float | None) -> float | None:
 
 def read(run: Run, directory: pathlib.Path) -> dict[str, Any] | None:
     """The result of a run, if it is there."""
-    path = run.path(directory)
-    return json.loads(path.read_text()) if path.exists() else None
+    found = kept.read(path_of(directory))
+    return next((record for record in found if record["settings"] == run.settings), None)
 
 
 def run_all(runs: Iterable[Run], directory: pathlib.Path, *, jobs: int) -> None:
     """Does the runs that are missing, each in a process of its own; `jobs=0`: in this one."""
-    wanted = {run.path(directory): run for run in runs}
-    missing = [run for path, run in wanted.items() if not path.exists()]
+    wanted = {json.dumps(run.settings, sort_keys=True): run for run in runs}
+    missing = [run for run in wanted.values() if read(run, directory) is None]
     if not missing:
         return
     if not jobs:

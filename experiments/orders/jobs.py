@@ -14,6 +14,8 @@ from typing import Any
 
 from absl import logging
 
+from experiments.comparisons import kept
+
 _MOST_DEVICES = 4  # of a task that is not played on one device
 
 
@@ -46,12 +48,12 @@ def executor(jobs: int) -> Iterator[concurrent.futures.Executor]:
 
 
 def do(work: str, *args: Any, path: pathlib.Path | None = None) -> Any:
-    """Does one job and writes what it returns to `path`; nothing is written where it raises.
+    """Does one job and adds what it returns to `path`; nothing is added where it raises.
 
     Args:
         work: `module:function`, imported where the job is done.
         *args: of the function.
-        path: of a JSON file; None: what the function returns is returned alone.
+        path: of a file of JSON lines; None: what the function returns is returned alone.
     """
     module, _, function = work.partition(":")
     record = getattr(importlib.import_module(module), function)(*args)
@@ -60,7 +62,7 @@ def do(work: str, *args: Any, path: pathlib.Path | None = None) -> Any:
 
         jax.clear_caches()
     if path is not None:
-        write(path, record)
+        kept.append(path, record)
     return record
 
 

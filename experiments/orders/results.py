@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from experiments.comparisons import kept
 from experiments.comparisons.spreads import Stat
 from experiments.orders.arms import BASELINE, LEADER, TUNED
 from experiments.orders.tasks import Run, Task
@@ -19,9 +20,9 @@ Records = dict[tuple[str, float, int], Record]  # by arm, learning rate, seed
 Rates = dict[str, float]  # of each arm
 
 
-def path_of(directory: pathlib.Path, run: Run, kind: str = RUNS) -> pathlib.Path:
-    """Where the result of a run lies; `kind`: of its training or of its herding bounds."""
-    return directory / kind / run.task.name / f"{run.name}.json"
+def path_of(directory: pathlib.Path, kind: str = RUNS) -> pathlib.Path:
+    """Of the file with all results of the study; `kind`: of trainings or of herding bounds."""
+    return directory / kind / f"{kind}.jsonl"
 
 
 def read_records(directory: pathlib.Path, task: Task, kind: str = RUNS) -> Records:
@@ -30,23 +31,25 @@ def read_records(directory: pathlib.Path, task: Task, kind: str = RUNS) -> Recor
     Raises:
         ValueError: one of them is of other settings.
     """
-    records: Records = {}
-    for path in sorted((directory / kind / task.name).glob("*.json")):
-        record = json.loads(path.read_text())
+    path, records = path_of(directory, kind), {}
+    for record in kept.read(path):
+        if record["task"] != task.name:
+            continue
         if record["settings"] != task.settings:
             raise ValueError(
-                f"{path} is the result of other settings than {task.name} has now; delete the "
-                "directory to have its runs done anew, or put the settings back"
+                f"{path} has results of other settings than {task.name} has now; delete its "
+                "lines to have its runs done anew, or put the settings back"
             )
-        records[record["arm"], record["learning_rate"], record["seed"]] = record
-    return records
+        run = Run(task, record["arm"], record["learning_rate"], record["seed"])
+        records[run] = record
+    return {run.key: records[run] for run in sorted(records, key=lambda run: f"{run.name}.json")}
 
 
 def read_secs(directory: pathlib.Path, task: Task) -> dict[str, list[float]]:
     """The measured seconds of an epoch of each arm; those of other settings are left out."""
     path = directory / RUNS / EPOCH_SECS
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    found = kept.get(task.name, {})
+    measured = json.loads(path.read_text()) if path.exists() else {}
+    found = measured.get(task.name, {})
     return found["secs"] if found.get("settings") == task.settings else {}
 
 

@@ -149,7 +149,7 @@ def run_all(
             ]
             late = time.monotonic() - started > 60 * minutes
             for run in [] if late else todo[: max(num_jobs, 1) - len(pending)]:
-                path = results.path_of(directory, run, kind)
+                path = results.path_of(directory, kind)
                 future = executor.submit(jobs.do, WORK[kind], run, data_dir, path=path)
                 pending[future] = run
             if not pending:
