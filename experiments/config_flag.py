@@ -27,7 +27,7 @@ from ml_collections import config_flags
 from experiments import command_line
 from hetjax import config, kinds, parts
 from hetjax.config import fields
-from hetjax.data import datasets
+from hetjax.zoo import datasets
 
 _NAME = "config"
 _PREFIX = f"--{_NAME}."

@@ -17,10 +17,11 @@ from flax import nnx
 
 import hetjax
 from hetjax import config as config_lib
-from hetjax import models, values
+from hetjax import values
 from hetjax.config import groups
-from hetjax.data import datasets, sources
-from hetjax.models import forecasting
+from hetjax.data import sources
+from hetjax.zoo import datasets, models
+from hetjax.zoo.models import forecasting
 
 _AT_ONCE = 16  # chunks of text whose logits an evaluation holds at a time
 

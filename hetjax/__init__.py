@@ -6,7 +6,10 @@ the launcher) start without it. `hetjax.quota`, `hetjax.gates`, `hetjax.ordering
 """
 
 import importlib
+import sys
 from typing import Any
+
+from hetjax import moved
 
 __version__ = "0.1.0"
 
@@ -47,6 +50,8 @@ _HOMES = {
 _ROOMS = ("bilevel", "gates", "ordering", "parts", "quota", "topology")
 
 __all__ = sorted([*_HOMES, *_ROOMS])
+
+sys.meta_path.insert(0, moved.Finder())
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,7 @@ PROGRAMS = {
     "experiments.compare_bilevel": ("--data_dir", "--stage=all"),
     "hetjax.launch": ("--workers WORKERS", "--heartbeat_secs"),
     "hetjax.report": ("the work directory of the run",),
-    "hetjax.data.prepare": ("--data_dir DIR",),
+    "hetjax.zoo.prepare": ("--data_dir DIR",),
 }
 
 

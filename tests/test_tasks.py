@@ -13,8 +13,7 @@ from flax import nnx
 
 from experiments import problems, tasks, train
 from hetjax import config as config_lib
-from hetjax import models
-from hetjax.data import datasets
+from hetjax.zoo import datasets, models
 from tests.data import array_sets
 
 ROOT = pathlib.Path(__file__).parent.parent

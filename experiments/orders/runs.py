@@ -14,9 +14,9 @@ import hetjax
 from experiments import tasks as tasks_lib
 from experiments.orders.tasks import Run
 from hetjax import config as config_lib
-from hetjax import optimizers
 from hetjax.config import groups
-from hetjax.data import datasets, sources
+from hetjax.data import sources
+from hetjax.zoo import datasets, optimizers
 
 
 class Opened(NamedTuple):

@@ -13,14 +13,15 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ml_collections
-
-from hetjax import kinds
+from hetjax import extras, kinds
 from hetjax.config import checks, files
 from hetjax.config import fields as fields
 from hetjax.config.groups import ExperimentConfig
+
+if TYPE_CHECKING:
+    import ml_collections
 
 
 def base() -> ml_collections.ConfigDict:
@@ -110,8 +111,7 @@ def load(path: str | pathlib.Path) -> ml_collections.ConfigDict:
 
 def _parse(given: Mapping[str, Any] | ml_collections.ConfigDict) -> ExperimentConfig:
     """Applies the rule of each field, without the rules between fields."""
-    if isinstance(given, ml_collections.ConfigDict):
-        given = given.to_dict()
+    given = files.plain(given)
     if not isinstance(given, Mapping):
         raise ValueError(f"A configuration is a mapping of fields to values, got {given!r}.")
     errors: list[str] = []
@@ -127,6 +127,9 @@ def _parse(given: Mapping[str, Any] | ml_collections.ConfigDict) -> ExperimentCo
 
 def _config_dict(config: ExperimentConfig) -> ml_collections.ConfigDict:
     """The mutable form: tuples stay tuples, and a field of two types takes both."""
+    extras.require("ml_collections")
+    import ml_collections
+
     plain = dataclasses.asdict(config)
     plain["cluster"]["changes"] = tuple(to_dict(config)["cluster"]["changes"])
     overhead = ml_collections.FieldReference(config.cluster.overhead_secs, field_type=object)

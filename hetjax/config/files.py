@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import pathlib
 import runpy
+import sys
 import traceback
 from collections.abc import Mapping
 from typing import Any
-
-import ml_collections
 
 from hetjax import values
 
@@ -68,9 +67,17 @@ def run_get_config(path: str | pathlib.Path) -> Any:
             f"{path}: has no function get_config(). Write one that takes hetjax.config.base(), "
             "changes fields of it and returns it."
         )
-    if not isinstance(config, (Mapping, ml_collections.ConfigDict)):
+    if not isinstance(plain(config), Mapping):
         raise ValueError(f"{path}: get_config() returned {config!r}. Let it return the config.")
     return config
+
+
+def plain(config: Any) -> Any:
+    """An `ml_collections.ConfigDict` as nested dicts; anything else as it is."""
+    # Who gives one has imported its package; the core does without.
+    ml_collections = sys.modules.get("ml_collections")
+    is_config_dict = ml_collections and isinstance(config, ml_collections.ConfigDict)
+    return config.to_dict() if is_config_dict else config
 
 
 def _line_of(error: Exception, path: str) -> int | None:

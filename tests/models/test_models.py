@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from hetjax import models
 from hetjax.config import groups
-from hetjax.models import layers
+from hetjax.zoo import models
+from hetjax.zoo.models import layers
 
 
 @pytest.mark.parametrize(
