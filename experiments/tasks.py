@@ -16,10 +16,9 @@ import optax
 from flax import nnx
 
 import hetjax
-from hetjax import config as config_lib
 from hetjax import values
-from hetjax.config import groups
 from hetjax.data import sources
+from hetjax.zoo import config as config_lib
 from hetjax.zoo import datasets, models
 from hetjax.zoo.models import forecasting
 
@@ -46,7 +45,7 @@ class Task(NamedTuple):
     dataset: datasets.Dataset
 
 
-def load(data: groups.DataConfig) -> datasets.Dataset:
+def load(data: config_lib.DataConfig) -> datasets.Dataset:
     """Opens the data of a configuration.
 
     Raises:

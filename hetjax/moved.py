@@ -14,6 +14,12 @@ _MOVED = {
     "hetjax.models": "hetjax.zoo.models",
     "hetjax.optimizers": "hetjax.zoo.optimizers",
 }
+_NAMES = {
+    "hetjax.config": (
+        "hetjax.zoo.config",
+        ("ExperimentConfig", "base", "completed", "from_json", "load", "to_dict", "validate"),
+    ),
+}
 
 
 class Finder:
@@ -35,7 +41,7 @@ class Finder:
         import warnings
 
         # Frames of importlib do not count, so the warning is the importer's.
-        warnings.warn(_sentence(spec.name), DeprecationWarning, stacklevel=2)
+        warnings.warn(_said(spec.name, _new_name(spec.name)), DeprecationWarning, stacklevel=2)
         module = importlib.import_module(str(_new_name(spec.name)))
         spec.loader_state = module.__spec__
         return module
@@ -49,7 +55,7 @@ class Finder:
         import importlib.util
         import sys
 
-        print(f"hetjax: {_sentence(fullname)}", file=sys.stderr)
+        print(f"hetjax: {_said(fullname, _new_name(fullname))}", file=sys.stderr)
         spec: Any = importlib.util.find_spec(str(_new_name(fullname)))
         return spec.loader.get_code(spec.name)
 
@@ -61,5 +67,22 @@ def _new_name(name: str) -> str | None:
     return None
 
 
-def _sentence(old: str) -> str:
-    return f"{old} is {_new_name(old)} now; the old name goes with the next release"
+def attribute(module: str, name: str) -> Any:
+    """What a module had by this name, from its new place.
+
+    Raises:
+      AttributeError: the module never had it.
+    """
+    import importlib
+    import warnings
+
+    new, names = _NAMES[module]
+    if name not in names:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    # Behind the module's own __getattr__ there is who asks.
+    warnings.warn(_said(f"{module}.{name}", f"{new}.{name}"), DeprecationWarning, stacklevel=3)
+    return getattr(importlib.import_module(new), name)
+
+
+def _said(old: str, new: str | None) -> str:
+    return f"{old} is {new} now; the old name goes with the next release"

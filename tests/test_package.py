@@ -146,7 +146,7 @@ assert result.params > 0, result
 @pytest.mark.parametrize(
     ("call", "missing"),
     [
-        ("from hetjax import config; config.base()", "ml_collections"),
+        ("from hetjax.zoo import config; config.base()", "ml_collections"),
         ("from hetjax.zoo import datasets; datasets.load('digits')", "tensorflow_datasets"),
         ("from hetjax.zoo import datasets; datasets.load('kmnist')", "tensorflow_datasets"),
         ("import experiments", "ml_collections"),
@@ -176,6 +176,20 @@ def test_old_import_paths_lead_to_the_same_modules_and_say_so(old, new):
     done = run(f"{code}\nassert new.__spec__.name == {new!r} == new.__name__", "-Wdefault")
     assert done.returncode == 0, done.stderr
     assert f"<string>:1: DeprecationWarning: {old} is {new} now" in done.stderr
+
+
+def test_old_names_of_the_configuration_lead_to_the_new_ones_and_say_so():
+    done = run(
+        "from hetjax import config\nfrom hetjax.zoo import config as new\n"
+        "assert config.validate(config.base()) == new.ExperimentConfig()",
+        "-Wdefault",
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("validate", "base"):
+        said = f"<string>:3: DeprecationWarning: hetjax.config.{name} is hetjax.zoo.config.{name}"
+        assert said in done.stderr
+    done = run("from hetjax import config; config.valid")
+    assert "module 'hetjax.config' has no attribute 'valid'" in done.stderr
 
 
 def test_what_never_was_is_not_found_by_an_old_path():

@@ -8,7 +8,7 @@ import pytest
 
 from hetjax.zoo import datasets
 from hetjax.zoo.builders import files, glue, m4_weekly, wikitext2
-from tests.data import array_sets
+from tests.zoo import array_sets
 
 NAMES = list(datasets.ARRAY_SETS)
 
