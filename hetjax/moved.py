@@ -1,19 +1,13 @@
-"""Import paths of the release before: they lead to the modules' new places, and say so.
+"""Names of the release before: they lead to what has moved to a new place, and say so.
 
-`import hetjax` imports this file, so what only an old path needs is imported when one is asked for.
+`hetjax/__init__.py` has the table of modules, and imports this file when one is asked for.
 """
 
+import importlib.util
+import sys
+import warnings
 from typing import Any
 
-_MOVED = {
-    "hetjax.data.builders": "hetjax.zoo.builders",
-    "hetjax.data.datasets": "hetjax.zoo.datasets",
-    "hetjax.data.prepare": "hetjax.zoo.prepare",
-    "hetjax.data.series": "hetjax.zoo.series",
-    "hetjax.data.text": "hetjax.zoo.text",
-    "hetjax.models": "hetjax.zoo.models",
-    "hetjax.optimizers": "hetjax.zoo.optimizers",
-}
 _NAMES = {
     "hetjax.config": (
         "hetjax.zoo.config",
@@ -22,27 +16,16 @@ _NAMES = {
 }
 
 
-class Finder:
-    """Finds moved modules by their old names, and loads the modules of the new ones."""
+class _Loader:
+    """Loads the module of the new name: one module, whatever it is called."""
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """The specification of a module that has moved; None of any other."""
-        if not fullname.startswith("hetjax.") or not (new := _new_name(fullname)):
-            return None
-        import importlib.util
-
-        if importlib.util.find_spec(new) is None:
-            return None
-        return importlib.util.spec_from_loader(fullname, self, is_package=False)  # type: ignore[arg-type]
+    def __init__(self, new: str):
+        self._new = new
 
     def create_module(self, spec: Any) -> Any:
-        """The module of the new name: one module, whatever it is called."""
-        import importlib
-        import warnings
-
         # Frames of importlib do not count, so the warning is the importer's.
-        warnings.warn(_said(spec.name, _new_name(spec.name)), DeprecationWarning, stacklevel=2)
-        module = importlib.import_module(str(_new_name(spec.name)))
+        warnings.warn(_said(spec.name, self._new), DeprecationWarning, stacklevel=2)
+        module = importlib.import_module(self._new)
         spec.loader_state = module.__spec__
         return module
 
@@ -52,19 +35,16 @@ class Finder:
 
     def get_code(self, fullname: str) -> Any:
         """The program of `python -m` with the old name."""
-        import importlib.util
-        import sys
-
-        print(f"hetjax: {_said(fullname, _new_name(fullname))}", file=sys.stderr)
-        spec: Any = importlib.util.find_spec(str(_new_name(fullname)))
+        print(f"hetjax: {_said(fullname, self._new)}", file=sys.stderr)
+        spec: Any = importlib.util.find_spec(self._new)
         return spec.loader.get_code(spec.name)
 
 
-def _new_name(name: str) -> str | None:
-    for old, new in _MOVED.items():
-        if name == old or name.startswith(f"{old}."):
-            return new + name.removeprefix(old)
-    return None
+def spec(old: str, new: str) -> Any:
+    """The specification of a module that has moved; None where there is none of the new name."""
+    if importlib.util.find_spec(new) is None:
+        return None
+    return importlib.util.spec_from_loader(old, _Loader(new), is_package=False)  # type: ignore[arg-type]
 
 
 def attribute(module: str, name: str) -> Any:
@@ -73,9 +53,6 @@ def attribute(module: str, name: str) -> Any:
     Raises:
       AttributeError: the module never had it.
     """
-    import importlib
-    import warnings
-
     new, names = _NAMES[module]
     if name not in names:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -84,5 +61,5 @@ def attribute(module: str, name: str) -> Any:
     return getattr(importlib.import_module(new), name)
 
 
-def _said(old: str, new: str | None) -> str:
+def _said(old: str, new: str) -> str:
     return f"{old} is {new} now; the old name goes with the next release"

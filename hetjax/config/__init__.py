@@ -9,8 +9,8 @@ Configuration files, and the fields of data sets, models and optimisers by name,
 
 from typing import Any
 
-from hetjax import moved
-
 
 def __getattr__(name: str) -> Any:
+    from hetjax import moved
+
     return moved.attribute(__name__, name)
