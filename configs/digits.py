@@ -2,7 +2,7 @@
 
 import ml_collections
 
-from hetjax import config
+from hetjax.zoo import config
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -5,7 +5,7 @@ In each round a worker takes its 80 ms of computing and an exponential delay of 
 
 import ml_collections
 
-from hetjax import config
+from hetjax.zoo import config
 
 
 def get_config() -> ml_collections.ConfigDict:

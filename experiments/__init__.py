@@ -1,0 +1,3 @@
+from hetjax import extras
+
+extras.require("absl", "ml_collections")

@@ -14,8 +14,9 @@ from typing import NoReturn
 
 from absl import flags
 
-from hetjax import config, kinds
+from hetjax import kinds
 from hetjax.config import fields
+from hetjax.zoo import config
 
 MISTAKE = 2
 _HELP = r"--?(h|help|helpshort|helpfull)(=(true|1))?"

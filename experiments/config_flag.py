@@ -25,9 +25,9 @@ from absl import flags
 from ml_collections import config_flags
 
 from experiments import command_line
-from hetjax import config, kinds, parts
+from hetjax import kinds, parts
 from hetjax.config import fields
-from hetjax.data import datasets
+from hetjax.zoo import config, datasets
 
 _NAME = "config"
 _PREFIX = f"--{_NAME}."
@@ -57,7 +57,7 @@ def define(
     flag_values: flags.FlagValues = flags.FLAGS,
     argv: Sequence[str] | None = None,
 ) -> flags.FlagHolder[ml_collections.ConfigDict]:
-    """Defines `--config`, by default of `hetjax.config.ExperimentConfig`.
+    """Defines `--config`, by default of `hetjax.zoo.config.ExperimentConfig`.
 
     `argv` is where its overrides are looked for, `sys.argv` if None.
     """

@@ -8,7 +8,7 @@ import optax
 from flax import nnx
 
 import hetjax
-from hetjax import models
+from hetjax.zoo import models
 
 
 def cross_entropy(model: nnx.Module, batch: Any) -> jax.Array:

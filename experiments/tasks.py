@@ -16,11 +16,11 @@ import optax
 from flax import nnx
 
 import hetjax
-from hetjax import config as config_lib
-from hetjax import models, values
-from hetjax.config import groups
-from hetjax.data import datasets, sources
-from hetjax.models import forecasting
+from hetjax import values
+from hetjax.data import sources
+from hetjax.zoo import config as config_lib
+from hetjax.zoo import datasets, models
+from hetjax.zoo.models import forecasting
 
 _AT_ONCE = 16  # chunks of text whose logits an evaluation holds at a time
 
@@ -45,7 +45,7 @@ class Task(NamedTuple):
     dataset: datasets.Dataset
 
 
-def load(data: groups.DataConfig) -> datasets.Dataset:
+def load(data: config_lib.DataConfig) -> datasets.Dataset:
     """Opens the data of a configuration.
 
     Raises:

@@ -46,7 +46,7 @@ def train_and_evaluate(
     hetjax.use_cpu_workers(join.own_workers(config.cluster.num_workers, config.local, place))
 
     from experiments import tasks
-    from hetjax import optimizers
+    from hetjax.zoo import optimizers
 
     task = tasks.make(config)
     return hetjax.fit(

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import optax
 
-from hetjax import config as config_lib
 from hetjax import driver, starting, types
+from hetjax.config import experiment as config_lib
 from hetjax.data import sources
 from hetjax.records import evaluate as evaluate_lib
 from hetjax.records import evaluations, lock, record, results, summary

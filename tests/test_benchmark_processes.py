@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks import core_speed, launched_runs, processes
-from hetjax import config
+from hetjax.zoo import config
 
 
 def _line(round, **fields):

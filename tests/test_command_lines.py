@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import hetjax
-from hetjax import config as config_lib
 from hetjax.report import __main__ as report_command
+from hetjax.zoo import config as config_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
 PROGRAMS = {
@@ -24,7 +24,7 @@ PROGRAMS = {
     "experiments.compare_bilevel": ("--data_dir", "--stage=all"),
     "hetjax.launch": ("--workers WORKERS", "--heartbeat_secs"),
     "hetjax.report": ("the work directory of the run",),
-    "hetjax.data.prepare": ("--data_dir DIR",),
+    "hetjax.zoo.prepare": ("--data_dir DIR",),
 }
 
 
@@ -109,7 +109,7 @@ def test_the_home_directory_is_meant_in_fit_and_restore(home):
     ("name", "text"),
     [
         ("a.json", '{"epochs": 3}'),
-        ("a.py", "from hetjax import config\ndef get_config():\n  return {'epochs': 3}\n"),
+        ("a.py", "from hetjax.zoo import config\ndef get_config():\n  return {'epochs': 3}\n"),
     ],
 )
 def test_the_home_directory_is_meant_for_a_configuration(name, text, home):

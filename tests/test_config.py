@@ -16,9 +16,8 @@ import ml_collections
 import pytest
 from hypothesis import strategies as st
 
-from hetjax import config
-from hetjax.config import fields
-from hetjax.config import groups as groups_lib
+from hetjax.config import fields, groups
+from hetjax.zoo import config
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted(  # of experiments.train
@@ -243,7 +242,7 @@ def test_the_frozen_form_has_tuples_floats_and_records():
     assert experiment.model.hidden == (64, 32)
     assert experiment.cluster.overhead_secs == (0.0, 0.25, 0.0, 1.0)
     assert all(type(share) is float for share in experiment.quota.proportions)
-    assert experiment.cluster.changes[0] == groups_lib.Change(round=3, worker=2, present=False)
+    assert experiment.cluster.changes[0] == groups.Change(round=3, worker=2, present=False)
     hash(experiment)
     with pytest.raises(dataclasses.FrozenInstanceError):
         experiment.seed = 3
@@ -291,7 +290,7 @@ SCALARS = (
     | st.text(max_size=8)
     | st.sampled_from(["static", "quorum", "fused", "virtual", "private", "step", "mlp"])
 )
-CHANGE_KEYS = st.sampled_from([field.name for field in dataclasses.fields(groups_lib.Change)])
+CHANGE_KEYS = st.sampled_from([field.name for field in dataclasses.fields(groups.Change)])
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
@@ -367,7 +366,7 @@ def test_a_loaded_configuration_is_complete_and_mutable(tmp_path):
 
 def test_importing_the_configuration_imports_neither_jax_nor_tensorflow():
     code = (
-        "import sys; from hetjax import config; config.validate(config.base());"
+        "import sys; from hetjax.zoo import config; config.validate(config.base());"
         "print({'jax', 'flax', 'tensorflow'} & {name.split('.')[0] for name in sys.modules})"
     )
     ran = subprocess.run(

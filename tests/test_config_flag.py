@@ -11,8 +11,8 @@ import pytest
 from absl import flags
 
 from experiments import config_flag
-from hetjax import config
 from hetjax.config import fields, groups
+from hetjax.zoo import config
 
 DIGITS = str(pathlib.Path(__file__).parents[1] / "configs" / "digits.py")
 
@@ -128,7 +128,7 @@ def test_help_shows_every_field_with_its_default_and_ends_well(capsys):
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     defaults = config.to_dict(config.validate({}))
-    for name in fields.leaf_names(groups.ExperimentConfig):
+    for name in fields.leaf_names(config.ExperimentConfig):
         value = functools.reduce(lambda values, key: values[key], name.split("."), defaults)
         (line,) = [line for line in shown.splitlines() if line.startswith(f"  --config.{name}=")]
         default = ast.literal_eval(line.partition("=")[2])

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import hetjax
-from hetjax import config, gates, parts, quota, topology
+from hetjax import gates, parts, quota, topology
 from hetjax.cluster import emulate
+from hetjax.zoo import config
 from tests.own_parts import OWN, gate, order, reducer
 from tests.rounds import problems
 

@@ -1,10 +1,13 @@
 """The package as a whole: who imports whom, and what starts without JAX."""
 
 import ast
+import importlib.util
 import inspect
 import pathlib
+import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -16,6 +19,8 @@ SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
 # Imports point to a lower number, or stay within the part.
 LAYERS = {
     "compiled": 0,
+    "extras": 0,
+    "moved": 0,
     "starting": 0,
     "types": 0,
     "values": 0,
@@ -32,7 +37,6 @@ LAYERS = {
     "topology": 2,
     "adapters": 2,
     "bilevel": 2,
-    "models": 2,
     "checkpoints": 2,
     "processes": 2,
     "report": 2,
@@ -43,12 +47,12 @@ LAYERS = {
     "config": 4,
     "launch": 4,
     "simulate": 4,
-    "optimizers": 5,
     "rounds": 5,
     "records": 6,
     "driver": 7,
     "fitting": 8,
     "levels": 8,
+    "zoo": 9,  # no part of the core
 }
 
 
@@ -81,6 +85,125 @@ def test_imports_point_downward(path):
         assert is_below, f"{'.'.join(parts)} imports {'.'.join(name)}"
 
 
+def run(code, *options):
+    command = [sys.executable, *options, "-c", code]
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+
+
+def modules_after(code):
+    done = run(
+        f"{code}\nimport sys\nprint(*(name for name, module in sys.modules.items() if module))"
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_nothing_else_in_hetjax_imports_the_zoo():
+    others = [path for path in SOURCES if "zoo" not in path.relative_to(ROOT / "hetjax").parts]
+    assert len(others) < len(SOURCES)
+    for path in others:
+        assert not [name for name in imports_of(path) if name[:2] == ["hetjax", "zoo"]], path
+
+
+def test_the_core_needs_eight_packages():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    core = {re.match(r"[\w-]+", each)[0] for each in project["dependencies"]}
+    extra = {
+        re.match(r"[\w-]+", each)[0] for each in project["optional-dependencies"]["experiments"]
+    }
+    assert core == {
+        *("flax", "jax", "matplotlib", "numpy", "optax", "orbax-checkpoint", "scipy", "tqdm")
+    }
+    imported = {name[0] for path in SOURCES for name in imports_of(path)}
+    known = {each.replace("-", "_") for each in core | extra} | {"hetjax", "orbax"}
+    assert imported <= known | sys.stdlib_module_names | {"torch", "IPython"}
+
+
+NEEDED = """
+import sys
+for name in ("ml_collections", "tensorflow_datasets", "array_record"):
+    sys.modules[name] = None  # as if it were not installed
+"""
+
+
+def test_the_core_trains_without_the_extra(tmp_path):
+    modules_after(
+        NEEDED
+        + f"""
+import hetjax, numpy as np, optax
+hetjax.use_cpu_workers(2)
+x = np.arange(16, dtype=np.float32)
+result = hetjax.fit(
+    lambda params, examples, rng: (examples["x"] * params - 1) ** 2, np.float32(0.0),
+    optax.sgd(0.001), {{"x": x}}, budget=2, microbatch_size=2, max_rounds=2,
+    workdir={str(tmp_path)!r},
+)
+assert result.params > 0, result
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "missing"),
+    [
+        ("from hetjax.zoo import config; config.base()", "ml_collections"),
+        ("from hetjax.zoo import datasets; datasets.load('digits')", "tensorflow_datasets"),
+        ("from hetjax.zoo import datasets; datasets.load('kmnist')", "tensorflow_datasets"),
+        ("import experiments", "ml_collections"),
+    ],
+)
+def test_a_missing_extra_is_asked_for(call, missing):
+    done = run(f"{NEEDED}\n{call}")
+    assert done.returncode == 1
+    assert re.search(rf"this needs {missing}.*pip install 'hetjax\[experiments\]'", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("hetjax.models", "hetjax.zoo.models"),
+        ("hetjax.models.layers", "hetjax.zoo.models.layers"),
+        ("hetjax.optimizers", "hetjax.zoo.optimizers"),
+        ("hetjax.data.text", "hetjax.zoo.text"),
+        ("hetjax.data.series", "hetjax.zoo.series"),
+        ("hetjax.data.datasets", "hetjax.zoo.datasets"),
+        ("hetjax.data.prepare", "hetjax.zoo.prepare"),
+        ("hetjax.data.builders.digits", "hetjax.zoo.builders.digits"),
+    ],
+)
+def test_old_import_paths_lead_to_the_same_modules_and_say_so(old, new):
+    code = f"import {old}, {new} as new, sys\nassert sys.modules[{old!r}] is new"
+    done = run(f"{code}\nassert new.__spec__.name == {new!r} == new.__name__", "-Wdefault")
+    assert done.returncode == 0, done.stderr
+    assert f"<string>:1: DeprecationWarning: {old} is {new} now" in done.stderr
+
+
+def test_old_names_of_the_configuration_lead_to_the_new_ones_and_say_so():
+    done = run(
+        "from hetjax import config\nfrom hetjax.zoo import config as new\n"
+        "assert config.validate(config.base()) == new.ExperimentConfig()",
+        "-Wdefault",
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("validate", "base"):
+        said = f"<string>:3: DeprecationWarning: hetjax.config.{name} is hetjax.zoo.config.{name}"
+        assert said in done.stderr
+    done = run("from hetjax import config; config.valid")
+    assert "module 'hetjax.config' has no attribute 'valid'" in done.stderr
+
+
+def test_what_never_was_is_not_found_by_an_old_path():
+    assert importlib.util.find_spec("hetjax.data.nothing") is None
+    assert importlib.util.find_spec("hetjax.zoo.nothing") is None
+
+
+def test_the_old_command_goes_on_and_says_so():
+    command = [sys.executable, "-m", "hetjax.data.prepare", "--list"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert "digits" in done.stdout
+    assert "hetjax.data.prepare is hetjax.zoo.prepare now" in done.stderr
+
+
 ROOMS = sorted(path.parent for path in SOURCES if path.name == "__init__.py")
 
 
@@ -91,21 +214,10 @@ def test_every_room_says_what_lives_there(room):
     assert len(said.split("\n\n")) >= 2, "one sentence, and a paragraph"
 
 
-def modules_after(code):
-    output = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    return set(output.stdout.split())
-
-
 def test_quotas_configuration_and_data_start_without_jax():
     loaded = modules_after(
         "import hetjax, hetjax.quota, hetjax.gates, hetjax.ordering, hetjax.topology,"
-        " hetjax.config, hetjax.cluster.emulate, hetjax.data.datasets"
+        " hetjax.config, hetjax.cluster.emulate, hetjax.zoo.datasets"
     )
     assert "hetjax.quota.adaptive" in loaded
     assert not loaded & {"jax", "flax", "tensorflow", "torch", "matplotlib"}

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import hetjax
-from hetjax import config, gates, kinds, parts, topology
+from hetjax import gates, kinds, parts, topology
+from hetjax.zoo import config
 from tests.own_parts import OWN
 
 ROOT = pathlib.Path(__file__).parent.parent

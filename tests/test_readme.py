@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from hetjax import gates, ordering, quota, topology
-from hetjax.config import fields, groups
+from hetjax.config import fields
+from hetjax.zoo import config
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -178,7 +179,7 @@ def test_quotas_follow_the_changes_of_speed_as_the_page_says(tmp_path):
     program = (
         "import json\n"
         "from experiments import train\n"
-        "from hetjax import config\n"
+        "from hetjax.zoo import config\n"
         "loaded = config.load('changes.py')\n"
         "loaded.cluster.clock = 'virtual'\n"
         "result = train.train_and_evaluate(config.validate(loaded), None, progress=False)\n"
@@ -243,7 +244,7 @@ def test_the_table_of_fields_is_that_of_the_code():
     page = (ROOT / "docs/configuration.md").read_text()
     table = dict(re.findall(r"^\| `([\w.]+)` \| `([^`]*)` \|", page, re.MULTILINE))
     of_parts = (ROOT / "docs/parts.md").read_text()
-    rows = {name: default for name, default, *_ in fields.rows(groups.ExperimentConfig)}
+    rows = {name: default for name, default, *_ in fields.rows(config.ExperimentConfig)}
     assert {name: rows.get(name) for name in table} == table
     missing = [name for name in rows if name not in table and f"`{name}`" not in of_parts]
     assert [name for name in missing if not name.endswith(".arguments")] == []

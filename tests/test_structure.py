@@ -36,7 +36,7 @@ NOT_OURS = {
         "_cache_write",
         "_hash_serialized_compile_options",
     },
-    "hetjax/data/builders/prepared.py": {"_active"},  # of tensorflow_datasets
+    "hetjax/zoo/builders/prepared.py": {"_active"},  # of tensorflow_datasets
 }
 
 PRIVATE_NOW: dict[str, set[str]] = {}

@@ -12,10 +12,9 @@ import pytest
 from flax import nnx
 
 from experiments import problems, tasks, train
-from hetjax import config as config_lib
-from hetjax import models
-from hetjax.data import datasets
-from tests.data import array_sets
+from hetjax.zoo import config as config_lib
+from hetjax.zoo import datasets, models
+from tests.zoo import array_sets
 
 ROOT = pathlib.Path(__file__).parent.parent
 TASKS = {  # configuration: what makes it small, and the metric that it is judged by

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments import train
-from hetjax import config as config_lib
+from hetjax.zoo import config as config_lib
 
 ROOT = pathlib.Path(__file__).parent.parent
 FIELDS = [

@@ -63,8 +63,8 @@ def _with_jax() -> tuple[Callable[[str, Sizes], Call], dict[str, Call]]:
     from flax import nnx
 
     import hetjax
-    from hetjax import models
-    from hetjax.models import layers
+    from hetjax.zoo import models
+    from hetjax.zoo.models import layers
 
     def product(equation: str, sizes: Sizes) -> Call:
         operands = [jnp.asarray(x) for x in _operands(equation, sizes)]

@@ -26,7 +26,7 @@ _NUM_CLASSES = 10
 
 
 def make_model(name: str, *, height: int = 32, width: int = 32, channels: int = 3) -> nn.Module:
-    """The same models as `hetjax.models`: `lenet`, and the MLP with three layers of 1024."""
+    """The same models as `hetjax.zoo.models`: `lenet`, and the MLP with three layers of 1024."""
     if name == "mlp":
         widths = [height * width * channels, 1024, 1024, 1024]
         hidden = [

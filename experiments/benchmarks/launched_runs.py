@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hetjax import config as config_lib
+from hetjax.zoo import config as config_lib
 
 SHARES = (1.0, 0.5, 0.25, 0.25)
 MOST_SECS = 900.0  # of a run

@@ -17,10 +17,10 @@ import optax
 
 from experiments import problems
 from experiments.benchmarks.rows import Row
-from hetjax import config as config_lib
 from hetjax import types
 from hetjax.data import sources
 from hetjax.rounds import local, parcels, rules, setup
+from hetjax.zoo import config as config_lib
 
 _MICROBATCH, _SHAPE = 32, (32, 32, 3)
 _MODELS: dict[str, dict[str, Any]] = {

@@ -30,7 +30,8 @@ from absl import app, flags, logging
 from experiments.benchmarks import core_speed, launched_runs, process_recovery
 from experiments.benchmarks.launched_runs import SHARES
 from experiments.benchmarks.rows import Row, print_tables
-from hetjax.data import datasets, sources
+from hetjax.data import sources
+from hetjax.zoo import datasets
 
 # Other programs have flags of these names too, and tests import several of them.
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.", allow_override=True)

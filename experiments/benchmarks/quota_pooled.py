@@ -13,7 +13,8 @@ import optax
 import hetjax
 from experiments import problems
 from experiments.benchmarks.rows import Row
-from hetjax.data import datasets, sources
+from hetjax.data import sources
+from hetjax.zoo import datasets
 
 _BUDGET, _SIZE = 20, 16  # microbatches a round, examples a microbatch
 _ROUND = _BUDGET * _SIZE  # examples

@@ -78,11 +78,12 @@ def _taken(images: Images, rows: np.ndarray) -> Images:
 def _read(name: str, directory: str) -> tuple[Images, Images | None]:
     """The images to draw from, and those to test on where the data set has its own."""
     if name == "digits":
-        from hetjax.data.builders import digits
+        from hetjax.zoo.builders import digits
 
         images, labels = digits.parse(digits.NPZ.read_bytes(), digits.NPZ.name)
         return _scaled(images, labels, digits.MAX_PIXEL), None
-    from hetjax.data import datasets, sources
+    from hetjax.data import sources
+    from hetjax.zoo import datasets
 
     opened = datasets.load(name, directory or None)
     train, test = (sources.load_all(part).arrays for part in (opened.train, opened.test))

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import ml_collections
 
-import hetjax.config
 from experiments import config_flag
-from hetjax.config import fields, files, groups
+from hetjax.config import experiment, fields, groups
+from hetjax.zoo import config_files
 
 ESTIMATORS = (
     "value_gap",
@@ -132,7 +132,7 @@ def load(path: str) -> ml_collections.ConfigDict:
     Raises:
         ValueError: the file cannot be read, or a field is wrong.
     """
-    return _config_dict(_parsed(files.read(path), TrainConfig))
+    return _config_dict(_parsed(config_files.read(path), TrainConfig))
 
 
 def _config_dict(config: "TrainConfig") -> ml_collections.ConfigDict:
@@ -155,7 +155,7 @@ def validate_train(given: Mapping[str, Any] | ml_collections.ConfigDict) -> "Tra
     for name, num_examples in sizes.items():
         budget = getattr(config.sums, name) or math.ceil(num_examples / config.microbatch_size)
         try:
-            hetjax.config.validate(of_rounds(config) | {"budget": budget})
+            experiment.validate(of_rounds(config) | {"budget": budget})
         except ValueError as error:
             raise ValueError(
                 f"{error}\n(Here budget is sums.{name}, or all microbatches where that is 0.)"

@@ -22,7 +22,7 @@ import ml_collections
 from absl import logging
 
 from experiments.comparisons import kept, pictures, spreads
-from hetjax import config as config_lib
+from hetjax.zoo import config as config_lib
 
 COLOURS = ("#30343b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a6d3b", "#56b4e9")
 

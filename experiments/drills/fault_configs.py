@@ -27,9 +27,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from experiments.drills import fault_cases
-from hetjax import config as config_lib
 from hetjax import gates, ordering, quota, topology
 from hetjax.config import fields
+from hetjax.zoo import config as config_lib
 
 LIMIT_SECS = 300
 BASE: dict[str, Any] = {

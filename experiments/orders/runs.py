@@ -13,10 +13,9 @@ import numpy as np
 import hetjax
 from experiments import tasks as tasks_lib
 from experiments.orders.tasks import Run
-from hetjax import config as config_lib
-from hetjax import optimizers
-from hetjax.config import groups
-from hetjax.data import datasets, sources
+from hetjax.data import sources
+from hetjax.zoo import config as config_lib
+from hetjax.zoo import datasets, optimizers
 
 
 class Opened(NamedTuple):
@@ -52,7 +51,7 @@ def open_run(run: Run, data_dir: str | None, changes: Mapping[str, Any] | None =
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(data: groups.DataConfig) -> datasets.Dataset:
+def _opened(data: config_lib.DataConfig) -> datasets.Dataset:
     """In memory, and kept for the other runs of a task."""
     found = tasks_lib.load(data)
     train = sources.load_all(sources.first(found.train, data.num_train))

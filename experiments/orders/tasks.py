@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from experiments.orders import arms
-from hetjax import config as config_lib
+from hetjax.zoo import config as config_lib
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
 # One microbatch a worker and round, each worker with a shard of its own, one learning rate.

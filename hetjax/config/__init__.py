@@ -1,11 +1,16 @@
-"""The configuration of a run: fields with defaults and units, checks, files.
+"""The configuration of a run: fields with defaults and units, checks, records.
 
-`groups` has the fields, `fields` what a field is, `checks` what must hold between them, `files` how
-they are read. Nested values go in, a frozen `ExperimentConfig` comes out. Imports the parts, by
-`kinds`, whose options are fields too; no JAX.
+`groups` has the fields, `fields` what a field is, `checks` what must hold between them;
+`experiment` checks nested values and makes a frozen `ExperimentConfig` of them; `recorded` compares
+it with that of a workdir. Imports the parts, by `kinds`, whose options are fields too; no JAX.
+Configuration files, and the fields of data sets, models and optimisers by name, are in
+`hetjax.zoo.config`.
 """
 
-from hetjax.config.experiment import base, completed, from_json, load, to_dict, validate
-from hetjax.config.groups import ExperimentConfig
+from typing import Any
 
-__all__ = ["ExperimentConfig", "base", "completed", "from_json", "load", "to_dict", "validate"]
+
+def __getattr__(name: str) -> Any:
+    from hetjax import moved
+
+    return moved.attribute(__name__, name)

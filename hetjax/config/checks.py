@@ -22,8 +22,6 @@ def problems(experiment: groups.ExperimentConfig, given: Mapping[str, Any]) -> l
       given: the parts that were given as objects, by group.
     """
     lines = [
-        *_model(experiment),
-        *_optimizer(experiment),
         *_emulation(experiment.cluster),
         *_rule(experiment.rule),
     ]
@@ -48,14 +46,6 @@ def _facts(experiment: groups.ExperimentConfig) -> parts_lib.Facts:
     return parts_lib.Facts(cluster.num_workers, experiment.budget, shortest)
 
 
-def _model(experiment: groups.ExperimentConfig) -> Iterator[str]:
-    if experiment.model.name == "mlp" and not experiment.model.hidden:
-        yield (
-            "model.hidden: got (), must be one or more widths with model.name='mlp'. Give "
-            "some, such as (128,), or set model.name='logistic'."
-        )
-
-
 def _objective(experiment: groups.ExperimentConfig, parts: kinds.Parts) -> Iterator[str]:
     sums = not parts.reducer.gossips
     if sums and experiment.data.sharing == "shared" and experiment.data.weighting != "shard":
@@ -63,26 +53,6 @@ def _objective(experiment: groups.ExperimentConfig, parts: kinds.Parts) -> Itera
             f"data.weighting: got {experiment.data.weighting!r} with data.sharing='shared', "
             "where there are no shards to weight. Leave it at 'shard', or set "
             "data.sharing='private'."
-        )
-
-
-def _optimizer(experiment: groups.ExperimentConfig) -> Iterator[str]:
-    optimizer = experiment.optimizer
-    if optimizer.warmup_epochs > experiment.epochs:
-        yield (
-            f"optimizer.warmup_epochs: got {optimizer.warmup_epochs}, must be at most "
-            f"epochs={experiment.epochs}. Lower it, or raise epochs."
-        )
-    if optimizer.schedule == "step" and not optimizer.decay_every_epochs:
-        yield (
-            "optimizer.decay_every_epochs: got 0.0, must be above 0 with "
-            "optimizer.schedule='step'. Give the epochs between two steps."
-        )
-    if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum):
-        yield (
-            f"optimizer.nesterov: got True with optimizer.name={optimizer.name!r} and "
-            f"optimizer.momentum={optimizer.momentum}, needs 'sgd' and a momentum above 0. Set "
-            "those, or nesterov to False."
         )
 
 

@@ -1,37 +1,28 @@
-"""The configuration of a run: its defaults, its validation, and how it is read and written.
+"""The configuration of a run: its validation, and how it is recorded.
 
-`base` gives the defaults as an `ml_collections.ConfigDict`, which files in `configs/` change
-and `--config.field=value` overrides. `validate` turns one into an `ExperimentConfig`, frozen
-and checked, before anything is computed; everything after that reads the frozen one. A JSON
-file holds the same fields and no code. Nothing here imports jax. `groups` has the fields; an
-option of a part that is not chosen is ignored.
+`validate` turns nested values into an `ExperimentConfig`, frozen and checked, before anything is
+computed; everything after that reads the frozen one. `hetjax.zoo.config` has one with more fields.
+Nothing here imports jax. `groups` has the fields; an option of a part that is not chosen is
+ignored.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 from collections.abc import Mapping
-from typing import Any
-
-import ml_collections
+from typing import Any, TypeVar
 
 from hetjax import kinds
-from hetjax.config import checks, files
+from hetjax.config import checks
 from hetjax.config import fields as fields
 from hetjax.config.groups import ExperimentConfig
 
-
-def base() -> ml_collections.ConfigDict:
-    """Returns the defaults of every field, to be changed by a file in `configs/`."""
-    return _config_dict(ExperimentConfig())
+_Config = TypeVar("_Config", bound=ExperimentConfig)
 
 
 def validate(
-    given: Mapping[str, Any] | ml_collections.ConfigDict,
-    *,
-    parts: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any], *, parts: Mapping[str, Any] | None = None
 ) -> ExperimentConfig:
     """Checks a configuration and freezes it.
 
@@ -47,7 +38,7 @@ def validate(
       ValueError: a field is unknown, of a wrong type or out of range, or fields contradict each
         other. A line for each names the field, the value, what is allowed and how to mend it.
     """
-    config = _parse(given)
+    config = parse(ExperimentConfig, given)
     problems = checks.problems(config, parts or {})
     if problems:
         raise ValueError("\n".join(problems))
@@ -66,15 +57,6 @@ def to_dict(config: ExperimentConfig) -> dict[str, Any]:
     return json.loads(json.dumps(plain))
 
 
-def from_json(path: str | pathlib.Path) -> ExperimentConfig:
-    """Reads and checks a JSON configuration, such as the `config.json` of a run.
-
-    Raises:
-      ValueError: the file is missing or is not JSON, or as `validate`.
-    """
-    return validate(files.read_json(path))
-
-
 def completed(recorded: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a recorded configuration with the fields that were not there when it was written.
 
@@ -82,7 +64,10 @@ def completed(recorded: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str,
       recorded: nested values, as a `config.json` has them.
       like: the same of today. A field that is only here has its default in the result.
     """
-    return _completed(recorded, like, to_dict(ExperimentConfig()))
+    defaults = to_dict(ExperimentConfig())
+    for with_more_fields in ExperimentConfig.__subclasses__():
+        defaults |= to_dict(with_more_fields())
+    return _completed(recorded, like, defaults)
 
 
 def _completed(recorded: Any, like: Any, defaults: Any) -> Any:
@@ -95,40 +80,24 @@ def _completed(recorded: Any, like: Any, defaults: Any) -> Any:
     }
 
 
-def load(path: str | pathlib.Path) -> ml_collections.ConfigDict:
-    """Reads a configuration file, `.py` with a `get_config()` or `.json`, to be overridden.
+def parse(kind: type[_Config], given: Any) -> _Config:
+    """Applies the rule of each field, without the rules between fields.
 
-    Every field is there afterwards. Each one has been checked by itself; `validate` checks them
-    together, after the overrides.
+    Args:
+      kind: of configuration.
+      given: nested values.
 
     Raises:
-      ValueError: the file is missing, has another suffix, cannot be run or parsed, or a field
-        is wrong.
+      ValueError: fields are unknown, of a wrong type or out of range; a line for each.
     """
-    return _config_dict(_parse(files.read(path)))
-
-
-def _parse(given: Mapping[str, Any] | ml_collections.ConfigDict) -> ExperimentConfig:
-    """Applies the rule of each field, without the rules between fields."""
-    if isinstance(given, ml_collections.ConfigDict):
-        given = given.to_dict()
     if not isinstance(given, Mapping):
         raise ValueError(f"A configuration is a mapping of fields to values, got {given!r}.")
     errors: list[str] = []
-    values = fields.parse_group(ExperimentConfig, given, "", errors)
+    values = fields.parse_group(kind, given, "", errors)
     if errors:
         raise ValueError("\n".join(errors))
-    for field in dataclasses.fields(ExperimentConfig):
+    for field in dataclasses.fields(kind):
         group = fields.group_type(field)
         if group and field.name in values:
             values[field.name] = group(**values[field.name])
-    return ExperimentConfig(**values)
-
-
-def _config_dict(config: ExperimentConfig) -> ml_collections.ConfigDict:
-    """The mutable form: tuples stay tuples, and a field of two types takes both."""
-    plain = dataclasses.asdict(config)
-    plain["cluster"]["changes"] = tuple(to_dict(config)["cluster"]["changes"])
-    overhead = ml_collections.FieldReference(config.cluster.overhead_secs, field_type=object)
-    plain["cluster"]["overhead_secs"] = overhead
-    return ml_collections.ConfigDict(plain)
+    return kind(**values)

@@ -1,35 +1,12 @@
-"""Configuration files as nested mappings: Python with a `get_config()`, or JSON without code.
-
-Whatever is wrong with a file becomes one `ValueError` that names the file and the line, since a
-traceback through the flags library says neither.
-"""
+"""JSON files as nested mappings, their mistakes as sentences."""
 
 from __future__ import annotations
 
 import json
 import pathlib
-import runpy
-import traceback
-from collections.abc import Mapping
 from typing import Any
 
-import ml_collections
-
 from hetjax import values
-
-
-def read(path: str | pathlib.Path) -> Any:
-    """Returns what a `.json` or `.py` configuration holds, unchecked.
-
-    Raises:
-      ValueError: the file is missing, has another suffix, or cannot be run or parsed.
-    """
-    suffix = pathlib.Path(path).suffix
-    if suffix == ".json":
-        return read_json(path)
-    if suffix == ".py":
-        return run_get_config(path)
-    raise ValueError(f"'{path}': a configuration is a .py file with get_config(), or a .json file.")
 
 
 def read_json(path: str | pathlib.Path) -> Any:
@@ -38,7 +15,7 @@ def read_json(path: str | pathlib.Path) -> Any:
     Raises:
       ValueError: the file cannot be read or is not JSON; says where.
     """
-    text = _read_text(pathlib.Path(path).expanduser())
+    text = read_text(pathlib.Path(path).expanduser())
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -48,41 +25,12 @@ def read_json(path: str | pathlib.Path) -> Any:
         raise ValueError(f"{path}: not a configuration: nested too deeply.") from None
 
 
-def run_get_config(path: str | pathlib.Path) -> Any:
-    """Runs a Python file and returns what its `get_config()` returns.
+def read_text(path: pathlib.Path) -> str:
+    """Returns what a file in UTF-8 holds.
 
     Raises:
-      ValueError: the file cannot be read, fails, or has no `get_config()` that returns one.
+      ValueError: it cannot be read; names the nearest file that there is.
     """
-    path = pathlib.Path(path).expanduser()
-    _read_text(path)
-    try:
-        get_config = runpy.run_path(str(path)).get("get_config")
-        config = get_config() if callable(get_config) else None
-    except Exception as error:
-        line = f", line {number}" if (number := _line_of(error, str(path))) else ""
-        message = f"{type(error).__name__} while it was run: {error}"
-        raise ValueError(f"{path}{line}: {message}") from error
-    if not callable(get_config):
-        raise ValueError(
-            f"{path}: has no function get_config(). Write one that takes hetjax.config.base(), "
-            "changes fields of it and returns it."
-        )
-    if not isinstance(config, (Mapping, ml_collections.ConfigDict)):
-        raise ValueError(f"{path}: get_config() returned {config!r}. Let it return the config.")
-    return config
-
-
-def _line_of(error: Exception, path: str) -> int | None:
-    """The last line of the user's own file that the error passed through."""
-    if isinstance(error, SyntaxError):
-        return error.lineno
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == path]
-    return lines[-1] if lines else None
-
-
-def _read_text(path: pathlib.Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -1,6 +1,7 @@
 """The fields of a configuration with their defaults and units, in groups.
 
-The fields of the parts' options come from their factories (`hetjax.kinds`).
+The fields of the parts' options come from their factories (`hetjax.kinds`), those of data sets by
+name, reference models and their optimisers are in `hetjax.zoo.config`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,12 @@ LINE_SEARCH = (
     "L-BFGS and line searches try several points in an update and need the loss and the gradient "
     "at each; an update has the gradient of a round, at one point"
 )
-_LINE_SEARCHES = ("lbfgs", "lbfgsb", "bfgs", "newton", "newtoncg", "cg", "linesearch")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What the examples are and how they reach the workers."""
+    """How the examples reach the workers."""
 
-    name: str = fields.text("digits", says="a builder of ours, or any prepared TFDS data set")
-    dir: str = fields.text("", may_be_empty=True, says="of the data; '': the default directory")
     feed: str = fields.choice(
         "auto",
         "auto",
@@ -42,69 +40,6 @@ class DataConfig:
         "example",
         "shard_mean",
         says="whose examples count how much, of private data, and of all data with gossip",
-    )
-    num_train: int = fields.integer(0, says="use only the first num_train examples; 0: all")
-    vocabulary: int = fields.integer(
-        10_000, says="of wikitext2: the most frequent words that are kept; 0: all"
-    )
-    length: int = fields.integer(35, at_least=1, says="of wikitext2: words of a chunk")
-    features: str = fields.choice(
-        "hashed", "hashed", "svd", says="of sst2, cola, rte: what a sentence's words become"
-    )
-    num_features: int = fields.integer(
-        0, says="of sst2, cola, rte: how many; 0: 65536 hashed, 768 svd"
-    )
-    past: int = fields.integer(20, at_least=1, says="of m4_weekly: weeks that a model sees")
-    future: int = fields.integer(6, at_least=1, says="of m4_weekly: weeks that it tells at once")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Which of the reference models is trained."""
-
-    name: str = fields.choice(
-        "small_cnn",
-        "logistic",
-        "mlp",
-        "lenet",
-        "small_cnn",
-        "resnet8",
-        "bag_of_words",
-        "lstm",
-        "transformer",
-        "forecaster",
-    )
-    hidden: tuple[int, ...] = fields.integers(
-        (128,), at_least=1, says="widths of the layers of mlp, lstm, forecaster"
-    )
-    width: int = fields.integer(0, says="of transformer (0: 128) and resnet8 (0: 16)")
-    blocks: int = fields.integer(2, at_least=1, says="of the transformer")
-    heads: int = fields.integer(2, at_least=1, says="of the transformer")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """The update, and its learning rate over time (in nominal epochs)."""
-
-    name: str = fields.choice(
-        "sgd", "sgd", "adam", "adamw", why=dict.fromkeys(_LINE_SEARCHES, LINE_SEARCH)
-    )
-    learning_rate: float = fields.number(0.05, above=0.0, says="the highest of the schedule")
-    momentum: float = fields.number(0.9, at_least=0.0, below=1.0, says="of sgd")
-    nesterov: bool = fields.flag(False, says="of sgd: momentum looks ahead")
-    weight_decay: float = fields.number(
-        0.0, at_least=0.0, says="added to the gradient; with adamw apart from it"
-    )
-    clip_norm: float = fields.number(0.0, at_least=0.0, says="of the reduced gradient; 0: none")
-    schedule: str = fields.choice(
-        "constant", "constant", "cosine", "linear", "step", says="of the learning rate"
-    )
-    warmup_epochs: float = fields.number(
-        0.0, at_least=0.0, says="in which the learning rate rises from 0"
-    )
-    decay_every_epochs: float = fields.number(0.0, at_least=0.0, says="of schedule 'step'")
-    decay_factor: float = fields.number(
-        0.1, above=0.0, at_most=1.0, says="of schedule 'step', each time"
     )
 
 
@@ -213,7 +148,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
-    """One run, checked. Make it with `validate` or `from_json`."""
+    """One run, checked. Make it with `experiment.validate`."""
 
     seed: int = fields.integer(0, says="of order, random keys and emulated noise")
     epochs: int = fields.integer(20, at_least=1, says="passes over the data")
@@ -246,8 +181,6 @@ class ExperimentConfig:
         "check", "check", "assert", "skip", says="whether an example's loss may depend on others"
     )
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
-    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     quota: QuotaConfig = dataclasses.field(default_factory=QuotaConfig)
     ordering: OrderingConfig = dataclasses.field(default_factory=OrderingConfig)
     reducer: ReducerConfig = dataclasses.field(default_factory=ReducerConfig)

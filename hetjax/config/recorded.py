@@ -20,6 +20,12 @@ _OF_NO_EFFECT = (
 A bilevel run has them of each level.
 """
 
+_OF_DATA_SETS = tuple(
+    f"data.{name}"
+    for name in ("vocabulary", "length", "features", "num_features", "past", "future")
+)
+"""Fields of data sets by name, which runs of other data had in their records too."""
+
 
 def check(
     workdir: pathlib.Path,
@@ -119,7 +125,11 @@ def _differences(theirs: Any, ours: Any, name: str = "") -> list[str]:
         line
         for key in sorted(theirs.keys() | ours.keys())
         if theirs.get(key) != ours.get(key)
-        and (dotted := f"{name}.{key}".lstrip(".")).removeprefix("upper.").removeprefix("lower.")
-        not in _OF_NO_EFFECT
+        and not _may_differ(dotted := f"{name}.{key}".lstrip("."), is_here=key in ours)
         for line in _differences(theirs.get(key), ours.get(key), dotted)
     ]
+
+
+def _may_differ(dotted: str, *, is_here: bool) -> bool:
+    field = dotted.removeprefix("upper.").removeprefix("lower.")
+    return field in _OF_NO_EFFECT or (field in _OF_DATA_SETS and not is_here)

@@ -42,7 +42,7 @@ def _refusal(data: Any) -> str:
     """What is wrong with it, and what to give instead; '' if it has examples by index."""
     name = type(data).__name__
     if isinstance(data, str | bytes):
-        return f"{name}; give {_SOURCES}; the name of a data set goes to hetjax.data.datasets.load"
+        return f"{name}; give {_SOURCES}; the name of a data set goes to hetjax.zoo.datasets.load"
     if isinstance(data, type):
         return f"the class {data.__name__}; give an instance of it, {data.__name__}(…)"
     is_iterable = hasattr(data, "__iter__") and not hasattr(data, "__len__")

@@ -8,7 +8,7 @@ so by an attribute `thread_safe = False`.
 
 This module turns items into batches, `fetch` for the streamed feed and `load_all` for the
 resident one, and names the record that cannot be read. Which ids make a batch is not its
-business (`hetjax.data.stream`), nor are names of data sets (`hetjax.data.datasets`), nor what is
+business (`hetjax.data.stream`), nor are names of data sets (`hetjax.zoo.datasets`), nor what is
 given in place of a source (`hetjax.data.given`). It needs NumPy alone.
 """
 

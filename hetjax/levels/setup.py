@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax import config as config_lib
 from hetjax import kinds, types
 from hetjax.bilevel import diagnosis, machine, per_example, walks
 from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
+from hetjax.config import experiment as config_lib
 from hetjax.data import sources
 from hetjax.levels import level, rules, stepping
 from hetjax.rounds import arguments, inputs, update

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hetjax import config as config_lib
 from hetjax import kinds
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
+from hetjax.config import experiment as config_lib
 from hetjax.config import fields as fields_lib
 from hetjax.config import groups
 from hetjax.rounds import gradients, inputs
@@ -20,7 +20,7 @@ from hetjax.topology import graphs
 
 _OBJECTS = (graphs.Graph, graphs.PeriodicGraph)  # that options may be, and a field may not
 
-# Fields of the configuration that stand for what `fit` is given as arguments.
+# Fields of `hetjax.zoo.config` that stand for what `fit` is given as arguments.
 _OF_THE_CALLER = ("model", "optimizer")
 _OF_THE_CALLER_DATA = ("name", "dir", "num_train")
 
@@ -59,11 +59,10 @@ def configuration(
         raise ValueError(f"give either config or fields, not both: {given}")
     if config is None:
         config, chosen = config_of_fields(fields, workers=workers)
-        config, rule = _with_rule(config, rule)
-        recorded = recorded_fields(config)
     else:
-        config, rule = _with_rule(config, rule)
-        chosen, recorded = kinds.of_config(config, {}), config_lib.to_dict(config)
+        chosen = kinds.of_config(config, {})
+    config, rule = _with_rule(config, rule)
+    recorded = config_lib.to_dict(config)
     if more:
         made = {name: each for name, each in more.items() if isinstance(each, rules_lib.LocalRule)}
         recorded["rules"] = {name: described_rule(each) for name, each in made.items()}
@@ -236,16 +235,6 @@ def cluster_fields(given: Any, *, workers: int | None) -> Any:
     num_speeds = np.size(speeds) if np.ndim(speeds) else 0
     fields = {"num_workers": num_speeds or jax.device_count(), **given}
     return fields if workers is None else fields | {"num_workers": workers}
-
-
-def recorded_fields(config: config_lib.ExperimentConfig) -> dict[str, Any]:
-    """The fields that a run by `fit` depends on, for its `config.json`."""
-    recorded = config_lib.to_dict(config)
-    for group in _OF_THE_CALLER:
-        del recorded[group]
-    for field in _OF_THE_CALLER_DATA:
-        del recorded["data"][field]
-    return recorded
 
 
 def versions() -> dict[str, str]:

@@ -11,10 +11,10 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from hetjax import config as config_lib
 from hetjax import gates, kinds, ordering, starting, topology, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
+from hetjax.config import experiment as config_lib
 from hetjax.data import feed as feed_lib
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib

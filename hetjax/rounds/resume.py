@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import config as config_lib
 from hetjax import kinds, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.checkpoints import checkpoint, leaves
+from hetjax.config import experiment as config_lib
 from hetjax.config import recorded
 from hetjax.rounds import run_records, setup
 from hetjax.rounds import state as state_lib

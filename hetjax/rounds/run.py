@@ -15,8 +15,8 @@ import numpy as np
 import optax
 
 from hetjax import compiled, starting, types
-from hetjax import config as config_lib
 from hetjax.checkpoints import checkpoint
+from hetjax.config import experiment as config_lib
 from hetjax.data import sources, stream
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib

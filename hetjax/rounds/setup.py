@@ -13,11 +13,11 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from hetjax import config as config_lib
 from hetjax import gates, kinds, ordering, quota, starting, topology, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import leaves
 from hetjax.cluster import emulate
+from hetjax.config import experiment as config_lib
 from hetjax.data import choosing, sources
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream as stream_lib

@@ -245,7 +245,7 @@ def test_what_is_not_a_source_is_refused(data, message):
 
 def test_sources_import_neither_tfds_nor_jax():
     code = (
-        "import sys, hetjax.data.sources, hetjax.data.datasets; "
+        "import sys, hetjax.data.sources, hetjax.zoo.datasets; "
         "print([m for m in ('jax', 'tensorflow', 'tensorflow_datasets') if m in sys.modules])"
     )
     result = subprocess.run(

@@ -10,7 +10,8 @@ import optax
 import pytest
 from flax import nnx
 
-from hetjax import adapters, models
+from hetjax import adapters
+from hetjax.zoo import models
 from tests import promotion
 
 BATCH = 6

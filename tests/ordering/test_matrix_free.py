@@ -13,11 +13,12 @@ import hetjax
 from experiments import problems as classifiers
 from experiments import tasks
 from experiments.benchmarks import ordering_losses
-from hetjax import models, ordering, parts, types
+from hetjax import ordering, parts, types
 from hetjax.ordering import halves, matrix_free
 from hetjax.rounds import gradients as gradients_lib
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules
+from hetjax.zoo import models
 from tests.rounds import problems
 
 LOSSES = {**ordering_losses.HARD, **ordering_losses.EASY}

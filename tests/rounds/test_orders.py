@@ -8,9 +8,9 @@ import optax
 import pytest
 
 import hetjax
-import hetjax.config
 from hetjax import ordering
 from hetjax.checkpoints import leaves
+from hetjax.config import experiment
 from hetjax.data import sources
 from hetjax.data import stream as stream_lib
 from hetjax.rounds import setup
@@ -195,7 +195,7 @@ def test_a_round_in_which_nobody_finishes(local, tmp_path):
 def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
     """All that an order needs lies in the training state and in the stream."""
     data, weights = problems.classification(61), problems.initial_weights()
-    config = hetjax.config.validate(
+    config = experiment.validate(
         {
             "local": "virtual",
             "microbatch_size": 4,

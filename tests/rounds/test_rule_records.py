@@ -10,8 +10,9 @@ import optax
 import pytest
 
 import hetjax
-from hetjax import config, parts
+from hetjax import parts
 from hetjax.rounds import arguments, gradients
+from hetjax.zoo import config
 from tests.own_parts import hessian_product, local_sgd
 from tests.rounds import problems
 

@@ -12,8 +12,8 @@ import csv
 
 import numpy as np
 
-from hetjax.data import series
-from hetjax.data.builders import files
+from hetjax.zoo import series
+from hetjax.zoo.builders import files
 
 FILES = {"train": "Weekly-train.csv", "test": "Weekly-test.csv"}
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.data import text
-from hetjax.data.builders import files
+from hetjax.zoo import text
+from hetjax.zoo.builders import files
 
 END, UNKNOWN = "<eos>", "<unk>"
 FILES = {"train": "wiki.train.tokens", "val": "wiki.valid.tokens", "test": "wiki.test.tokens"}

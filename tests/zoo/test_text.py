@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies
 
-from hetjax.data import text
+from hetjax.zoo import text
 
 SENTENCES = [
     line.split()
@@ -114,7 +114,7 @@ def test_more_features_than_there_can_be_are_refused():
 def test_features_are_the_same_in_every_process():
     """Words that are equally frequent are numbered as they come, not as a set has them."""
     program = (
-        "import numpy as np; from hetjax.data import text; "
+        "import numpy as np; from hetjax.zoo import text; "
         f"found = text.SingularFeatures({SENTENCES}, 3)({SENTENCES}); "
         "print(np.round(found, 4).tolist())"
     )

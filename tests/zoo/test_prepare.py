@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from hetjax.data import datasets, prepare, sources
-from hetjax.data.builders import digits, files, prepared
+from hetjax.data import sources
+from hetjax.zoo import datasets, prepare
+from hetjax.zoo.builders import digits, files, prepared
 
 PATIENCE_SECS = 300  # a few are usual, where the machine is not busy
 FOLDER = "hetjax_digits/1.0.0"
@@ -84,7 +85,7 @@ def test_the_environment_variable_is_the_default_directory(tmp_path, monkeypatch
 
 
 def test_processes_that_prepare_the_same_set_at_once_all_get_it(tmp_path):
-    command = [sys.executable, "-m", "hetjax.data.prepare", "digits", f"--data_dir={tmp_path}"]
+    command = [sys.executable, "-m", "hetjax.zoo.prepare", "digits", f"--data_dir={tmp_path}"]
     processes = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(3)

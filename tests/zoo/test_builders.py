@@ -10,8 +10,9 @@ import tarfile
 import numpy as np
 import pytest
 
-from hetjax.data import datasets, sources
-from hetjax.data.builders import cifar10, digits, files, mnist, prepared
+from hetjax.data import sources
+from hetjax.zoo import datasets
+from hetjax.zoo.builders import cifar10, digits, files, mnist, prepared
 
 REAL_DATA = os.environ.get("HETJAX_TEST_DATA")
 real_data = pytest.mark.skipif(

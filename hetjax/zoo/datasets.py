@@ -14,8 +14,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from hetjax import extras
 from hetjax.data import sources
-from hetjax.data.builders import cifar10, digits, files, glue, m4_weekly, mnist, wikitext2
+from hetjax.zoo.builders import cifar10, digits, files, glue, m4_weekly, mnist, wikitext2
 
 IMAGE_SETS: dict[str, files.ImageSet] = {
     image_set.name: image_set
@@ -34,6 +35,7 @@ ARRAY_SETS: dict[str, files.ArraySet] = {
 ORIGINAL_SETS: dict[str, files.OriginalSet] = {**IMAGE_SETS, **ARRAY_SETS}
 BUILTIN = tuple(ORIGINAL_SETS)
 DATA_DIR_VARIABLE = "HETJAX_DATA_DIR"
+TFDS = ("tensorflow_datasets", "array_record", "importlib_resources")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,8 @@ def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -
     if name in ARRAY_SETS:
         return _open_arrays(ARRAY_SETS[name], root, options)
     if name in IMAGE_SETS:
-        from hetjax.data.builders import prepared
+        extras.require(*TFDS)
+        from hetjax.zoo.builders import prepared
 
         image_set = IMAGE_SETS[name]
         builder = prepared.prepare(image_set, root)
@@ -163,6 +166,7 @@ def _open(
 
 
 def _tfds_builder(name: str, data_dir: pathlib.Path) -> Any:
+    extras.require(*TFDS)
     import tensorflow_datasets as tfds
 
     try:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hetjax.models import layers
+from hetjax.zoo.models import layers
 
 
 class BagOfWords(nnx.Module):

@@ -110,7 +110,7 @@ def chunks(tokens: np.ndarray, length: int, *, vocabulary_size: int, name: str =
         at = whole.index(False) if False in whole else 0
         raise ValueError(
             f"token {at} of {name or 'the stream'} is {given[at]!r}; give whole numbers, such as "
-            "those of hetjax.data.text.numbers"
+            "those of hetjax.zoo.text.numbers"
         )
     outside = np.flatnonzero((tokens < 0) | (tokens >= vocabulary_size))
     if outside.size:
@@ -147,7 +147,7 @@ def check_sentences(sentences: Sequence[Sequence[str]], name: str = "") -> None:
         if isinstance(sentence, str):
             raise ValueError(
                 f"sentence {index} of {name or 'the set'} is a text; give a list of words, such as "
-                "hetjax.data.text.split_sentence(sentence)"
+                "hetjax.zoo.text.split_sentence(sentence)"
             )
         words = list(sentence) if isinstance(sentence, Iterable) else [sentence]
         if not words:

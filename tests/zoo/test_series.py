@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hetjax.data import series
+from hetjax.zoo import series
 
 POINTS = {"a": np.arange(5.0), "b": 10 + np.arange(4.0)}
 

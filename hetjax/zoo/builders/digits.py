@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from hetjax.data.builders import files
+from hetjax.zoo.builders import files
 
 NUM_IMAGES = 1_797
 MAX_PIXEL = 16

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from hetjax.data.builders import files
+from hetjax.zoo.builders import files
 
 PREFIX = "hetjax_"
 

@@ -1,4 +1,4 @@
-"""Prepares data sets ahead of time: `python -m hetjax.data.prepare NAME … --data_dir=DIR`.
+"""Prepares data sets ahead of time: `python -m hetjax.zoo.prepare NAME … --data_dir=DIR`.
 
 A training job does the same at its first use; this is for machines whose jobs have no network,
 and for images of containers.
@@ -9,7 +9,8 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from hetjax.data import datasets
+from hetjax import extras
+from hetjax.zoo import datasets
 
 USER_ERROR = 2
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.names:
         try:
             where = _prepare(name, data_dir)
-        except ValueError as error:
+        except (ValueError, ModuleNotFoundError) as error:
             print(f"error: {error}", file=sys.stderr)
             return USER_ERROR
         print(where)
@@ -47,7 +48,8 @@ def _prepare(name: str, data_dir: pathlib.Path) -> str:
         parts = {"train": opened.train, **opened.evals}
         counts = ", ".join(f"{split} {len(source):,}" for split, source in parts.items())
         return f"{name}: {counts} examples of the files in {data_dir}"
-    from hetjax.data.builders import prepared
+    extras.require(*datasets.TFDS)
+    from hetjax.zoo.builders import prepared
 
     builder = prepared.prepare(datasets.IMAGE_SETS[name], data_dir)
     splits = builder.info.splits
@@ -57,7 +59,7 @@ def _prepare(name: str, data_dir: pathlib.Path) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m hetjax.data.prepare",
+        prog="python -m hetjax.zoo.prepare",
         description="Prepares data sets from their original files, without TensorFlow.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="data sets to prepare")

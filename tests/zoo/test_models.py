@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from hetjax import models
-from hetjax.config import groups
-from hetjax.models import layers
+from hetjax.zoo import config, models
+from hetjax.zoo.models import layers
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ def test_normalised_examples_do_not_depend_on_their_batch(name):
 
 
 def test_the_configuration_allows_exactly_the_registered_names():
-    rule = inspect.getattr_static(groups.ModelConfig, "__dataclass_fields__")["name"].metadata
+    rule = inspect.getattr_static(config.ModelConfig, "__dataclass_fields__")["name"].metadata
     assert set(rule["rule"].names) == set(models.MODELS)
 
 

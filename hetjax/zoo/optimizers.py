@@ -2,13 +2,12 @@
 
 import optax
 
-from hetjax import config as config_lib
 from hetjax import schedules
-from hetjax.config import groups
+from hetjax.zoo import config as config_lib
 
 
 def make_schedule(
-    optimizer: groups.OptimizerConfig, *, epochs: int, rounds_per_epoch: float
+    optimizer: config_lib.OptimizerConfig, *, epochs: int, rounds_per_epoch: float
 ) -> optax.Schedule:
     """The learning rate by nominal rounds, as `scale_by_progress` takes it.
 

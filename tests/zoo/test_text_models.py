@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from hetjax import models
-from hetjax.models import forecasting
+from hetjax.zoo import models
+from hetjax.zoo.models import forecasting
 
 VOCABULARY, LENGTH = 11, 6
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from hetjax.data.builders import files
+from hetjax.zoo.builders import files
 
 PREFIXES = {"train": "train", "test": "t10k"}
 IMAGES = "{}-images-idx3-ubyte.gz"

@@ -16,7 +16,7 @@ from typing import Any
 from flax import nnx
 
 from hetjax import values
-from hetjax.models import convolutional, dense, forecasting, residual, text
+from hetjax.zoo.models import convolutional, dense, forecasting, residual, text
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {
     "logistic": dense.logistic,

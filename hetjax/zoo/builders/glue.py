@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetjax.data import text
-from hetjax.data.builders import files
+from hetjax.zoo import text
+from hetjax.zoo.builders import files
 
 FEATURES = ("hashed", "svd")
 NUM_FEATURES = {"hashed": 2**16, "svd": 768}

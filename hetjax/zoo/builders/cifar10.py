@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from hetjax.data.builders import files
+from hetjax.zoo.builders import files
 
 RECORD_BYTES = 1 + 3 * 32 * 32
 FOLDER = "cifar-10-batches-bin"

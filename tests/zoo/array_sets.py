@@ -5,8 +5,8 @@ import hashlib
 
 import numpy as np
 
-from hetjax.data import datasets
-from hetjax.data.builders import files
+from hetjax.zoo import datasets
+from hetjax.zoo.builders import files
 
 WORDS = ["the", "good", "bad", "film", "plot", "is", "was", "very", "not", "<unk>"]
 

@@ -6,9 +6,9 @@ import zlib
 import numpy as np
 import pytest
 
-from hetjax.data import datasets
-from hetjax.data.builders import files, glue, m4_weekly, wikitext2
-from tests.data import array_sets
+from hetjax.zoo import datasets
+from hetjax.zoo.builders import files, glue, m4_weekly, wikitext2
+from tests.zoo import array_sets
 
 NAMES = list(datasets.ARRAY_SETS)
 

@@ -1,0 +1,225 @@
+"""The configuration of an experiment: that of a run, with its data set, model and optimiser.
+
+`base` gives the defaults as an `ml_collections.ConfigDict`, which files in `configs/` change
+and `--config.field=value` overrides. `validate` turns one into an `ExperimentConfig`, frozen
+and checked, before anything is computed; everything after that reads the frozen one. A JSON
+file holds the same fields and no code. Nothing here imports jax. An option of a part, a data set
+or a model that is not chosen is ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hetjax import extras
+from hetjax.config import checks, experiment, fields, files, groups
+from hetjax.config.experiment import completed as completed
+from hetjax.config.experiment import to_dict as to_dict
+from hetjax.zoo import config_files
+
+if TYPE_CHECKING:
+    import ml_collections
+
+_Config = TypeVar("_Config", bound=groups.ExperimentConfig)
+_LINE_SEARCHES = ("lbfgs", "lbfgsb", "bfgs", "newton", "newtoncg", "cg", "linesearch")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedDataConfig:
+    """Which data set it is, and where it lies."""
+
+    name: str = fields.text("digits", says="a builder of ours, or any prepared TFDS data set")
+    dir: str = fields.text("", may_be_empty=True, says="of the data; '': the default directory")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig(groups.DataConfig, NamedDataConfig):
+    """What the examples are and how they reach the workers."""
+
+    num_train: int = fields.integer(0, says="use only the first num_train examples; 0: all")
+    vocabulary: int = fields.integer(
+        10_000, says="of wikitext2: the most frequent words that are kept; 0: all"
+    )
+    length: int = fields.integer(35, at_least=1, says="of wikitext2: words of a chunk")
+    features: str = fields.choice(
+        "hashed", "hashed", "svd", says="of sst2, cola, rte: what a sentence's words become"
+    )
+    num_features: int = fields.integer(
+        0, says="of sst2, cola, rte: how many; 0: 65536 hashed, 768 svd"
+    )
+    past: int = fields.integer(20, at_least=1, says="of m4_weekly: weeks that a model sees")
+    future: int = fields.integer(6, at_least=1, says="of m4_weekly: weeks that it tells at once")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which of the reference models is trained."""
+
+    name: str = fields.choice(
+        "small_cnn",
+        "logistic",
+        "mlp",
+        "lenet",
+        "small_cnn",
+        "resnet8",
+        "bag_of_words",
+        "lstm",
+        "transformer",
+        "forecaster",
+    )
+    hidden: tuple[int, ...] = fields.integers(
+        (128,), at_least=1, says="widths of the layers of mlp, lstm, forecaster"
+    )
+    width: int = fields.integer(0, says="of transformer (0: 128) and resnet8 (0: 16)")
+    blocks: int = fields.integer(2, at_least=1, says="of the transformer")
+    heads: int = fields.integer(2, at_least=1, says="of the transformer")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The update, and its learning rate over time (in nominal epochs)."""
+
+    name: str = fields.choice(
+        "sgd", "sgd", "adam", "adamw", why=dict.fromkeys(_LINE_SEARCHES, groups.LINE_SEARCH)
+    )
+    learning_rate: float = fields.number(0.05, above=0.0, says="the highest of the schedule")
+    momentum: float = fields.number(0.9, at_least=0.0, below=1.0, says="of sgd")
+    nesterov: bool = fields.flag(False, says="of sgd: momentum looks ahead")
+    weight_decay: float = fields.number(
+        0.0, at_least=0.0, says="added to the gradient; with adamw apart from it"
+    )
+    clip_norm: float = fields.number(0.0, at_least=0.0, says="of the reduced gradient; 0: none")
+    schedule: str = fields.choice(
+        "constant", "constant", "cosine", "linear", "step", says="of the learning rate"
+    )
+    warmup_epochs: float = fields.number(
+        0.0, at_least=0.0, says="in which the learning rate rises from 0"
+    )
+    decay_every_epochs: float = fields.number(0.0, at_least=0.0, says="of schedule 'step'")
+    decay_factor: float = fields.number(
+        0.1, above=0.0, at_most=1.0, says="of schedule 'step', each time"
+    )
+
+
+def _with_own_groups_behind_data(config: type[_Config]) -> type[_Config]:
+    """The same class; messages and `--help` list what is trained before how it is trained."""
+    of_run = dict(config.__dataclass_fields__)
+    own = {name: of_run.pop(name) for name in ("model", "optimizer")}
+    behind = list(of_run).index("data") + 1
+    items = list(of_run.items())
+    config.__dataclass_fields__ = dict([*items[:behind], *own.items(), *items[behind:]])
+    return config
+
+
+@_with_own_groups_behind_data
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExperimentConfig(groups.ExperimentConfig):
+    """One experiment, checked. Make it with `validate` or `from_json`."""
+
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+
+
+def base() -> ml_collections.ConfigDict:
+    """Returns the defaults of every field, to be changed by a file in `configs/`."""
+    return _config_dict(ExperimentConfig())
+
+
+def load(path: str | pathlib.Path) -> ml_collections.ConfigDict:
+    """Reads a configuration file, `.py` with a `get_config()` or `.json`, to be overridden.
+
+    Every field is there afterwards. Each one has been checked by itself; `validate` checks them
+    together, after the overrides.
+
+    Raises:
+      ValueError: the file is missing, has another suffix, cannot be run or parsed, or a field
+        is wrong.
+    """
+    return _config_dict(_parse(config_files.read(path)))
+
+
+def from_json(path: str | pathlib.Path) -> ExperimentConfig:
+    """Reads and checks a JSON configuration, such as the `config.json` of a run.
+
+    Raises:
+      ValueError: the file is missing or is not JSON, or as `validate`.
+    """
+    return validate(files.read_json(path))
+
+
+def validate(
+    given: Mapping[str, Any] | ml_collections.ConfigDict,
+    *,
+    parts: Mapping[str, Any] | None = None,
+) -> ExperimentConfig:
+    """Checks a configuration and freezes it.
+
+    Args:
+      given: nested values; what is not given has its default.
+      parts: the parts that were given as objects, by group (`quota`, `ordering`, `reducer`,
+        `gate`). The configuration says of them what can be written down.
+
+    Returns:
+      the checked configuration.
+
+    Raises:
+      ValueError: a field is unknown, of a wrong type or out of range, or fields contradict each
+        other. A line for each names the field, the value, what is allowed and how to mend it.
+    """
+    config = _parse(given)
+    problems = [
+        *_model(config.model),
+        *_optimizer(config),
+        *checks.problems(config, parts or {}),
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
+    return config
+
+
+def _parse(given: Mapping[str, Any] | ml_collections.ConfigDict) -> ExperimentConfig:
+    return experiment.parse(ExperimentConfig, config_files.plain(given))
+
+
+def _model(model: ModelConfig) -> Iterator[str]:
+    if model.name == "mlp" and not model.hidden:
+        yield (
+            "model.hidden: got (), must be one or more widths with model.name='mlp'. Give "
+            "some, such as (128,), or set model.name='logistic'."
+        )
+
+
+def _optimizer(config: ExperimentConfig) -> Iterator[str]:
+    optimizer = config.optimizer
+    if optimizer.warmup_epochs > config.epochs:
+        yield (
+            f"optimizer.warmup_epochs: got {optimizer.warmup_epochs}, must be at most "
+            f"epochs={config.epochs}. Lower it, or raise epochs."
+        )
+    if optimizer.schedule == "step" and not optimizer.decay_every_epochs:
+        yield (
+            "optimizer.decay_every_epochs: got 0.0, must be above 0 with "
+            "optimizer.schedule='step'. Give the epochs between two steps."
+        )
+    if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum):
+        yield (
+            f"optimizer.nesterov: got True with optimizer.name={optimizer.name!r} and "
+            f"optimizer.momentum={optimizer.momentum}, needs 'sgd' and a momentum above 0. Set "
+            "those, or nesterov to False."
+        )
+
+
+def _config_dict(config: ExperimentConfig) -> ml_collections.ConfigDict:
+    """The mutable form: tuples stay tuples, and a field of two types takes both."""
+    extras.require("ml_collections")
+    import ml_collections
+
+    plain = dataclasses.asdict(config)
+    plain["cluster"]["changes"] = tuple(to_dict(config)["cluster"]["changes"])
+    overhead = ml_collections.FieldReference(config.cluster.overhead_secs, field_type=object)
+    plain["cluster"]["overhead_secs"] = overhead
+    return ml_collections.ConfigDict(plain)

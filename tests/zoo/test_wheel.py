@@ -1,0 +1,77 @@
+"""A wheel holds all that is needed: it trains outside a checkout, on arrays and on the digits."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+pytest.importorskip("setuptools", minversion="77")
+
+ROOT = pathlib.Path(__file__).parents[2]
+ARRAYS = """
+import sys
+
+for name in ("ml_collections", "tensorflow_datasets", "array_record"):
+    sys.modules[name] = None  # as if it were not installed
+
+import numpy as np, optax, hetjax
+
+hetjax.use_cpu_workers(2)
+x = np.arange(64, dtype=np.float32)
+result = hetjax.fit(
+    lambda params, examples, rng: (params - examples["x"] / 64) ** 2,
+    np.float32(0.0), optax.sgd(0.1), {"x": x}, microbatch_size=2, budget=4, epochs=2, workdir="run",
+)
+assert abs(result.params - 0.5) < 0.1, result
+"""
+DIGITS = """
+import hetjax, optax
+from flax import nnx
+from hetjax.zoo import datasets, models
+
+hetjax.use_cpu_workers(2)
+digits = datasets.load("digits", "data")
+shape, classes = digits.example_shape, digits.num_classes
+model = models.make("logistic", shape, classes, rngs=nnx.Rngs(0), input_max=16.0)
+
+
+def loss(model, batch):
+    logits = model(batch["image"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+
+
+loss_fn, params = hetjax.nnx_loss(model, loss)
+result = hetjax.fit(
+    loss_fn, params, optax.adam(1e-2), digits.train, microbatch_size=16, budget=4, epochs=2
+)
+assert result.summary["train_loss"] < 1.5, result
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A directory that holds what a wheel of this checkout installs, and nothing else."""
+    built, unpacked = tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("unpacked")
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    source = tmp_path_factory.mktemp("source")  # setuptools writes beside what it reads
+    for name in ("hetjax", "pyproject.toml", "README.md", "LICENSE"):
+        (source / name).symlink_to(ROOT / name)
+    subprocess.run([sys.executable, "-c", build, str(built)], cwd=source, check=True)
+    (wheel,) = built.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    return unpacked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [ARRAYS, DIGITS], ids=["arrays", "digits"])
+def test_a_wheel_trains_outside_a_checkout(program, installed, tmp_path):
+    seen = f"import hetjax\nassert hetjax.__file__.startswith({str(installed)!r}), hetjax.__file__"
+    subprocess.run(
+        [sys.executable, "-c", program + seen],
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        check=True,
+        cwd=tmp_path,
+    )
