@@ -367,7 +367,8 @@ def document() -> str:
         "",
         "Made from the factories by `python -m hetjax.kinds > docs/parts.md`. A part is given to",
         "`hetjax.fit` as an object, a name or a dict of fields; on the command line",
-        "`--config.quota.min_gain=0.05` sets a field.",
+        "`--config.quota.min_gain=0.05` sets a field. [contracts.md](contracts.md) says what a",
+        "part's functions are given and must return.",
     ]
     for group, kind in KINDS.items():
         lines += ["", f"## `{group}.{kind.key}`", "", f"For example `{kind.example}`.", ""]

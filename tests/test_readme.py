@@ -265,6 +265,36 @@ def test_the_tables_of_parts_have_them_all(page, names):
     assert told >= set(names)
 
 
+def test_the_contracts_show_the_parts_as_they_are():
+    """Each block of the page follows the name of its file, and has its lines but for blank ones."""
+
+    def code(text):
+        return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+    page = (ROOT / "docs/contracts.md").read_text()
+    shown = re.findall(
+        r"\]\(\.\./(tests/own_parts/\w+\.py)\)[^`]*```py\n(.*?)^```", page, re.S | re.M
+    )
+    assert len(shown) == page.count("```py\n") >= 5
+    for path, extract in shown:
+        of_file = [line.removeprefix("    ") for line in code((ROOT / path).read_text())]
+        assert "\n".join(code(extract)) in "\n".join(of_file), path
+
+
+def test_the_contracts_quote_the_refusals_of_the_code():
+    page = (ROOT / "docs/contracts.md").read_text()
+    rows = re.search(r"^\| returned by .*?\n\n", page, re.S | re.M).group(0).splitlines()[2:]
+    quoted = [words for row in rows for words in re.findall(r'"([^"]+)"', row)]
+    said = {
+        node.value
+        for path in (ROOT / "hetjax").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert [words for words in quoted if not any(words in text for text in said)] == []
+    assert len(quoted) >= len(rows)
+
+
 def test_the_figures_of_the_readme_are_those_of_the_measurements():
     results = (ROOT / "experiments/results/quotas/README.md").read_text()
     columns = ("equal", "proportional each epoch", "dead_band", "adaptive")
