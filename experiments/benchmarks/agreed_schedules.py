@@ -19,7 +19,7 @@ import optax
 
 import hetjax
 from hetjax.processes import board as board_lib
-from hetjax.processes import join, places, solutions
+from hetjax.processes import join, membership, solutions
 from hetjax.topology import gossip as gossip_lib
 from hetjax.topology import graphs
 
@@ -90,7 +90,7 @@ def _run(seed: int) -> str:
 
 
 def main(directory: str) -> None:
-    place = places.find()
+    place = membership.find()
     assert place is not None
     join.join(place)
     hetjax.use_cpu_workers(WORKERS // place.num_processes)

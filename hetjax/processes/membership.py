@@ -23,8 +23,8 @@ _MEND = (
 )
 
 
-class Place(NamedTuple):
-    """Of a process in its run."""
+class Member(NamedTuple):
+    """Which process of its run this one is, of how many, and where they meet."""
 
     process_id: int
     num_processes: int
@@ -48,7 +48,7 @@ def find(
     coordinator: str | None = None,
     *,
     environment: Mapping[str, str] = os.environ,
-) -> Place | None:
+) -> Member | None:
     """Who this process is; None where it is alone. Starts nothing.
 
     Args:
@@ -64,7 +64,7 @@ def find(
     Example:
         >>> find(environment={"PMI_RANK": "1", "PMI_SIZE": "4", "SLURM_PROCID": "0",
         ...                   "JAX_COORDINATOR_ADDRESS": "node1:7000"})
-        Place(process_id=1, num_processes=4, coordinator='node1:7000', finder=None)
+        Member(process_id=1, num_processes=4, coordinator='node1:7000', finder=None)
     """
     for name in ("HETJAX_COORDINATOR", "JAX_COORDINATOR_ADDRESS"):
         coordinator = coordinator or environment.get(name)
@@ -93,18 +93,18 @@ def find(
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"--coordinator is {coordinator!r}; it must be HOST:PORT")
-    place = Place(process_id, num_processes, coordinator, finder)
-    return place if num_processes > 1 else None
+    member = Member(process_id, num_processes, coordinator, finder)
+    return member if num_processes > 1 else None
 
 
-def _from_environment(environment: Mapping[str, str], coordinator: str | None) -> Place | None:
+def _from_environment(environment: Mapping[str, str], coordinator: str | None) -> Member | None:
     """As the first engine says."""
     own, size = (
         _number(environment, "HETJAX_PROCESS_ID"),
         _number(environment, "HETJAX_NUM_PROCESSES"),
     )
     if own is not None and size is not None:
-        return Place(own, size, coordinator)
+        return Member(own, size, coordinator)
     for claim in _claims(environment):
         if claim.process_id is None:
             continue
@@ -114,7 +114,7 @@ def _from_environment(environment: Mapping[str, str], coordinator: str | None) -
         if claim.num_processes is None:
             raise ValueError(f"{said}, and nothing says of how many. {_MEND}{_WHERE}")
         if coordinator is not None:
-            return Place(claim.process_id, claim.num_processes, coordinator)
+            return Member(claim.process_id, claim.num_processes, coordinator)
         if claim.coordinator is None and claim.finder is None:
             raise ValueError(
                 f"{said} of {claim.num_processes}, and nothing says where process 0 listens. "
@@ -123,7 +123,7 @@ def _from_environment(environment: Mapping[str, str], coordinator: str | None) -
                 f"JAX_COORDINATOR_ADDRESS=HOST:PORT for them, {_WHERE}"
             )
         address, finder = claim.coordinator, claim.finder
-        return Place(claim.process_id, claim.num_processes, address, finder)
+        return Member(claim.process_id, claim.num_processes, address, finder)
     return None
 
 
