@@ -92,8 +92,8 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a process goes before it becomes its command: what `enter.py` is told."""
+class Confinement:
+    """The cores and the controller group of a process, which it takes by `enter.py`."""
 
     cores: tuple[int, ...] = ()
     group: str = ""  # the file that takes it into its group
@@ -105,10 +105,10 @@ class NoShares:
     description = "no CPU shares: every worker may use the whole machine"
     groups: Sequence[str] = ()  # control groups, for the guardian
 
-    def place(self, index: int) -> Place:
-        """Where process `index` goes."""
+    def confinement(self, index: int) -> Confinement:
+        """To which cores and which group process `index` is confined."""
         del index
-        return Place()
+        return Confinement()
 
     def started(self, index: int, pid: int) -> None:
         """Tells that process `index` runs, as the leader of its process group."""
@@ -151,15 +151,12 @@ class ControllerGroups(NoShares):
             self.close()
             raise
 
-    def place(self, index: int) -> Place:
-        return Place(self._cores[index], str(self._paths[index] / "cgroup.procs"))
+    def confinement(self, index: int) -> Confinement:
+        return Confinement(self._cores[index], str(self._paths[index] / "cgroup.procs"))
 
     def ended(self, index: int) -> None:
         # Processes that left their process group are still in this one.
-        with contextlib.suppress(OSError):
-            for pid in (self._paths[index] / "cgroup.procs").read_text().split():
-                with contextlib.suppress(OSError):
-                    os.kill(int(pid), signal.SIGKILL)
+        guardian.end_control_group(str(self._paths[index]))
 
     def close(self) -> None:
         for path in self._paths:
@@ -188,8 +185,8 @@ class DutyCycle(NoShares):
             f"cycle{reason}"
         )
 
-    def place(self, index: int) -> Place:
-        return Place(self._cores[index])
+    def confinement(self, index: int) -> Confinement:
+        return Confinement(self._cores[index])
 
     def started(self, index: int, pid: int) -> None:
         if not self.stops(index):
@@ -274,7 +271,7 @@ def hold(shares: Sequence[float], *, method: str | None = None) -> NoShares:
         method: "group" or "duty_cycle"; None: groups where they are permitted.
 
     Returns:
-        An object to ask where each process goes (`place`), to be told when it has started and
+        An object to ask for each process's `confinement`, to be told when it has started and
         ended, and to be closed at the end. Its `description` says which method it is.
 
     Raises:

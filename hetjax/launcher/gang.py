@@ -203,13 +203,13 @@ class Gang:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _start(self, index: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        place = self._shares.place(index)
-        cores = ",".join(map(str, place.cores))
+        held = self._shares.confinement(index)
+        cores = ",".join(map(str, held.cores))
         # Started by the main thread: it is the end of the thread that started a process which
         # the kernel takes for the end of the parent.
         entrance = [sys.executable, "-I", "-S", enter.__file__]
         process = subprocess.Popen(
-            [*entrance, str(os.getpid()), cores, place.group, *command],
+            [*entrance, str(os.getpid()), cores, held.group, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
