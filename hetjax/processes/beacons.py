@@ -127,22 +127,12 @@ class _Writer(Beacons):
 
     def _write(self) -> None:
         now = time.monotonic()
-        entries = [
-            {
-                "phase": entry.phase,
-                "since": entry.since,
-                "round": entry.round_index,
-                "worker": entry.worker,
-                "thread": entry.thread,
-            }
-            for entry in list(self._entries.values())
-        ]
         content = {
             "process": self._process,
             "pid": os.getpid(),
             "alive": now,
             "closed": self._closed,
-            "entries": entries,
+            "entries": list(self._entries.values()),
         }
         # One call of the system: each gives the interpreter away, and a process with a tenth of
         # a core whose other threads are busy waits for it a long time.
@@ -236,16 +226,7 @@ def _parse(place: bytes) -> Snapshot | None:
         if zlib.crc32(data) != int(place[:8], 16):
             return None
         content = json.loads(data)
-        entries = tuple(
-            Entry(
-                str(entry["phase"]),
-                float(entry["since"]),
-                None if entry["round"] is None else int(entry["round"]),
-                None if entry["worker"] is None else int(entry["worker"]),
-                int(entry["thread"]),
-            )
-            for entry in content["entries"]
-        )
+        entries = tuple(Entry(*entry) for entry in content["entries"])
         return Snapshot(
             int(content["pid"]), float(content["alive"]), entries, bool(content["closed"])
         )
