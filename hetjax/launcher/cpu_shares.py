@@ -72,7 +72,7 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
         [(5,), (4, 5)]
     """
     room = dict.fromkeys(cores, 1.0)
-    result: dict[int, tuple[int, ...]] = {}
+    result: list[tuple[int, ...]] = [()] * len(shares)
     for index in sorted(range(len(shares)), key=lambda i: -shares[i]):
         left = shares[index]
         fitting = [core for core in cores if room[core] >= left - 1e-9]
@@ -88,7 +88,7 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
             room[core] -= taken
             left -= taken
         result[index] = tuple(sorted(chosen))
-    return [result[index] for index in range(len(shares))]
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +228,8 @@ class _Spent:
         self._pid, self._share = pid, share
         self._saved = 0.0
         self._stopped = False
-        self._time, self._used = time.monotonic(), self._cpu_secs()
+        self._time, self._used = time.monotonic(), 0.0
+        self._used = self._cpu_secs()
 
     def tick(self) -> None:
         now, used = time.monotonic(), self._cpu_secs()
@@ -254,13 +255,11 @@ class _Spent:
         try:
             # Linux: the clock of another process's processor time (clock_getcpuclockid(3)).
             return time.clock_gettime((~self._pid << 3) | 2)
-        except OSError:  # it is over, or not Linux: as if it used one core whenever it may
-            return 0.0 if sys.platform == "linux" else self._wall_secs()
-
-    def _wall_secs(self) -> float:
-        if not hasattr(self, "_used"):
-            return 0.0
-        return self._used + (0.0 if self._stopped else time.monotonic() - self._time)
+        except OSError:
+            if sys.platform == "linux":  # it is over
+                return 0.0
+            # As if it used one core whenever it may.
+            return self._used + (0.0 if self._stopped else time.monotonic() - self._time)
 
 
 def hold(shares: Sequence[float], *, method: str | None = None) -> NoShares:
