@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from hetjax.launcher import cpu_shares, environment, gang, stacks
+from hetjax.launcher import cpu_shares, environment, faults, gang, stacks
 from hetjax.processes import beacons, endings, join
 
 BAD_INPUT = 2
@@ -312,7 +312,7 @@ class _Supervisor:
         running = self._workers.running
         snapshots = {index: beacons.read(self._directory, index) for index in running}
         stopped = self._stopped()
-        fault = beacons.find_fault(
+        fault = faults.find_fault(
             snapshots,
             now=time.monotonic(),
             launched=self._workers.launched,
