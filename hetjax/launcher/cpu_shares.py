@@ -63,7 +63,7 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
         cores: their numbers.
 
     Returns:
-        The numbers of the cores of each process.
+        The numbers of the cores of each process; of none where `cores` is empty.
 
     Example:
         >>> pack([1, 0.5, 0.25, 0.25], [0, 1])
@@ -160,8 +160,7 @@ class ControllerGroups(NoShares):
 
     def close(self) -> None:
         for path in self._paths:
-            if path.is_dir():
-                guardian.remove_control_group(str(path))
+            guardian.remove_control_group(str(path))
 
 
 class DutyCycle(NoShares):
@@ -172,13 +171,12 @@ class DutyCycle(NoShares):
     """
 
     def __init__(self, shares: Sequence[float], why: str = ""):
-        cores = available_cores()
         self._shares = list(shares)
-        self._cores = pack(shares, cores) if cores else [()] * len(shares)
+        self._cores = pack(shares, available_cores())
         self._lock = threading.Lock()
         self._running: dict[int, _Spent] = {}
         self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._cycle, name="duty cycle", daemon=True)
         reason = f" (no CPU controller group: {why})" if why else ""
         self.description = (
             f"CPU shares {_text(shares)} by affinity to cores {_text(self._cores)} and duty "
@@ -193,8 +191,7 @@ class DutyCycle(NoShares):
             return
         with self._lock:
             self._running[index] = _Spent(pid, self._shares[index])
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._cycle, name="duty cycle", daemon=True)
+        if self._thread.ident is None:
             self._thread.start()
 
     def ended(self, index: int) -> None:
@@ -207,9 +204,8 @@ class DutyCycle(NoShares):
 
     def close(self) -> None:
         self._closed.set()
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join()
-            self._thread = None
 
     def _cycle(self) -> None:
         while not self._closed.wait(_TICK_SECS):

@@ -211,11 +211,9 @@ class Gang:
         self._processes[index] = process
         self._running[index] = process.pid
         self._shares.started(index, process.pid)
-        assert process.stdout is not None
-        assert process.stderr is not None
         for pipe, to_stderr in ((process.stdout, False), (process.stderr, True)):
             self._begin(self._copy, pipe, index, to_stderr)
-        self._begin(self._wait, index, process)
+        self._begin(lambda: self._events.put(Ended(index, process.wait(), time.monotonic())))
 
     def _begin(self, target, *args) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)
@@ -225,10 +223,6 @@ class Gang:
     def _copy(self, pipe, index: int, to_stderr: bool) -> None:
         with pipe:
             self._log.copy(pipe.fileno(), index, to_stderr=to_stderr)
-
-    def _wait(self, index: int, process: subprocess.Popen) -> None:
-        returncode = process.wait()
-        self._events.put(Ended(index, returncode, time.monotonic()))
 
     def _send(self, signum: int, send: Callable[[int, int], None]) -> None:
         for pid in self._running.values():
