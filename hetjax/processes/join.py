@@ -53,13 +53,14 @@ def join(member: membership.Member | None) -> None:
         "initialization_timeout": start_secs + 60,
         "cluster_detection_method": member.finder or "deactivate",
     }
+    is_local = False
     if member.coordinator is not None:
-        host, _, port = member.coordinator.rpartition(":")
-        is_loopback = host in arrivals.LOOPBACK
-        if is_loopback:
+        host, port = arrivals.address_of(member.coordinator)
+        is_local = host in arrivals.LOOPBACK
+        if is_local:
             options["coordinator_bind_address"] = member.coordinator
         if member.process_id == 0:
-            _check_port(host.strip("[]") if is_loopback else "0.0.0.0", int(port))
+            _check_port(host if is_local else "0.0.0.0", port)
     try:
         with _patience(member, start_secs):
             jax.distributed.initialize(
@@ -68,7 +69,7 @@ def join(member: membership.Member | None) -> None:
     except (RuntimeError, ValueError) as error:
         raise ValueError(_not_joined(member, str(error).splitlines()[0])) from error
     watch.begin()
-    if member.coordinator is None or member.coordinator.rpartition(":")[0] not in arrivals.LOOPBACK:
+    if not is_local:
         global _unreachable
         _unreachable = _find_unreachable(member)
         if _unreachable:
@@ -104,14 +105,17 @@ def _patience(member: membership.Member, start_secs: int) -> Iterator[None]:
         times, trouble = 0, ""
         while not joined.wait(min(_LOOK_SECS, notices.PERIOD_SECS)):
             secs = time.monotonic() - began
-            coordinator = member.coordinator or board_lib.coordinator()
+            coordinator = member.coordinator or board_lib.runtime().coordinator_address
             if coordinator and not arrived.has_met:
                 before, trouble = trouble, arrived.meet(coordinator)
                 if trouble and not before:
                     notices.say(f"{who} {trouble}")
             arrived.turn()
             if secs >= start_secs:
-                _give_up(member, start_secs, trouble)
+                reason = f"not all processes were there after {start_secs} s (HETJAX_START_SECS)"
+                reason += f"; this one {trouble}" if trouble else ""
+                print(_not_joined(member, reason), file=sys.stderr, flush=True)
+                os._exit(2)
             if secs >= notices.PERIOD_SECS * (times + 1):
                 times = int(secs / notices.PERIOD_SECS)
                 whom = _waited_for(member, coordinator, arrived.missing())
@@ -139,9 +143,8 @@ def _waited_for(
 def _listens(coordinator: str | None) -> bool:
     if coordinator is None:
         return False
-    host, _, port = coordinator.rpartition(":")
     with contextlib.suppress(OSError):
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+        socket.create_connection(arrivals.address_of(coordinator), timeout=1.0).close()
         return True
     return False
 
@@ -156,19 +159,12 @@ def _read_start_secs() -> int:
     return int(text)
 
 
-def _give_up(member: membership.Member, start_secs: int, trouble: str) -> None:
-    reason = f"not all processes were there after {start_secs} s (HETJAX_START_SECS)"
-    reason += f"; this one {trouble}" if trouble else ""
-    print(_not_joined(member, reason), file=sys.stderr, flush=True)
-    os._exit(2)
-
-
 def _not_joined(member: membership.Member, reason: str) -> str:
+    address = member.coordinator or board_lib.runtime().coordinator_address or "no address"
     return (
         f"process {member.process_id} of {member.num_processes} cannot join its run at "
-        f"{member.coordinator or board_lib.coordinator() or 'no address'}: {reason}. Are all "
-        "processes started, with the same --coordinator=HOST:PORT, and can process 0 be reached "
-        "there?"
+        f"{address}: {reason}. Are all processes started, with the same --coordinator=HOST:PORT, "
+        "and can process 0 be reached there?"
     )
 
 
@@ -203,9 +199,9 @@ def join_processes(
     import jax
 
     if jax.distributed.is_initialized():  # by JAX's own call, whatever the environment says
-        member: membership.Member | None = membership.Member(
-            *board_lib.own_place(), board_lib.coordinator()
-        )
+        own = board_lib.runtime()
+        found = own.process_id, own.num_processes, own.coordinator_address
+        member: membership.Member | None = membership.Member(*found)
     else:
         member = membership.find(process_id, num_processes, coordinator)
     join(member)
