@@ -220,17 +220,18 @@ def check_joined() -> None:
     global _is_alone
     import jax
 
-    number = os.environ.get("HETJAX_NUM_PROCESSES", "1")
-    if number != "1" and not jax.distributed.is_initialized():
-        raise ValueError(
-            f"this process was started as one of {number}, and has not joined the others: call "
-            "hetjax.join_processes() at the beginning of the program, before JAX is used"
-        )
     if jax.distributed.is_initialized():
         watch.begin()
         with waits.Wait("start its devices"):
             _start_devices()
-    elif not _is_alone:
+        return
+    number = os.environ.get("HETJAX_NUM_PROCESSES", "1")
+    if number != "1":
+        raise ValueError(
+            f"this process was started as one of {number}, and has not joined the others: call "
+            "hetjax.join_processes() at the beginning of the program, before JAX is used"
+        )
+    if not _is_alone:
         _is_alone = True  # it is said once
         _say_alone()
 
