@@ -14,31 +14,22 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from hetjax.launcher import cpu_shares, supervisor
 from hetjax.processes import join
 
-_FLAGS: tuple[tuple[str, Callable[[str], Any], str], ...] = (
-    ("cpus", str, "share of one core of each worker: 1,0.5,… (no limits)"),
-    ("max_restarts", int, "how often all may be started again (%(default)s)"),
-    ("heartbeat_secs", float, "what hangs is noticed within two of these (%(default)s)"),
-    (
-        "start_secs",
-        float,
-        "how long a worker may take to start and compile (%(default)s); inf for programs that "
-        "do not say what they do",
-    ),
-    (
-        "grace_secs",
-        float,
-        "between SIGTERM and SIGKILL (%(default)s); three times as long to end the round and "
-        "save when the launcher itself gets SIGTERM",
-    ),
-    ("host", str, "where the coordinator listens (%(default)s: for nobody else)"),
-    ("port", int, "the coordinator's port until the first restart (a free one)"),
-)
+_FLAGS = {
+    "max_restarts": "how often all may be started again (%(default)s)",
+    "heartbeat_secs": "what hangs is noticed within two of these (%(default)s)",
+    "start_secs": "how long a worker may take to start and compile (%(default)s); inf for programs "
+    "that do not say what they do",
+    "grace_secs": "between SIGTERM and SIGKILL (%(default)s); three times as long to end the round "
+    "and save when the launcher itself gets SIGTERM",
+    "host": "where the coordinator listens (%(default)s: for nobody else)",
+    "port": "the coordinator's port until the first restart (a free one)",
+}
+"""Help of the flags that are fields of `supervisor.Options`, which has their types and defaults."""
 
 
 def parse(argv: Sequence[str]) -> supervisor.Options:
@@ -50,9 +41,11 @@ def parse(argv: Sequence[str]) -> supervisor.Options:
         "processor, and restarts all when one dies or hangs.",
         allow_abbrev=False,
     )
-    for name, kind, text in _FLAGS:
+    cpus = "share of one core of each worker: 1,0.5,… (no limits)"
+    parser.add_argument("--cpus", default="", help=cpus)
+    for name, text in _FLAGS.items():
         default = getattr(supervisor.Options, name)
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
     parser.add_argument("--workers", type=int, required=True, help="how many processes")
 
     argv = list(argv)

@@ -58,7 +58,7 @@ class Arrivals:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         except OSError as error:
-            who = f"{host}, the machine of the coordinator {coordinator}"
+            who = f"{coordinator.rpartition(':')[0]}, the machine of the coordinator {coordinator}"
             return f"cannot find {who}: {error.strerror}"
         family, kind, _, _, address = found[0]
         self._socket = socket.socket(family, kind)
