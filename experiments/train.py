@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from experiments import config_flag
-from hetjax.processes import endings, join, places, watch
+from hetjax.processes import endings, join, membership, watch
 
 config_flag.define()
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
@@ -32,7 +32,7 @@ def train_and_evaluate(
     workdir: str | pathlib.Path | None,
     *,
     progress: bool = True,
-    place: places.Place | None = None,
+    place: membership.Member | None = None,
     resume: bool | str = True,
 ) -> Any:
     """Runs a checked configuration; returns a `hetjax.FitResult`.
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
     workdir = pathlib.Path(workdir).expanduser()
     place = None
     try:
-        place = places.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
+        place = membership.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
         resume = {"true": True, "false": False}.get(_RESUME.value, _RESUME.value)
         result = train_and_evaluate(config, workdir, place=place, resume=resume)
     except KeyboardInterrupt:

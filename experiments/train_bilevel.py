@@ -19,7 +19,7 @@ from absl import app, flags, logging
 from experiments import config_flag
 from experiments.bilevel import settings
 from hetjax.config import recorded
-from hetjax.processes import endings, join, places, watch
+from hetjax.processes import endings, join, membership, watch
 from hetjax.records import lock, record
 
 config_flag.define(settings.SCHEMA)
@@ -44,7 +44,7 @@ def clean_and_evaluate(
     workdir: str | pathlib.Path | None,
     *,
     progress: bool = True,
-    place: places.Place | None = None,
+    place: membership.Member | None = None,
 ) -> dict[str, Any]:
     """Runs a checked configuration; returns its summary, in process 0.
 
@@ -68,7 +68,7 @@ def _run(
     workdir: pathlib.Path | None,
     *,
     progress: bool,
-    place: places.Place | None,
+    place: membership.Member | None,
 ) -> dict[str, Any]:
     import hetjax
 
@@ -172,7 +172,7 @@ def main(argv: list[str]) -> None:
     workdir = pathlib.Path(_WORKDIR.value).expanduser()
     place = None
     try:
-        place = places.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
+        place = membership.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
         summary = clean_and_evaluate(config, workdir, place=place)
     except Interrupted as error:
         sys.exit(error.code)

@@ -30,14 +30,10 @@ def of_programs(*calls: tuple[Callable, tuple]) -> str:
         program = jax.make_jaxpr(function)(*arguments)
         digest.update(_ADDRESS.sub("", str(program.jaxpr)).encode())
         for constant in _constants(program):
-            digest.update(of_arrays(_plain(constant)).encode())
+            is_key = jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key)
+            plain = jax.random.key_data(constant) if is_key else constant
+            digest.update(of_arrays(plain).encode())
     return digest.hexdigest()
-
-
-def _plain(constant: Any) -> Any:
-    if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
-        return jax.random.key_data(constant)
-    return constant
 
 
 def _constants(part: Any) -> Iterator[Any]:

@@ -4,7 +4,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -38,9 +38,18 @@ def deferred(unit: str = "round") -> Iterator[Callable[[], signal.Signals | None
             text = f"SIGTERM: ending after this {unit}."
         print(text, file=sys.stderr, flush=True)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled_by(handle, (signal.SIGINT, signal.SIGTERM)):
         yield first
+
+
+@contextlib.contextmanager
+def handled_by(
+    handler: Callable[[int, Any], None], signums: Iterable[signal.Signals]
+) -> Iterator[None]:
+    """Has a function handle these signals inside, in the main thread."""
+    before = {signum: signal.signal(signum, handler) for signum in signums}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signum, handler_before in before.items():
+            signal.signal(signum, handler_before)

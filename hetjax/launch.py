@@ -14,33 +14,22 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from hetjax.launcher import cpu_shares, supervisor
 from hetjax.processes import join
 
-_FLAGS: tuple[tuple[str, Callable[[str], Any], Any, str], ...] = (
-    ("cpus", str, "", "share of one core of each worker: 1,0.5,… (no limits)"),
-    ("max_restarts", int, 3, "how often all may be started again (%(default)s)"),
-    ("heartbeat_secs", float, 30.0, "what hangs is noticed within two of these (%(default)s)"),
-    (
-        "start_secs",
-        float,
-        300.0,
-        "how long a worker may take to start and compile (%(default)s); inf for programs that "
-        "do not say what they do",
-    ),
-    (
-        "grace_secs",
-        float,
-        10.0,
-        "between SIGTERM and SIGKILL (%(default)s); three times as long to end the round and "
-        "save when the launcher itself gets SIGTERM",
-    ),
-    ("host", str, "127.0.0.1", "where the coordinator listens (%(default)s: for nobody else)"),
-    ("port", int, 0, "the coordinator's port until the first restart (a free one)"),
-)
+_FLAGS = {
+    "max_restarts": "how often all may be started again (%(default)s)",
+    "heartbeat_secs": "what hangs is noticed within two of these (%(default)s)",
+    "start_secs": "how long a worker may take to start and compile (%(default)s); inf for programs "
+    "that do not say what they do",
+    "grace_secs": "between SIGTERM and SIGKILL (%(default)s); three times as long to end the round "
+    "and save when the launcher itself gets SIGTERM",
+    "host": "where the coordinator listens (%(default)s: for nobody else)",
+    "port": "the coordinator's port until the first restart (a free one)",
+}
+"""Help of the flags that are fields of `supervisor.Options`, which has their types and defaults."""
 
 
 def parse(argv: Sequence[str]) -> supervisor.Options:
@@ -52,25 +41,20 @@ def parse(argv: Sequence[str]) -> supervisor.Options:
         "processor, and restarts all when one dies or hangs.",
         allow_abbrev=False,
     )
-    for name, kind, default, text in _FLAGS:
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    cpus = "share of one core of each worker: 1,0.5,… (no limits)"
+    parser.add_argument("--cpus", default="", help=cpus)
+    for name, text in _FLAGS.items():
+        default = getattr(supervisor.Options, name)
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
     parser.add_argument("--workers", type=int, required=True, help="how many processes")
 
     argv = list(argv)
     cut = argv.index("--") if "--" in argv else len(argv)
-    flags, command = parser.parse_args(argv[:cut]), argv[cut + 1 :]
+    flags, command = vars(parser.parse_args(argv[:cut])), tuple(argv[cut + 1 :])
     try:
-        options = supervisor.Options(
-            command=tuple(command),
-            num_workers=flags.workers,
-            cpus=_read_cpus(flags.cpus, flags.workers),
-            max_restarts=flags.max_restarts,
-            heartbeat_secs=flags.heartbeat_secs,
-            start_secs=flags.start_secs,
-            grace_secs=flags.grace_secs,
-            host=flags.host,
-            port=flags.port,
-        )
+        num_workers = flags.pop("workers")
+        flags["cpus"] = _read_cpus(flags["cpus"], num_workers)
+        options = supervisor.Options(command, num_workers, **flags)
         _check(options)
     except ValueError as error:
         parser.error(str(error))

@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import jax
@@ -66,11 +66,12 @@ def verify(path: pathlib.Path, only: str | None = None) -> None:
             f"checkpoint {str(path)!r} has format {version} and this version of hetjax reads "
             f"format {_FORMAT}; take the version that wrote it, or give another directory"
         )
-    found = set(_plain_files(path)) - {_MANIFEST}
-    if only is None and (missing := sorted(files.keys() - found)):
-        raise DamageError(f"{missing[0]} is missing")
-    if only is None and (unlisted := sorted(found - files.keys())):
-        raise DamageError(f"{unlisted[0]} is not in {_MANIFEST}")
+    if only is None:
+        found = set(_plain_files(path)) - {_MANIFEST}
+        if missing := sorted(files.keys() - found):
+            raise DamageError(f"{missing[0]} is missing")
+        if unlisted := sorted(found - files.keys()):
+            raise DamageError(f"{unlisted[0]} is not in {_MANIFEST}")
     for name, entry in files.items():
         if only not in (None, name):
             continue
@@ -163,28 +164,25 @@ def _orbax() -> Iterator[tuple[Any, Any]]:
         logger.removeFilter(is_not_of_orbax)
 
 
+async def _done(begun: Awaitable[Awaitable[Any]]) -> Any:
+    """Orbax begins a thing, which is one wait, and goes on with it, which is another."""
+    return await (await begun)
+
+
 # The handler is called directly: `ocp.save` gathers the directory's name over all processes,
 # whatever `active_processes` says, and would wait for ever for those that do not save (0.12.8).
 def write_arrays(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     """Writes a new directory of arrays that all have elements; they are flushed by `seal`."""
     path.mkdir()
     with _orbax() as (handler, path_class):
-
-        async def write() -> None:
-            await (await handler.save(_Existing(path_class(path.absolute())), arrays))
-
-        asyncio.run(write())
+        asyncio.run(_done(handler.save(_Existing(path_class(path.absolute())), arrays)))
 
 
 def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
     """Reads what `write_arrays` wrote; raises `DamageError` where Orbax cannot."""
     with _orbax() as (handler, path_class):
-
-        async def read() -> dict[str, np.ndarray]:
-            return await (await handler.load(path_class(path.absolute())))
-
         try:
-            return asyncio.run(read())
+            return asyncio.run(_done(handler.load(path_class(path.absolute()))))
         except (MemoryError, PermissionError):
             raise
         except Exception as error:  # its files are what was written, and yet it is of no use

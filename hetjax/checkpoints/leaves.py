@@ -125,13 +125,12 @@ def check_kept(state: types.PyTree, before: Signature, maker: str) -> None:
     Raises:
         ValueError: its structure, or a shape or dtype, is another.
     """
-    if signature(state) == before:
+    if (after := signature(state)) == before:
         return
-    old = jax.tree.unflatten(before[0], [jax.ShapeDtypeStruct(*each) for each in before[1]])
     raise ValueError(
-        f"{maker} returned a state with {_first_change(old, state)}. A state keeps the structure, "
-        "shapes and dtypes that init gave it, so that a checkpoint can hold it: let init make all "
-        "that will be needed, such as an array of a fixed number of rounds"
+        f"{maker} returned a state with {_first_change(before, after)}. A state keeps the "
+        "structure, shapes and dtypes that init gave it, so that a checkpoint can hold it: let "
+        "init make all that will be needed, such as an array of a fixed number of rounds"
     )
 
 
@@ -144,20 +143,19 @@ def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], Any]:
     return getattr(leaf, "shape", ()), getattr(leaf, "dtype", type(leaf))
 
 
-def _first_change(before: types.PyTree, after: types.PyTree) -> str:
+def _first_change(before: Signature, after: Signature) -> str:
     """Where a state first differs from the one before, and how."""
-    old, new = (
-        {
-            name: f"{dtype}{list(shape)}"
-            for name, leaf in _named_leaves(tree, "state")
-            for shape, dtype in [_shape_and_dtype(leaf)]
-        }
-        for tree in (before, after)
-    )
+    old, new = _by_name(before), _by_name(after)
     for name in [*new, *old]:
         if old.get(name) != new.get(name):
             return f"{name} {new.get(name, 'gone')}, where init made {old.get(name, 'nothing')}"
     return "other containers than init made"
+
+
+def _by_name(state: Signature) -> dict[str, str]:
+    structure, found = state
+    texts = [f"{dtype}{list(shape)}" for shape, dtype in found]
+    return dict(_named_leaves(jax.tree.unflatten(structure, texts), "state"))
 
 
 def form_of(tree: types.PyTree) -> Any:

@@ -63,7 +63,7 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
         cores: their numbers.
 
     Returns:
-        The numbers of the cores of each process.
+        The numbers of the cores of each process; of none where `cores` is empty.
 
     Example:
         >>> pack([1, 0.5, 0.25, 0.25], [0, 1])
@@ -72,7 +72,7 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
         [(5,), (4, 5)]
     """
     room = dict.fromkeys(cores, 1.0)
-    result: dict[int, tuple[int, ...]] = {}
+    result: list[tuple[int, ...]] = [()] * len(shares)
     for index in sorted(range(len(shares)), key=lambda i: -shares[i]):
         left = shares[index]
         fitting = [core for core in cores if room[core] >= left - 1e-9]
@@ -88,12 +88,12 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
             room[core] -= taken
             left -= taken
         result[index] = tuple(sorted(chosen))
-    return [result[index] for index in range(len(shares))]
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a process goes before it becomes its command: what `enter.py` is told."""
+class Confinement:
+    """The cores and the controller group of a process, which it takes by `enter.py`."""
 
     cores: tuple[int, ...] = ()
     group: str = ""  # the file that takes it into its group
@@ -105,10 +105,10 @@ class NoShares:
     description = "no CPU shares: every worker may use the whole machine"
     groups: Sequence[str] = ()  # control groups, for the guardian
 
-    def place(self, index: int) -> Place:
-        """Where process `index` goes."""
+    def confinement(self, index: int) -> Confinement:
+        """To which cores and which group process `index` is confined."""
         del index
-        return Place()
+        return Confinement()
 
     def started(self, index: int, pid: int) -> None:
         """Tells that process `index` runs, as the leader of its process group."""
@@ -151,20 +151,16 @@ class ControllerGroups(NoShares):
             self.close()
             raise
 
-    def place(self, index: int) -> Place:
-        return Place(self._cores[index], str(self._paths[index] / "cgroup.procs"))
+    def confinement(self, index: int) -> Confinement:
+        return Confinement(self._cores[index], str(self._paths[index] / "cgroup.procs"))
 
     def ended(self, index: int) -> None:
         # Processes that left their process group are still in this one.
-        with contextlib.suppress(OSError):
-            for pid in (self._paths[index] / "cgroup.procs").read_text().split():
-                with contextlib.suppress(OSError):
-                    os.kill(int(pid), signal.SIGKILL)
+        guardian.end_control_group(str(self._paths[index]))
 
     def close(self) -> None:
         for path in self._paths:
-            if path.is_dir():
-                guardian.remove_control_group(str(path))
+            guardian.remove_control_group(str(path))
 
 
 class DutyCycle(NoShares):
@@ -175,29 +171,27 @@ class DutyCycle(NoShares):
     """
 
     def __init__(self, shares: Sequence[float], why: str = ""):
-        cores = available_cores()
         self._shares = list(shares)
-        self._cores = pack(shares, cores) if cores else [()] * len(shares)
+        self._cores = pack(shares, available_cores())
         self._lock = threading.Lock()
         self._running: dict[int, _Spent] = {}
         self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._cycle, name="duty cycle", daemon=True)
         reason = f" (no CPU controller group: {why})" if why else ""
         self.description = (
             f"CPU shares {_text(shares)} by affinity to cores {_text(self._cores)} and duty "
             f"cycle{reason}"
         )
 
-    def place(self, index: int) -> Place:
-        return Place(self._cores[index])
+    def confinement(self, index: int) -> Confinement:
+        return Confinement(self._cores[index])
 
     def started(self, index: int, pid: int) -> None:
         if not self.stops(index):
             return
         with self._lock:
             self._running[index] = _Spent(pid, self._shares[index])
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._cycle, name="duty cycle", daemon=True)
+        if self._thread.ident is None:
             self._thread.start()
 
     def ended(self, index: int) -> None:
@@ -210,9 +204,8 @@ class DutyCycle(NoShares):
 
     def close(self) -> None:
         self._closed.set()
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join()
-            self._thread = None
 
     def _cycle(self) -> None:
         while not self._closed.wait(_TICK_SECS):
@@ -231,7 +224,8 @@ class _Spent:
         self._pid, self._share = pid, share
         self._saved = 0.0
         self._stopped = False
-        self._time, self._used = time.monotonic(), self._cpu_secs()
+        self._time, self._used = time.monotonic(), 0.0
+        self._used = self._cpu_secs()
 
     def tick(self) -> None:
         now, used = time.monotonic(), self._cpu_secs()
@@ -257,13 +251,11 @@ class _Spent:
         try:
             # Linux: the clock of another process's processor time (clock_getcpuclockid(3)).
             return time.clock_gettime((~self._pid << 3) | 2)
-        except OSError:  # it is over, or not Linux: as if it used one core whenever it may
-            return 0.0 if sys.platform == "linux" else self._wall_secs()
-
-    def _wall_secs(self) -> float:
-        if not hasattr(self, "_used"):
-            return 0.0
-        return self._used + (0.0 if self._stopped else time.monotonic() - self._time)
+        except OSError:
+            if sys.platform == "linux":  # it is over
+                return 0.0
+            # As if it used one core whenever it may.
+            return self._used + (0.0 if self._stopped else time.monotonic() - self._time)
 
 
 def hold(shares: Sequence[float], *, method: str | None = None) -> NoShares:
@@ -274,7 +266,7 @@ def hold(shares: Sequence[float], *, method: str | None = None) -> NoShares:
         method: "group" or "duty_cycle"; None: groups where they are permitted.
 
     Returns:
-        An object to ask where each process goes (`place`), to be told when it has started and
+        An object to ask for each process's `confinement`, to be told when it has started and
         ended, and to be closed at the end. Its `description` says which method it is.
 
     Raises:

@@ -14,9 +14,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from hetjax import interrupt
 from hetjax.launcher import cpu_shares, enter, guardian
 
 _PROGRESS_SECS = 5.0  # between two states of a progress bar in the log
@@ -32,13 +33,8 @@ class Ended(NamedTuple):
     time: float  # monotonic
 
 
-class Signalled(NamedTuple):
-    """The launcher got a signal."""
-
-    signum: int
-
-
-Events = queue.SimpleQueue[Ended | Signalled]
+Events = queue.SimpleQueue[Ended | signal.Signals]
+"""What happens to an attempt: a worker has ended, or the launcher got a signal."""
 
 
 class Log:
@@ -101,6 +97,7 @@ class Guardian:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", guardian.__file__],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -117,16 +114,12 @@ class Guardian:
 
     def close(self) -> None:
         """Ends the guardian, who puts away what has not been dropped."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(line.encode())
-            self._process.stdin.flush()
 
 
 class Gang:
@@ -170,18 +163,16 @@ class Gang:
 
     def send(self, signum: int) -> None:
         """Sends a signal to each worker, and none to the processes that it started."""
-        for pid in self._running.values():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signum)
+        self._send(signum, os.kill)
 
     def terminate(self) -> None:
         """Asks all to end; those that are stopped are continued, so that they can."""
         self.send(signal.SIGTERM)
-        self._send_groups(signal.SIGCONT)
+        self._send(signal.SIGCONT, os.killpg)
 
     def kill(self) -> None:
         """Ends all, with the processes that they started."""
-        self._send_groups(signal.SIGKILL)
+        self._send(signal.SIGKILL, os.killpg)
 
     def ended(self, index: int) -> None:
         """Ends what a worker that is over left behind."""
@@ -203,13 +194,13 @@ class Gang:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _start(self, index: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        place = self._shares.place(index)
-        cores = ",".join(map(str, place.cores))
+        held = self._shares.confinement(index)
+        cores = ",".join(map(str, held.cores))
         # Started by the main thread: it is the end of the thread that started a process which
         # the kernel takes for the end of the parent.
         entrance = [sys.executable, "-I", "-S", enter.__file__]
         process = subprocess.Popen(
-            [*entrance, str(os.getpid()), cores, place.group, *command],
+            [*entrance, str(os.getpid()), cores, held.group, *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -220,11 +211,9 @@ class Gang:
         self._processes[index] = process
         self._running[index] = process.pid
         self._shares.started(index, process.pid)
-        assert process.stdout is not None
-        assert process.stderr is not None
         for pipe, to_stderr in ((process.stdout, False), (process.stderr, True)):
             self._begin(self._copy, pipe, index, to_stderr)
-        self._begin(self._wait, index, process)
+        self._begin(lambda: self._events.put(Ended(index, process.wait(), time.monotonic())))
 
     def _begin(self, target, *args) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)
@@ -235,14 +224,10 @@ class Gang:
         with pipe:
             self._log.copy(pipe.fileno(), index, to_stderr=to_stderr)
 
-    def _wait(self, index: int, process: subprocess.Popen) -> None:
-        returncode = process.wait()
-        self._events.put(Ended(index, returncode, time.monotonic()))
-
-    def _send_groups(self, signum: int) -> None:
+    def _send(self, signum: int, send: Callable[[int, int], None]) -> None:
         for pid in self._running.values():
             with contextlib.suppress(OSError):
-                os.killpg(pid, signum)
+                send(pid, signum)
 
 
 @contextlib.contextmanager
@@ -251,18 +236,13 @@ def signals_to(events: Events) -> Iterator[None]:
 
     def handle(signum: int, frame: object) -> None:
         del frame
-        events.put(Signalled(signum))
+        events.put(signal.Signals(signum))
 
-    before = {}
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
-            continue
-        before[signum] = signal.signal(signum, handle)
-    try:
+    handled = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        handled.append(signal.SIGHUP)
+    with interrupt.handled_by(handle, handled):
         yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def is_stopped(pid: int) -> bool:

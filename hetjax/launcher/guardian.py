@@ -41,20 +41,22 @@ def clean(lines: Iterable[str]) -> None:
             shutil.rmtree(name, ignore_errors=True)
 
 
-def remove_control_group(path: str, *, within_secs: float = _REMOVE_SECS) -> bool:
-    """Ends the processes of a control group and removes it; returns whether it is gone."""
-    deadline = time.monotonic() + within_secs
-    while True:
-        with contextlib.suppress(OSError), open(os.path.join(path, "cgroup.procs")) as file:
-            for pid in file.read().split():
-                with contextlib.suppress(OSError):
-                    os.kill(int(pid), signal.SIGKILL)
-        with contextlib.suppress(OSError):
+def end_control_group(path: str) -> None:
+    """Ends the processes of a control group."""
+    with contextlib.suppress(OSError), open(os.path.join(path, "cgroup.procs")) as file:
+        for pid in file.read().split():
+            with contextlib.suppress(OSError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def remove_control_group(path: str) -> None:
+    """Ends the processes of a control group and removes it; gives up after a while."""
+    deadline = time.monotonic() + _REMOVE_SECS
+    while os.path.isdir(path) and time.monotonic() < deadline:
+        end_control_group(path)
+        with contextlib.suppress(OSError):  # its processes have not ended yet
             os.rmdir(path)
-        if not os.path.isdir(path):
-            return True
-        if time.monotonic() > deadline:
-            return False
+            return
         time.sleep(0.01)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import tempfile
 import time
@@ -62,11 +63,9 @@ def main_part(text: str, thread: int = 0) -> str:
     sections = [section for section in text.strip().split("\n\n") if section]
     chosen = sections[-1]
     for section in sections:
-        words = section.replace("Current thread", "Thread", 1).split(maxsplit=2)
-        if thread and len(words) > 1 and words[1].startswith("0x"):
-            with contextlib.suppress(ValueError):
-                if int(words[1], 16) == thread:
-                    chosen = section
+        named = re.match(r"(?:Current thread|Thread) 0x([0-9a-f]+)", section)
+        if named and int(named[1], 16) == thread:
+            chosen = section
     lines = chosen.splitlines()
     if len(lines) > _EXCERPT_LINES:
         lines = [*lines[:_EXCERPT_LINES], f"  ... {len(lines) - _EXCERPT_LINES} more"]

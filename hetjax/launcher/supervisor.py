@@ -12,14 +12,13 @@ import dataclasses
 import os
 import pathlib
 import queue
-import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from hetjax.launcher import cpu_shares, environment, gang, stacks
+from hetjax.launcher import cpu_shares, environment, faults, gang, stacks
 from hetjax.processes import beacons, endings, join
 
 BAD_INPUT = 2
@@ -87,7 +86,7 @@ def supervise(options: Options) -> int:
     Raises:
         OSError: the processes cannot be started.
     """
-    log, events, stop = gang.Log(), gang.Events(), _Stop()
+    log, events = gang.Log(), gang.Events()
     with contextlib.ExitStack() as stack:
         stack.enter_context(gang.signals_to(events))
         guardian = gang.Guardian()
@@ -96,66 +95,9 @@ def supervise(options: Options) -> int:
         stack.callback(shares.close)
         for group in shares.groups:
             guardian.add("control_group", group)
-        cache = pathlib.Path(tempfile.mkdtemp(prefix="hetjax-cache-"))
-        guardian.add("directory", cache)
-        stack.callback(shutil.rmtree, cache, ignore_errors=True)
+        cache = stack.enter_context(_directory("hetjax-cache-", guardian))
         log.say(f"{options.num_workers} workers; {shares.description}")
-        for attempt in range(options.max_restarts + 1):
-            verdict = _attempt(options, attempt, shares, log, events, stop, guardian, cache)
-            if not verdict.restart or stop.code:
-                if verdict.cause:
-                    log.say(verdict.cause)
-                return stop.code if verdict.restart else verdict.code
-            if attempt < options.max_restarts:
-                log.say(
-                    f"{verdict.cause}; restart {attempt + 1} of {options.max_restarts} "
-                    "from the last checkpoint"
-                )
-        log.say(
-            f"{verdict.cause}; no restart is left of --max_restarts={options.max_restarts}. "
-            "When the cause is mended, the same command goes on from the last checkpoint."
-        )
-        return verdict.code
-
-
-@dataclasses.dataclass
-class _Stop:
-    """Whether the user, or the system, asked for the end of the whole run."""
-
-    code: int = 0
-
-
-def _attempt(options, attempt, shares, log, events, stop, guardian, cache) -> Verdict:
-    port = join.find_port(options.host, options.port if attempt == 0 else 0)
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(_directory("hetjax-beacons-", guardian))
-        in_memory = {}
-        if os.access(_IN_MEMORY, os.W_OK):  # elsewhere sums of gradients go through sockets
-            prefix = f"hetjax-{os.getpid()}-sums-"
-            found = stack.enter_context(_directory(prefix, guardian, parent=_IN_MEMORY))
-            in_memory = {"HETJAX_SHARED_MEMORY": str(found)}
-        common = {
-            **environment.compilation_cache(cache),
-            **environment.allocator(),
-            "HETJAX_NUM_PROCESSES": str(options.num_workers),
-            "HETJAX_COORDINATOR": f"{host}:{port}",
-            "HETJAX_ATTEMPT": str(attempt),
-            "HETJAX_BEACONS": str(directory),
-            "HETJAX_HEARTBEAT_SECS": str(options.heartbeat_secs),
-            "PYTHONUNBUFFERED": "1",
-            **in_memory,
-        }
-        workers = gang.Gang(
-            options.command,
-            [{**common, "HETJAX_PROCESS_ID": str(i)} for i in range(options.num_workers)],
-            shares=shares,
-            log=log,
-            events=events,
-            guardian=guardian,
-        )
-        with contextlib.closing(workers):
-            return _Watch(options, workers, directory, shares, log, events, stop).run()
+        return _Supervisor(options, shares, guardian, log, events, cache).run()
 
 
 @contextlib.contextmanager
@@ -163,34 +105,80 @@ def _directory(
     prefix: str, guardian: gang.Guardian, parent: str | None = None
 ) -> Iterator[pathlib.Path]:
     """A new one, removed at the end, by the guardian where this process cannot."""
-    path = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    guardian.add("directory", path)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        guardian.drop("directory", path)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
+        guardian.add("directory", name)
+        yield pathlib.Path(name)
+    guardian.drop("directory", name)
 
 
-class _Watch:
-    """One attempt: takes what happens, in order, and decides."""
+class _Supervisor:
+    """Runs attempts; takes what happens in each, in order, and decides."""
 
-    def __init__(self, options, workers, directory, shares, log, events, stop):
+    def __init__(self, options, shares, guardian, log, events, cache):
         self._options: Options = options
-        self._workers: gang.Gang = workers
-        self._directory: pathlib.Path = directory
         self._shares: cpu_shares.NoShares = shares
+        self._guardian: gang.Guardian = guardian
         self._log: gang.Log = log
         self._events: gang.Events = events
-        self._stop: _Stop = stop
-        self._verdict: Verdict | None = None
-        self._faults: list[gang.Ended] = []
-        self._told: endings.Ending | None = None
-        self._deadline: tuple[float, Callable[[], None]] | None = None
+        self._cache: pathlib.Path = cache
+        self._stop_code = 0  # not 0: the user, or the system, asked for the end of the whole run
         self._look_secs = min(options.heartbeat_secs / beacons.WRITES_PER_HEARTBEAT, 1.0)
-        self._next_look = workers.launched + self._look_secs
 
-    def run(self) -> Verdict:
+    def run(self) -> int:
+        most = self._options.max_restarts
+        for attempt in range(most + 1):
+            verdict = self._attempt(attempt)
+            if not verdict.restart or self._stop_code:
+                if verdict.cause:
+                    self._log.say(verdict.cause)
+                return self._stop_code if verdict.restart else verdict.code
+            if attempt < most:
+                self._log.say(
+                    f"{verdict.cause}; restart {attempt + 1} of {most} from the last checkpoint"
+                )
+        self._log.say(
+            f"{verdict.cause}; no restart is left of --max_restarts={most}. "
+            "When the cause is mended, the same command goes on from the last checkpoint."
+        )
+        return verdict.code
+
+    def _attempt(self, number: int) -> Verdict:
+        options = self._options
+        port = join.find_port(options.host, options.port if number == 0 else 0)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        with contextlib.ExitStack() as stack:
+            self._directory = stack.enter_context(_directory("hetjax-beacons-", self._guardian))
+            common = {
+                **environment.compilation_cache(self._cache),
+                **environment.allocator(),
+                "HETJAX_NUM_PROCESSES": str(options.num_workers),
+                "HETJAX_COORDINATOR": f"{host}:{port}",
+                "HETJAX_ATTEMPT": str(number),
+                "HETJAX_BEACONS": str(self._directory),
+                "HETJAX_HEARTBEAT_SECS": str(options.heartbeat_secs),
+                "PYTHONUNBUFFERED": "1",
+            }
+            if os.access(_IN_MEMORY, os.W_OK):  # elsewhere sums of gradients go through sockets
+                in_memory = _directory(f"hetjax-{os.getpid()}-sums-", self._guardian, _IN_MEMORY)
+                common[join.SHARED_MEMORY] = str(stack.enter_context(in_memory))
+            self._verdict: Verdict | None = None
+            self._faults: list[gang.Ended] = []
+            self._told: endings.Ending | None = None
+            self._deadline: tuple[float, Callable[[], None]] | None = None
+            self._workers = gang.Gang(
+                options.command,
+                [{**common, "HETJAX_PROCESS_ID": str(i)} for i in range(options.num_workers)],
+                shares=self._shares,
+                log=self._log,
+                events=self._events,
+                guardian=self._guardian,
+            )
+            self._next_look = self._workers.launched + self._look_secs
+            with contextlib.closing(self._workers):
+                return self._follow()
+
+    def _follow(self) -> Verdict:
+        """Until all workers have ended."""
         while self._workers.running:
             wake = min(self._next_look, time.monotonic() + _HEAR_SECS)
             if self._deadline is not None:
@@ -210,15 +198,15 @@ class _Watch:
             self._conclude()
         return self._verdict or Verdict(0)
 
-    def _take(self, event: gang.Ended | gang.Signalled) -> None:
-        if isinstance(event, gang.Signalled):
-            self._signalled(event.signum)
+    def _take(self, event: gang.Ended | signal.Signals) -> None:
+        if isinstance(event, signal.Signals):
+            self._signalled(event)
             return
         self._workers.ended(event.worker)
         code = event.returncode
         if code == -signal.SIGINT:
             code = INTERRUPTED
-        if code == -signal.SIGTERM and self._stop.code == STOPPED:
+        if code == -signal.SIGTERM and self._stop_code == STOPPED:
             code = STOPPED  # a program without a handler, and with nothing to save
         if code == 0:
             return
@@ -240,15 +228,15 @@ class _Watch:
             if len(self._faults) == 1:
                 self._set_deadline(self._options.settle_secs, self._conclude)
 
-    def _signalled(self, signum: int) -> None:
-        if signum == signal.SIGINT and self._stop.code:
-            self._verdict = Verdict(self._stop.code, "stopped at once")
+    def _signalled(self, signum: signal.Signals) -> None:
+        if signum == signal.SIGINT and self._stop_code:
+            self._verdict = Verdict(self._stop_code, "stopped at once")
             self._workers.kill()
             return
         code = INTERRUPTED if signum == signal.SIGINT else STOPPED
-        if self._stop.code == code:
+        if self._stop_code == code:
             return
-        self._stop.code = code
+        self._stop_code = code
         if self._verdict is not None or self._faults:
             return  # they are being ended already
         if code == INTERRUPTED:
@@ -264,7 +252,7 @@ class _Watch:
         late = ", ".join(map(str, self._workers.running))
         secs = _SAVING_GRACES * self._options.grace_secs
         self._verdict = Verdict(1, f"worker {late} did not end within {secs:g} s and was killed")
-        if self._stop.code == STOPPED:
+        if self._stop_code == STOPPED:
             self._workers.kill()
         else:
             self._terminate(self._options.grace_secs)
@@ -277,10 +265,9 @@ class _Watch:
             self._conclude_told(told)
             return
         cause = _end_of(first)
-        stopped = self._stopped()
-        if stopped and not _died_by_itself(first):
-            cause = f"worker {min(stopped)}: stopped (SIGSTOP), and then {cause}"
-        self._verdict = Verdict(1, cause, restart=not self._stop.code)
+        if not _died_by_itself(first):
+            cause = self._after_a_stop(cause)
+        self._verdict = Verdict(1, cause, restart=not self._stop_code)
         self._terminate(min(self._options.grace_secs, _AFTER_DEATH_SECS))
 
     def _read_told(self) -> endings.Ending | None:
@@ -308,11 +295,9 @@ class _Watch:
         codes = [event.returncode for event in self._faults if event.worker == told.process]
         if codes and not told.trace:
             cause += f" (exit code {codes[0]})"
-        stopped = self._stopped()
-        if stopped:
-            cause = f"worker {min(stopped)}: stopped (SIGSTOP), and then {cause}"
+        cause = self._after_a_stop(cause)
         code = told.code if told.code in (BAD_INPUT, INTERRUPTED) else 1
-        self._verdict = Verdict(code, cause, restart=code == 1 and not self._stop.code)
+        self._verdict = Verdict(code, cause, restart=code == 1 and not self._stop_code)
         self._set_deadline(self._options.grace_secs, self._workers.kill)
 
     def _look(self, now: float) -> None:
@@ -322,12 +307,12 @@ class _Watch:
             # This process was stopped, or the machine was: the others may have been, too.
             self._next_look = now + self._options.heartbeat_secs
             return
-        if self._verdict is not None or self._faults or self._stop.code == STOPPED:
+        if self._verdict is not None or self._faults or self._stop_code == STOPPED:
             return
         running = self._workers.running
         snapshots = {index: beacons.read(self._directory, index) for index in running}
         stopped = self._stopped()
-        fault = beacons.find_fault(
+        fault = faults.find_fault(
             snapshots,
             now=time.monotonic(),
             launched=self._workers.launched,
@@ -342,7 +327,7 @@ class _Watch:
             snapshot = snapshots[index]
             if index not in stopped and snapshot is not None and not snapshot.closed:
                 self._keep_stack(index, snapshot, fault.thread)
-        self._verdict = Verdict(1, fault.reason, restart=not self._stop.code)
+        self._verdict = Verdict(1, fault.reason, restart=not self._stop_code)
         self._terminate(self._options.grace_secs)
 
     def _stopped(self) -> set[int]:
@@ -352,6 +337,10 @@ class _Watch:
             for index, pid in self._workers.running.items()
             if not self._shares.stops(index) and gang.is_stopped(pid)
         }
+
+    def _after_a_stop(self, cause: str) -> str:
+        stopped = self._stopped()
+        return f"worker {min(stopped)}: stopped (SIGSTOP), and then {cause}" if stopped else cause
 
     def _keep_stack(self, index: int, snapshot: beacons.Snapshot, thread: int) -> None:
         kept = stacks.keep(self._directory, index, snapshot)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MOST_BYTES = 1 << 15
 _MOST_TOLD = 1000
 _HEARD_SECS = 5.0  # who is not heard for longer is not there any more
@@ -54,21 +54,20 @@ class Arrivals:
         Args:
             coordinator: host:port.
         """
-        host, _, port = coordinator.rpartition(":")
+        host, port = address_of(coordinator)
         try:
-            family, kind, _, _, address = socket.getaddrinfo(
-                host.strip("[]"), int(port), type=socket.SOCK_DGRAM
-            )[0]
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         except OSError as error:
-            who = f"{host}, the machine of the coordinator {coordinator}"
+            who = f"{coordinator.rpartition(':')[0]}, the machine of the coordinator {coordinator}"
             return f"cannot find {who}: {error.strerror}"
+        family, kind, _, _, address = found[0]
         self._socket = socket.socket(family, kind)
         self._socket.setblocking(False)
         with contextlib.suppress(OSError):
             if self._process_id:
                 self._socket.connect(address)
             else:
-                self._socket.bind(address if host in LOOPBACK else ("", int(port)))
+                self._socket.bind(address if host in LOOPBACK else ("", port))
         if self._process_id or _is_own(family, str(address[0])):
             return ""
         return (
@@ -112,16 +111,21 @@ class Arrivals:
             self._socket.sendto(json.dumps(told).encode(), sender)
 
 
+def address_of(coordinator: str) -> tuple[str, int]:
+    """The host of HOST:PORT, without the brackets of IPv6, and the port."""
+    host, _, port = coordinator.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def own_host() -> Host:
     """Of this process."""
-    name, machine = socket.gethostname(), ""
+    name, machine, address = socket.gethostname(), "", ""
     with contextlib.suppress(OSError):  # Linux alone has them
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         machine = f"{boot} {os.readlink('/proc/self/ns/net')}"
     with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return Host(machine or name, name, str(found[0][4][0]))
-    return Host(machine or name, name, "")
+        address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    return Host(machine or name, name, address)
 
 
 def unreachable(hosts: Mapping[int, Host]) -> str:

@@ -32,12 +32,9 @@ class Board:
     """
 
     def __init__(self, name: str) -> None:
-        from jax._src import distributed
-
-        client = distributed.global_state.client
-        if client is None:
+        self._client = runtime().client
+        if self._client is None:
             raise RuntimeError("Board: this process is alone; call hetjax.join_processes first")
-        self._client: Any = client
         self._prefix = f"hetjax/{name}/{_boards[name]}/"
         _boards[name] += 1
 
@@ -56,12 +53,12 @@ class Board:
             if "NOT_FOUND" in str(error):
                 return None
             raise
-        return _checked(text)
+        return json.loads(text)
 
     def read_all(self) -> dict[str, Any]:
         """All values that are there now, by key."""
         found = self._client.key_value_dir_get(self._prefix)
-        return {key.removeprefix(self._prefix): _checked(text) for key, text in found}
+        return {key.removeprefix(self._prefix): json.loads(text) for key, text in found}
 
     def wait(
         self, key: str, timeout_secs: float, *, what: str = "put up a value", by: int = 0
@@ -86,7 +83,7 @@ class Board:
                 milliseconds = int(1000 * max(min(left, _SLICE_SECS), 0.001))
                 try:
                     text = self._client.blocking_key_value_get(self._prefix + key, milliseconds)
-                    return _checked(text)
+                    return json.loads(text)
                 except Exception as error:
                     if "DEADLINE_EXCEEDED" not in str(error):
                         raise
@@ -116,18 +113,11 @@ class Board:
         self._client.key_value_delete(self._prefix + key)
 
 
-def own_place() -> tuple[int, int]:
-    """The number of this process, and how many the run has."""
+def runtime() -> Any:
+    """What JAX knows of the run: `process_id`, `num_processes` and `coordinator_address`."""
     from jax._src import distributed
 
-    return distributed.global_state.process_id, distributed.global_state.num_processes
-
-
-def coordinator() -> str | None:
-    """The address that JAX has been given, or has found, for this process to join at."""
-    from jax._src import distributed
-
-    return distributed.global_state.coordinator_address
+    return distributed.global_state
 
 
 def leave_at_exit() -> None:
@@ -136,15 +126,7 @@ def leave_at_exit() -> None:
     JAX would wait at exit until all processes have come to theirs. What it holds is given up
     without its end, which is the wait.
     """
-    from jax._src import distributed
-
-    state = distributed.global_state
+    state = runtime()
     for held in (state.client, state.service):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # so that nobody ever ends it
     state.client = state.service = None
-
-
-def _checked(text: str) -> Any:
-    if len(text) > _MOST_BYTES:
-        raise ValueError(f"Board: a value has {len(text)} bytes, at most {_MOST_BYTES} go")
-    return json.loads(text)

@@ -109,15 +109,15 @@ def connect(directory: pathlib.Path, index: int, num_processes: int, board: Any)
         return directory / f"process-{process}"
 
     with contextlib.ExitStack() as stack:
-        listening, listens = None, False
+        listening = None
         with contextlib.suppress(OSError, AttributeError):  # not Linux: such sockets are missing
-            listening = stack.enter_context(_socket())
-            listening.bind(str(name(index)))
+            bound = stack.enter_context(_socket())
+            bound.bind(str(name(index)))
             stack.callback(name(index).unlink, missing_ok=True)
-            listening.listen(num_processes)
-            listening.settimeout(_PATIENCE_SECS)
-            listens = True
-        board.post(f"{index}", listens)
+            bound.listen(num_processes)
+            bound.settimeout(_PATIENCE_SECS)
+            listening = bound
+        board.post(f"{index}", listening is not None)
         answers = [
             board.wait(f"{process}", _PATIENCE_SECS, what="come to the first meeting", by=process)
             for process in range(num_processes)

@@ -1,6 +1,6 @@
 """How a process becomes one of several: it joins the others in `jax.distributed`.
 
-Who it is says `places`; TPU pods JAX knows by itself.
+Who it is says `membership`; TPU pods JAX knows by itself.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hetjax import compiled
-from hetjax.processes import arrivals, notices, places, waits, watch
+from hetjax.processes import arrivals, membership, notices, waits, watch
 from hetjax.processes import board as board_lib
 
 SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # a directory for processes of one machine alone
@@ -23,10 +23,10 @@ _is_alone = False  # this process has asked who it is, and is to train alone
 _unreachable = ""  # what is wrong with the names of this run's machines
 
 
-def join(place: places.Place | None) -> None:
+def join(member: membership.Member | None) -> None:
     """Makes this process part of its run; before JAX is used for the first time.
 
-    Where `place` is None nothing happens, but on a TPU pod, which JAX knows by itself.
+    Where `member` is None nothing happens, but on a TPU pod, which JAX knows by itself.
 
     Raises:
         ValueError: the port of process 0 is taken, or JAX is in use already. Where the others
@@ -35,7 +35,7 @@ def join(place: places.Place | None) -> None:
     """
     import jax
 
-    if place is None:
+    if member is None:
         global _is_alone
         _is_alone = True
         if len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
@@ -51,70 +51,74 @@ def join(place: places.Place | None) -> None:
     start_secs = _read_start_secs()
     options: dict[str, Any] = {
         "initialization_timeout": start_secs + 60,
-        "cluster_detection_method": place.finder or "deactivate",
+        "cluster_detection_method": member.finder or "deactivate",
     }
-    if place.coordinator is not None:
-        host, _, port = place.coordinator.rpartition(":")
-        is_loopback = host in arrivals.LOOPBACK
-        if is_loopback:
-            options["coordinator_bind_address"] = place.coordinator
-        if place.process_id == 0:
-            _check_port(host.strip("[]") if is_loopback else "0.0.0.0", int(port))
+    is_local = False
+    if member.coordinator is not None:
+        host, port = arrivals.address_of(member.coordinator)
+        is_local = host in arrivals.LOOPBACK
+        if is_local:
+            options["coordinator_bind_address"] = member.coordinator
+        if member.process_id == 0:
+            _check_port(host if is_local else "0.0.0.0", port)
     try:
-        with _patience(place, start_secs):
+        with _patience(member, start_secs):
             jax.distributed.initialize(
-                place.coordinator, place.num_processes, place.process_id, **options
+                member.coordinator, member.num_processes, member.process_id, **options
             )
     except (RuntimeError, ValueError) as error:
-        raise ValueError(_not_joined(place, str(error).splitlines()[0])) from error
+        raise ValueError(_not_joined(member, str(error).splitlines()[0])) from error
     watch.begin()
-    if place.coordinator is None or place.coordinator.rpartition(":")[0] not in arrivals.LOOPBACK:
+    if not is_local:
         global _unreachable
-        _unreachable = _find_unreachable(place)
+        _unreachable = _find_unreachable(member)
         if _unreachable:
             notices.say(_unreachable)
 
 
-def _find_unreachable(place: places.Place) -> str:
+def _find_unreachable(member: membership.Member) -> str:
     """What is wrong with the names of machines, as all processes tell it."""
     board = board_lib.Board("hosts")
-    board.post(f"{place.process_id}", arrivals.own_host())
+    board.post(f"{member.process_id}", arrivals.own_host())
     told: dict[str, Any] = {}
     with waits.Wait(
         "say on which machine it is",
-        lambda: set(range(place.num_processes)) - set(map(int, told)),
+        lambda: set(range(member.num_processes)) - set(map(int, told)),
     ) as wait:
-        while len(told := board.read_all()) < place.num_processes:
+        while len(told := board.read_all()) < member.num_processes:
             wait.check()
             time.sleep(_LOOK_SECS / 20)
     return arrivals.unreachable({int(key): arrivals.Host(*told[key]) for key in sorted(told)})
 
 
 @contextlib.contextmanager
-def _patience(place: places.Place, start_secs: int) -> Iterator[None]:
+def _patience(member: membership.Member, start_secs: int) -> Iterator[None]:
     """Says every ten seconds who is waited for, and ends this process after `start_secs`.
 
     JAX 0.10.2 would abort with a stack trace when its own time is over.
     """
     joined, began = threading.Event(), time.monotonic()
-    who = f"process {place.process_id} of {place.num_processes}"
-    arrived = arrivals.Arrivals(place.process_id, place.num_processes)
+    who = f"process {member.process_id} of {member.num_processes}"
+    arrived = arrivals.Arrivals(member.process_id, member.num_processes)
 
     def wait() -> None:
         times, trouble = 0, ""
         while not joined.wait(min(_LOOK_SECS, notices.PERIOD_SECS)):
             secs = time.monotonic() - began
-            coordinator = place.coordinator or board_lib.coordinator()
+            coordinator = member.coordinator or board_lib.runtime().coordinator_address
             if coordinator and not arrived.has_met:
                 before, trouble = trouble, arrived.meet(coordinator)
                 if trouble and not before:
                     notices.say(f"{who} {trouble}")
             arrived.turn()
             if secs >= start_secs:
-                _give_up(place, start_secs, trouble)
+                reason = f"not all processes were there after {start_secs} s (HETJAX_START_SECS)"
+                reason += f"; this one {trouble}" if trouble else ""
+                print(_not_joined(member, reason), file=sys.stderr, flush=True)
+                os._exit(2)
             if secs >= notices.PERIOD_SECS * (times + 1):
                 times = int(secs / notices.PERIOD_SECS)
-                whom = _waited_for(place, coordinator, arrived.missing())
+                whom = _waited_for(member, coordinator, arrived.missing())
                 notices.say(f"{who} has waited {secs:.0f} s for {whom}")
         arrived.close()
 
@@ -125,21 +129,22 @@ def _patience(place: places.Place, start_secs: int) -> Iterator[None]:
         joined.set()
 
 
-def _waited_for(place: places.Place, coordinator: str | None, missing: set[int] | None) -> str:
+def _waited_for(
+    member: membership.Member, coordinator: str | None, missing: set[int] | None
+) -> str:
     if missing:
         return f"{notices.named(missing)} to join"
-    if place.process_id and not _listens(coordinator):
+    if member.process_id and not _listens(coordinator):
         return f"process 0 to listen at {coordinator or 'an address that JAX looks for'}"
-    more = "; process 0 is there" if place.process_id else ""
-    return f"the other {place.num_processes - 1} processes to join{more}"
+    more = "; process 0 is there" if member.process_id else ""
+    return f"the other {member.num_processes - 1} processes to join{more}"
 
 
 def _listens(coordinator: str | None) -> bool:
     if coordinator is None:
         return False
-    host, _, port = coordinator.rpartition(":")
     with contextlib.suppress(OSError):
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+        socket.create_connection(arrivals.address_of(coordinator), timeout=1.0).close()
         return True
     return False
 
@@ -154,19 +159,12 @@ def _read_start_secs() -> int:
     return int(text)
 
 
-def _give_up(place: places.Place, start_secs: int, trouble: str) -> None:
-    reason = f"not all processes were there after {start_secs} s (HETJAX_START_SECS)"
-    reason += f"; this one {trouble}" if trouble else ""
-    print(_not_joined(place, reason), file=sys.stderr, flush=True)
-    os._exit(2)
-
-
-def _not_joined(place: places.Place, reason: str) -> str:
+def _not_joined(member: membership.Member, reason: str) -> str:
+    address = member.coordinator or board_lib.runtime().coordinator_address or "no address"
     return (
-        f"process {place.process_id} of {place.num_processes} cannot join its run at "
-        f"{place.coordinator or board_lib.coordinator() or 'no address'}: {reason}. Are all "
-        "processes started, with the same --coordinator=HOST:PORT, and can process 0 be reached "
-        "there?"
+        f"process {member.process_id} of {member.num_processes} cannot join its run at "
+        f"{address}: {reason}. Are all processes started, with the same --coordinator=HOST:PORT, "
+        "and can process 0 be reached there?"
     )
 
 
@@ -174,12 +172,12 @@ def join_processes(
     process_id: int | None = None,
     num_processes: int | None = None,
     coordinator: str | None = None,
-) -> places.Place | None:
+) -> membership.Member | None:
     """Makes this process part of a run of several; before JAX is used for the first time.
 
     Without arguments the environment says who it is, as the launcher or another engine has left
-    it (`places`); a process that nobody started so is alone, and nothing happens. So is one with
-    `num_processes` 1, whatever its environment says.
+    it (`membership`); a process that nobody started so is alone, and nothing happens. So is one
+    with `num_processes` 1, whatever its environment says.
 
     When a process exits it waits, 300 s at most, until all have come to their end: process 0 is
     the coordinator of the others, and ends with them. Where one raises, or comes to its exit while
@@ -192,7 +190,7 @@ def join_processes(
         coordinator: host:port where process 0 listens; the same for all.
 
     Returns:
-        its place in the run, or None.
+        which member of the run this process is, or None.
 
     Raises:
         ValueError: the arguments do not fit together, the environment does not say enough, or
@@ -201,11 +199,13 @@ def join_processes(
     import jax
 
     if jax.distributed.is_initialized():  # by JAX's own call, whatever the environment says
-        place: places.Place | None = places.Place(*board_lib.own_place(), board_lib.coordinator())
+        own = board_lib.runtime()
+        found = own.process_id, own.num_processes, own.coordinator_address
+        member: membership.Member | None = membership.Member(*found)
     else:
-        place = places.find(process_id, num_processes, coordinator)
-    join(place)
-    return place
+        member = membership.find(process_id, num_processes, coordinator)
+    join(member)
+    return member
 
 
 def check_joined() -> None:
@@ -220,25 +220,26 @@ def check_joined() -> None:
     global _is_alone
     import jax
 
-    number = os.environ.get("HETJAX_NUM_PROCESSES", "1")
-    if number != "1" and not jax.distributed.is_initialized():
-        raise ValueError(
-            f"this process was started as one of {number}, and has not joined the others: call "
-            "hetjax.join_processes() at the beginning of the program, before JAX is used"
-        )
     if jax.distributed.is_initialized():
         watch.begin()
         with waits.Wait("start its devices"):
             _start_devices()
-    elif not _is_alone:
+        return
+    number = os.environ.get("HETJAX_NUM_PROCESSES", "1")
+    if number != "1":
+        raise ValueError(
+            f"this process was started as one of {number}, and has not joined the others: call "
+            "hetjax.join_processes() at the beginning of the program, before JAX is used"
+        )
+    if not _is_alone:
         _is_alone = True  # it is said once
         _say_alone()
 
 
 def _say_alone() -> None:
     try:
-        place = places.find()
-        seen = place and f"is process {place.process_id} of {place.num_processes}"
+        member = membership.find()
+        seen = member and f"is process {member.process_id} of {member.num_processes}"
     except ValueError as error:
         seen = f"is one of several ({error})"
     if seen:
@@ -294,25 +295,25 @@ def _check_port(host: str, port: int) -> None:
         ) from error
 
 
-def own_workers(num_workers: int, local: str, place: places.Place | None) -> int:
+def own_workers(num_workers: int, local: str, member: membership.Member | None) -> int:
     """How many of a run's workers a process has, each on a device of its own.
 
     Args:
         num_workers: of the run.
         local: who calls the workers' function, as the configuration says.
-        place: of the process; None: it is alone.
+        member: of the process; None: it is alone.
 
     Raises:
         ValueError: workers cannot be shared out among the processes.
     """
     if local == "virtual":
-        if place is not None:
+        if member is not None:
             raise ValueError(
                 f"local: got 'virtual', which plays all workers in one process, and this run has "
-                f"{place.num_processes}. Start one process, or set local='stepped'"
+                f"{member.num_processes}. Start one process, or set local='stepped'"
             )
         return 1
-    num_processes = 1 if place is None else place.num_processes
+    num_processes = 1 if member is None else member.num_processes
     if num_workers % num_processes:
         raise ValueError(
             f"cluster.num_workers={num_workers} with {num_processes} processes: each has the same "

@@ -149,9 +149,7 @@ class Notices:
         wait = waits.longest()
         missing = None if wait is None else self._missing(wait)
         silent = {p for p in self._others if self._silence(p) >= PERIOD_SECS}
-        secs = 0.0 if wait is None else now - wait.since
-        if wait is None:
-            secs = max(map(self._silence, silent), default=0.0)
+        secs = now - wait.since if wait else max(map(self._silence, silent), default=0.0)
         subject: object = wait or "silent"
         times = self._said[1] if self._said[0] is subject else 0
         if secs < PERIOD_SECS:

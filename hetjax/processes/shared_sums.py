@@ -10,8 +10,7 @@ round has the other of two places, so that who is ahead overwrites nothing.
 import mmap
 import os
 import pathlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -26,8 +25,6 @@ _MOST_BYTES = 1 << 30  # in all: more is left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
 _ALIGNED = 64  # bytes; what lies otherwise JAX copies
 _PATIENCE_SECS = 600.0
-_readers: list[tuple[board_lib.Board, int]] = []
-"""In process 0: where others say that they have mapped the newest file, and how many they are."""
 
 
 class Sums:
@@ -92,13 +89,13 @@ class SharedSums(Sums):
 
     def post(self, contributed: types.Contribution) -> None:
         self._rounds.reverse()
-        leaves = [_own(leaf) for leaf in jax.tree.leaves(contributed.sums)]
-        for worker, *shards in zip(self._workers, *leaves, strict=True):
+        rows = mesh_lib.worker_rows(contributed.sums)
+        for worker, row in zip(self._workers, rows, strict=True):
             start = 0
-            for shard in shards:
-                part = self._rounds[0][0][worker, start : start + shard.size]
-                np.copyto(part, np.asarray(shard).reshape(-1))
-                start += shard.size
+            for leaf in jax.tree.leaves(row):
+                part = self._rounds[0][0][worker, start : start + leaf.size]
+                np.copyto(part, np.asarray(leaf).reshape(-1))
+                start += leaf.size
 
     def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
         """With `sums` `[W, P]`, on each worker that of all, its leaves one after the other.
@@ -138,11 +135,6 @@ def add_up(rows: np.ndarray, total: np.ndarray) -> None:
             part += row
 
 
-def _own(leaf: jax.Array) -> Sequence[jax.Array]:
-    shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return [shard.data for shard in shards]
-
-
 def _num_bytes(like: types.PyTree, num_workers: int) -> int:
     row = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(like))
     return 2 * (num_workers + 1) * -(-row // _ALIGNED) * _ALIGNED if row else 0
@@ -169,9 +161,9 @@ def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
         return Sums()
     board = board_lib.Board("sums")
     path = pathlib.Path(os.environ[join.SHARED_MEMORY]) / "sums"
+    own = jax.process_index()
     if mesh_lib.own_workers(mesh)[0] == 0:
         try:
-            _wait_for_readers()
             path.unlink(missing_ok=True)  # of sums before, which all have mapped
             sums = SharedSums(path, mesh, like, sockets)
         except OSError:  # no room
@@ -179,21 +171,13 @@ def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
             board.post("shared", False)
             return Sums()
         board.post("shared", True)
-        _readers.append((board, len({device.process_index for device in mesh.devices.flat}) - 1))
+        for other in sorted({device.process_index for device in mesh.devices} - {own}):
+            board.wait(
+                f"mapped/{other}", _PATIENCE_SECS, what="map the memory for the sums", by=other
+            )
         return sums
     if not board.wait("shared", _PATIENCE_SECS, what="make the memory for the sums"):
         return Sums()
     sums = SharedSums(path, mesh, like, sockets)
-    board.add("mapped")
+    board.post(f"mapped/{own}", True)
     return sums
-
-
-def _wait_for_readers() -> None:
-    """Waits until the other processes have mapped the file of the sums before."""
-    deadline = time.monotonic() + _PATIENCE_SECS
-    while _readers:
-        board, num_readers = _readers[-1]
-        if board.add("mapped", 0) >= num_readers or time.monotonic() > deadline:
-            _readers.clear()
-        else:
-            time.sleep(0.001)

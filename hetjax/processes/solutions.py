@@ -6,6 +6,7 @@ other for ever. So the process of worker 0 solves, the others hear of it over th
 checkpoint keeps the numbers, because the machine that goes on may be another one.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,8 +34,7 @@ class Solutions:
         board: board_lib.Board | None = None,
         kept: Callable[[], dict[str, Numbers]] = dict,
     ) -> None:
-        self._leads, self._board, self._ask_kept = leads, board, kept
-        self._kept: dict[str, Numbers] | None = None
+        self._leads, self._board, self._kept = leads, board, functools.cache(kept)
         self._found: dict[str, Numbers] = {}
 
     def __call__(self, problem: str, solve: Callable[[], Numbers]) -> Numbers:
@@ -64,10 +64,9 @@ class Solutions:
             if "error" in told:
                 raise ValueError(f"process 0 could not solve {problem!r}: {told['error']}")
             return told["numbers"]
-        if self._kept is None:
-            self._kept = self._ask_kept()
+        kept = self._kept()
         try:
-            numbers = self._kept[problem] if problem in self._kept else solve()
+            numbers = kept[problem] if problem in kept else solve()
         except Exception as error:
             if self._board is not None:  # or the others would wait for it
                 self._board.post_long(problem, {"error": f"{type(error).__name__}: {error}"})

@@ -51,11 +51,12 @@ def begin() -> None:
     """Begins to watch, once, in a process that has joined its run."""
     global _this
     if _this is None:
-        directory = os.environ.get("HETJAX_BEACONS")
+        own, directory = board_lib.runtime(), os.environ.get("HETJAX_BEACONS")
         _this = Watch(
-            *board_lib.own_place(),
+            own.process_id,
+            own.num_processes,
             board_lib.Board("endings"),
-            None if not directory else pathlib.Path(directory),
+            pathlib.Path(directory) if directory else None,
         )
         _this.begin()
 
@@ -292,12 +293,11 @@ class Watch:
                 self._over.set()
             return
         self._notices.hears(told)
-        with self._lock:
-            left = _endings_of(told, "left")
-            if left.keys() != self._left.keys():
-                self._last_left = time.monotonic()
-            self._left = left
-        for ending in _endings_of(told, "told").values():
+        left = _endings_of(told, "left/")
+        if left.keys() != self._left.keys():
+            self._last_left = time.monotonic()
+        self._left = left
+        for ending in _endings_of(told, "told/").values():
             self._hear(ending)
         self._look_for_one_that_left()
         if self._is_leaving and not self._others_left_behind():
@@ -367,12 +367,11 @@ def _after(secs: float, action: Callable[[], None]) -> None:
 
 def _endings_of(told: Mapping[str, Any], kind: str) -> dict[int, endings.Ending]:
     """Those of one kind, by the process that told them."""
-    found = {}
-    for key, value in told.items():
-        name, _, process = key.partition("/")
-        if name == kind:
-            found[int(process)] = endings.Ending(*value)
-    return found
+    return {
+        int(key.removeprefix(kind)): endings.Ending(*value)
+        for key, value in told.items()
+        if key.startswith(kind)
+    }
 
 
 def _is_loss(error: BaseException | None) -> bool:

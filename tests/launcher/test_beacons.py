@@ -12,6 +12,7 @@ import zlib
 
 import pytest
 
+from hetjax.launcher import faults
 from hetjax.processes import beacons
 from tests.launcher import launches
 
@@ -32,7 +33,7 @@ def said(*entries, silent=0.0, closed=False):
 def find(snapshots, *, launched_ago=200.0, stopped=()):
     if not isinstance(snapshots, dict):
         snapshots = dict(enumerate(snapshots))
-    fault = beacons.find_fault(
+    fault = faults.find_fault(
         snapshots,
         now=NOW,
         launched=NOW - launched_ago,
@@ -159,7 +160,7 @@ def test_a_fault_is_noticed_within_two_heartbeats_at_the_worst(heartbeat_secs):
     period = heartbeat_secs / beacons.WRITES_PER_HEARTBEAT
     snapshot = Snapshot(7, 0.0, (Entry("computing", 0.0, 5, 0),))
     look = period / 3
-    while not beacons.find_fault(
+    while not faults.find_fault(
         {0: snapshot}, now=look, launched=0, heartbeat_secs=heartbeat_secs, start_secs=99
     ):
         look += period

@@ -43,7 +43,7 @@ def running(shares, method, program=BUSY):
     processes = []
     try:
         for index in range(len(shares)):
-            place = held.place(index)
+            place = held.confinement(index)
             cores = ",".join(map(str, place.cores))
             entrance = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid())]
             command = [*entrance, cores, place.group, sys.executable, "-S", "-c", program]
@@ -125,8 +125,8 @@ def test_groups_are_removed_with_whatever_is_in_them():
     held = cpu_shares.hold([0.5, 0.5], method="group")
     assert all(pathlib.Path(path).is_dir() for path in held.groups)
     command = [sys.executable, "-I", "-S", enter.__file__, str(os.getpid()), ""]
-    process = subprocess.Popen([*command, held.place(0).group, "sleep", "600"])
-    launches.eventually(pathlib.Path(held.place(0).group).read_text)
+    process = subprocess.Popen([*command, held.confinement(0).group, "sleep", "600"])
+    launches.eventually(pathlib.Path(held.confinement(0).group).read_text)
     held.close()
     assert process.wait() == -signal.SIGKILL
     assert not any(pathlib.Path(path).exists() for path in held.groups)
@@ -214,7 +214,7 @@ def test_the_controller_of_version_2_is_found_where_it_is_passed_on(tmp_path):
 
 def test_no_shares_hold_nobody():
     held = cpu_shares.hold([])
-    assert held.place(3) == cpu_shares.Place()
+    assert held.confinement(3) == cpu_shares.Confinement()
     assert "the whole machine" in held.description
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hetjax.launcher import gang, stacks
+from hetjax.launcher import faults, gang, stacks
 from hetjax.processes import beacons
 from tests.launcher import launches
 
@@ -26,7 +26,7 @@ def says(run, worker, phase):
 def check_noticed(began, noticed, age_secs):
     """Named after 1.5 heartbeats, and within two; the third is the machine's, which may be busy."""
     heartbeat = launches.HEARTBEAT_SECS
-    assert beacons.FAULT_HEARTBEATS * heartbeat <= age_secs < 3 * heartbeat
+    assert faults.FAULT_HEARTBEATS * heartbeat <= age_secs < 3 * heartbeat
     assert noticed - began < 3 * heartbeat
 
 

@@ -16,12 +16,12 @@ import numpy as np
 import optax
 
 import hetjax
-from hetjax.processes import join, places
+from hetjax.processes import join, membership
 from tests.levels import problems
 
 
 def main(process_id, num_processes, coordinator, cases, out):
-    place = places.find(int(process_id), int(num_processes), coordinator)
+    place = membership.find(int(process_id), int(num_processes), coordinator)
     join.join(place)
     hetjax.use_cpu_workers(4 // place.num_processes)
     jax.config.update("jax_enable_x64", True)

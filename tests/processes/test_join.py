@@ -104,7 +104,7 @@ def test_where_jax_was_initialized_its_place_counts():
         timeout=600,
         check=False,
     )
-    assert f"Place(process_id=0, num_processes=1, coordinator={address!r}" in said.stdout, said
+    assert f"Member(process_id=0, num_processes=1, coordinator={address!r}" in said.stdout, said
 
 
 @pytest.mark.parametrize("process_id", [0, 1])

@@ -10,8 +10,8 @@ from hetjax.processes import (
     board,
     endings,
     join,
+    membership,
     notices,
-    places,
     waits,
     watch,
 )
@@ -140,9 +140,9 @@ def test_who_waits_to_join_says_so(capsys, monkeypatch):
     monkeypatch.setattr(join, "_listens", lambda coordinator: coordinator.endswith("1"))
     monkeypatch.setattr(arrivals.Arrivals, "meet", lambda self, coordinator: "")
     for place in (
-        places.Place(0, 3, "host:7000"),
-        places.Place(2, 3, "host:7000"),
-        places.Place(2, 3, "host:7001"),
+        membership.Member(0, 3, "host:7000"),
+        membership.Member(2, 3, "host:7000"),
+        membership.Member(2, 3, "host:7001"),
     ):
         said = ""
         with join._patience(place, 100):

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 import hetjax
-from hetjax.processes import join, places
+from hetjax.processes import join, membership
 from hetjax.quota import policies
 from hetjax.topology import gossip, schedules
 from tests.own_parts import local_sgd
@@ -61,7 +61,7 @@ def kept(make):
 
 def main(process_id, num_processes, coordinator, case, out):
     case = json.loads(case)
-    place = places.find(int(process_id), int(num_processes), coordinator)
+    place = membership.find(int(process_id), int(num_processes), coordinator)
     join.join(place)
     hetjax.use_cpu_workers(4 // place.num_processes)
     weights = problems.initial_weights(np.float32)

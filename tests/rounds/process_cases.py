@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 import hetjax
-from hetjax.processes import exchange, join, places, shared_sums
+from hetjax.processes import exchange, join, membership, shared_sums
 from tests.own_parts import hessian_product, local_sgd
 from tests.rounds import problems
 
@@ -72,7 +72,7 @@ def products(data, weights, rounds=3, **fields):
 
 
 def main(process_id, num_processes, coordinator, cases, out):
-    place = places.find(int(process_id), int(num_processes), coordinator)
+    place = membership.find(int(process_id), int(num_processes), coordinator)
     join.join(place)
     hetjax.use_cpu_workers(4 // place.num_processes)
     jax.config.update("jax_enable_x64", True)

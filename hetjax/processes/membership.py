@@ -23,8 +23,8 @@ _MEND = (
 )
 
 
-class Place(NamedTuple):
-    """Of a process in its run."""
+class Member(NamedTuple):
+    """Which process of its run this one is, of how many, and where they meet."""
 
     process_id: int
     num_processes: int
@@ -48,7 +48,7 @@ def find(
     coordinator: str | None = None,
     *,
     environment: Mapping[str, str] = os.environ,
-) -> Place | None:
+) -> Member | None:
     """Who this process is; None where it is alone. Starts nothing.
 
     Args:
@@ -64,7 +64,7 @@ def find(
     Example:
         >>> find(environment={"PMI_RANK": "1", "PMI_SIZE": "4", "SLURM_PROCID": "0",
         ...                   "JAX_COORDINATOR_ADDRESS": "node1:7000"})
-        Place(process_id=1, num_processes=4, coordinator='node1:7000', finder=None)
+        Member(process_id=1, num_processes=4, coordinator='node1:7000', finder=None)
     """
     for name in ("HETJAX_COORDINATOR", "JAX_COORDINATOR_ADDRESS"):
         coordinator = coordinator or environment.get(name)
@@ -75,8 +75,7 @@ def find(
         )
     finder = None
     if process_id is None or num_processes is None:
-        found = _from_environment(environment, coordinator)
-        if found is None:
+        if (found := _from_environment(environment, coordinator)) is None:
             return None
         process_id, num_processes, coordinator, finder = found
     elif coordinator is None and num_processes > 1:
@@ -93,18 +92,15 @@ def find(
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"--coordinator is {coordinator!r}; it must be HOST:PORT")
-    place = Place(process_id, num_processes, coordinator, finder)
-    return place if num_processes > 1 else None
+    member = Member(process_id, num_processes, coordinator, finder)
+    return member if num_processes > 1 else None
 
 
-def _from_environment(environment: Mapping[str, str], coordinator: str | None) -> Place | None:
+def _from_environment(environment: Mapping[str, str], coordinator: str | None) -> Member | None:
     """As the first engine says."""
-    own, size = (
-        _number(environment, "HETJAX_PROCESS_ID"),
-        _number(environment, "HETJAX_NUM_PROCESSES"),
-    )
+    own, size = _numbers(environment, "HETJAX_PROCESS_ID", "HETJAX_NUM_PROCESSES")
     if own is not None and size is not None:
-        return Place(own, size, coordinator)
+        return Member(own, size, coordinator)
     for claim in _claims(environment):
         if claim.process_id is None:
             continue
@@ -114,7 +110,7 @@ def _from_environment(environment: Mapping[str, str], coordinator: str | None) -
         if claim.num_processes is None:
             raise ValueError(f"{said}, and nothing says of how many. {_MEND}{_WHERE}")
         if coordinator is not None:
-            return Place(claim.process_id, claim.num_processes, coordinator)
+            return Member(claim.process_id, claim.num_processes, coordinator)
         if claim.coordinator is None and claim.finder is None:
             raise ValueError(
                 f"{said} of {claim.num_processes}, and nothing says where process 0 listens. "
@@ -122,8 +118,7 @@ def _from_environment(environment: Mapping[str, str], coordinator: str | None) -
                 "hetjax.join_processes(coordinator='HOST:PORT'), or set "
                 f"JAX_COORDINATOR_ADDRESS=HOST:PORT for them, {_WHERE}"
             )
-        address, finder = claim.coordinator, claim.finder
-        return Place(claim.process_id, claim.num_processes, address, finder)
+        return Member(claim.process_id, claim.num_processes, claim.coordinator, claim.finder)
     return None
 
 
@@ -133,29 +128,25 @@ def _claims(environment: Mapping[str, str]) -> Iterator[_Claim]:
     What may lie about of itself, as `WORLD_SIZE=1` in a notebook and the step of a shell in an
     allocation of Slurm's, says nothing where its size is 1.
     """
-
-    def numbers(*names: str) -> tuple[int | None, int | None]:
-        own, size = (_number(environment, name) for name in names)
-        return own, size
-
-    by_torch = numbers("RANK", "WORLD_SIZE")
+    by_torch = _numbers(environment, "RANK", "WORLD_SIZE")
     if "TORCHELASTIC_RUN_ID" in environment:  # torchrun itself may listen at MASTER_PORT
         yield _Claim("torchrun's RANK", *by_torch, _master(environment, beside=1))
-    by_slurm = numbers("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+    by_slurm = _numbers(environment, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     slurm = "slurm" if all(name in environment for name in _OF_SLURM) else None
+    is_of_srun = environment.get("PMIX_NAMESPACE", "").startswith("slurm.pmix.")
     # Ranks of mpirun have Slurm's variables of the daemon that started them.
     if "OMPI_COMM_WORLD_RANK" in environment:
-        by_mpi = numbers("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+        by_mpi = _numbers(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
         ompi = "ompi" if "OMPI_MCA_orte_hnp_uri" in environment else None
         yield _Claim("Open MPI's OMPI_COMM_WORLD_RANK", *by_mpi, None, ompi)
     elif "PMI_RANK" in environment:
-        by_pmi = numbers("PMI_RANK", "PMI_SIZE")
+        by_pmi = _numbers(environment, "PMI_RANK", "PMI_SIZE")
         yield _Claim("PMI_RANK", *by_pmi, None, slurm if by_pmi == by_slurm else None)
-    elif "PMIX_RANK" in environment and not _is_of_srun(environment):
+    elif "PMIX_RANK" in environment and not is_of_srun:
         yield _Claim("PMIX_RANK", _number(environment, "PMIX_RANK"), None)
     elif (by_slurm[1] or 1) > 1:
         yield _Claim("Slurm's SLURM_PROCID", *by_slurm, None, slurm)
-    by_jax = numbers("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+    by_jax = _numbers(environment, "JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
     if (by_jax[1] or 1) > 1:
         yield _Claim("JAX_PROCESS_ID", *by_jax)
     if (by_torch[1] or 1) > 1:
@@ -180,6 +171,12 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
+def _numbers(
+    environment: Mapping[str, str], process_id: str, num_processes: str
+) -> tuple[int | None, int | None]:
+    return _number(environment, process_id), _number(environment, num_processes)
+
+
 def _master(environment: Mapping[str, str], *, beside: int = 0) -> str | None:
     """Where MASTER_ADDR and MASTER_PORT say, `beside` ports further."""
     host, port = environment.get("MASTER_ADDR", ""), _number(environment, "MASTER_PORT")
@@ -187,7 +184,3 @@ def _master(environment: Mapping[str, str], *, beside: int = 0) -> str | None:
         return None
     port += beside if port + beside < 1 << 16 else -beside
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_of_srun(environment: Mapping[str, str]) -> bool:
-    return environment.get("PMIX_NAMESPACE", "").startswith("slurm.pmix.")

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from hetjax.processes import places
+from hetjax.processes import membership
 
 LAUNCHER = {
     "HETJAX_PROCESS_ID": "1",
@@ -104,7 +104,7 @@ def pmix(rank, space):
     ],
 )  # fmt: skip
 def test_the_nearest_engine_says_who_a_process_is(arguments, environment, place):
-    assert places.find(*arguments, environment=environment) == place
+    assert membership.find(*arguments, environment=environment) == place
 
 
 # As they were left to eight ranks, by Open MPI 4.1.4 and MPICH 4.0.2 in a batch job of Slurm 22.05
@@ -119,7 +119,7 @@ OF_DAEMONS = {
 @pytest.mark.parametrize("where", OF_DAEMONS)
 def test_ranks_of_mpirun_in_slurm_take_the_places_of_mpirun(where, ranks):
     found = [
-        places.find(
+        membership.find(
             environment={**slurm(*of_daemon, ntasks=8), **ranks(rank, 8), **ADDRESS},
         )
         for rank, of_daemon in enumerate(OF_DAEMONS[where])
@@ -131,7 +131,7 @@ def test_ranks_of_mpirun_in_slurm_take_the_places_of_mpirun(where, ranks):
 def test_jax_finds_the_coordinator_of_mpirun_in_slurm_by_mpirun(where):
     for rank, of_daemon in enumerate(OF_DAEMONS[where]):
         environment = {**slurm(*of_daemon, ntasks=8), **open_mpi(rank, 8)}
-        assert places.find(environment=environment) == (rank, 8, None, "ompi")
+        assert membership.find(environment=environment) == (rank, 8, None, "ompi")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_jax_finds_the_coordinator_of_mpirun_in_slurm_by_mpirun(where):
 )  # fmt: skip
 def test_a_process_that_sees_an_engine_and_cannot_use_it_says_what_is_missing(environment, message):
     with pytest.raises(ValueError, match=message):
-        places.find(environment=environment)
+        membership.find(environment=environment)
 
 
 def test_a_worker_of_ray_train_says_what_is_missing(monkeypatch):
@@ -168,12 +168,12 @@ def test_a_worker_of_ray_train_says_what_is_missing(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "ray.train", context(1, 4))
     with pytest.raises(ValueError, match=r"Ray Train says that this is process 1 of 4, and noth"):
-        places.find(environment={})
-    assert places.find(environment=ADDRESS) == (1, 4, "node1:7000", None)
+        membership.find(environment={})
+    assert membership.find(environment=ADDRESS) == (1, 4, "node1:7000", None)
     monkeypatch.setitem(sys.modules, "ray.train", context(0, 1))
-    assert places.find(environment={}) is None
+    assert membership.find(environment={}) is None
     monkeypatch.setitem(sys.modules, "ray.train", types.SimpleNamespace())
-    assert places.find(environment={}) is None
+    assert membership.find(environment={}) is None
 
 
 @pytest.mark.parametrize(
@@ -191,4 +191,4 @@ def test_a_worker_of_ray_train_says_what_is_missing(monkeypatch):
 )
 def test_a_wrong_place_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
-        places.find(*arguments, environment={})
+        membership.find(*arguments, environment={})

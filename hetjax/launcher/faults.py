@@ -1,0 +1,150 @@
+"""Which worker holds the others up? A pure function of what all said of themselves, and the clock.
+
+The processes say it in files (`processes/beacons.py`), which the supervisor reads.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from hetjax.processes import beacons
+
+# A fault is older than this when it is named: with the time until the file is written and until
+# it is read, each an eighth of a heartbeat, it is noticed within two heartbeats.
+FAULT_HEARTBEATS = 1.5
+DEADLOCK_HEARTBEATS = 2.0
+
+
+class Fault(NamedTuple):
+    """Who holds the others up, and why.
+
+    Args:
+        process: whose fault it is; None: nobody's in particular.
+        reason: a sentence that names the worker.
+        thread: the identifier of the thread that it is about, or 0.
+    """
+
+    process: int | None
+    reason: str
+    thread: int = 0
+
+
+def find_fault(
+    snapshots: Mapping[int, beacons.Snapshot | None],
+    *,
+    now: float,
+    launched: float,
+    heartbeat_secs: float,
+    start_secs: float,
+    stopped: Collection[int] = (),
+) -> Fault | None:
+    """Names the worker that holds the others up.
+
+    In this order: a process that is stopped or says nothing any more; the entry that is longest
+    over its limit, 1.5 heartbeats, or `start_secs` while starting; and where all have waited for
+    each other for 2 heartbeats nobody, but the one in the earliest round first.
+
+    Args:
+        snapshots: of each process that still runs; None: it has said nothing yet, and counts as
+            starting since `launched`.
+        now: monotonic seconds.
+        launched: when the processes were started, monotonic seconds.
+        heartbeat_secs: how long a phase may take without a new call of `at`, roughly.
+        start_secs: how long starting may take.
+        stopped: the processes that the operating system reports as stopped.
+
+    Returns:
+        The fault, or None where all is well.
+
+    Example:
+        >>> Entry, Snapshot = beacons.Entry, beacons.Snapshot
+        >>> stuck = Snapshot(11, alive=99.9, entries=(Entry("computing", 50.0, 17, 1),))
+        >>> waits = Snapshot(12, alive=99.9, entries=(Entry("waiting", 51.0, 17, 0),))
+        >>> find_fault({0: waits, 1: stuck}, now=100.0, launched=0.0, heartbeat_secs=30.0,
+        ...            start_secs=300.0).reason
+        'worker 1: computing for 49 s in round 17'
+    """
+    limit_secs = FAULT_HEARTBEATS * heartbeat_secs
+    silent: list[tuple[float, Fault]] = []
+    overdue: list[tuple[float, Fault]] = []
+    entries_of = {process: _entries(said, launched) for process, said in snapshots.items()}
+    for process, entries in entries_of.items():
+        snapshot = snapshots[process]
+        alive = launched if snapshot is None else snapshot.alive
+        # Imports and exits can hold the interpreter for long: they have a limit of their own.
+        may_be_silent = all(entry.phase in ("starting", "done") for entry in entries)
+        state = "stopped (SIGSTOP)" if process in stopped else "frozen"
+        no_sign = f"worker {process}: {state}, no sign of life for {_secs(now - alive)}"
+        if now - alive > limit_secs and (process in stopped or not may_be_silent):
+            silent.append((now - alive, Fault(process, no_sign)))
+        for entry in entries:
+            age = now - entry.since
+            allowed = start_secs if entry.phase == "starting" else limit_secs
+            if not (entry.phase == "starting" or process in stopped):
+                age = alive - entry.since  # what it did after its last word nobody knows
+            if entry.phase not in ("waiting", "done") and age > allowed:
+                if process in stopped:  # in the midst of this, and that is why it lasts
+                    silent.append((now - alive, Fault(process, no_sign)))
+                    continue
+                reason = _reason(process, entry, age, start_secs)
+                if snapshot is None:
+                    reason += "; a program without beacons needs --start_secs=inf"
+                overdue.append((age / allowed, Fault(process, reason, entry.thread)))
+    if found := silent or overdue:
+        return max(found, key=lambda pair: pair[0])[1]
+    everyone = [(process, entry) for process, entries in entries_of.items() for entry in entries]
+    return _find_deadlock(everyone, now, heartbeat_secs)
+
+
+def _find_deadlock(
+    everyone: Sequence[tuple[int, beacons.Entry]], now: float, heartbeat_secs: float
+) -> Fault | None:
+    waiting = [(process, entry) for process, entry in everyone if entry.phase == "waiting"]
+    if any(entry.phase not in ("waiting", "done") for _, entry in everyone):
+        return None
+    if not waiting:  # all are done, and what else the program does is its own business
+        return None
+    age = now - max(entry.since for _, entry in waiting)
+    if age <= DEADLOCK_HEARTBEATS * heartbeat_secs:
+        return None
+    rounds = {entry.round_index for _, entry in waiting if entry.round_index is not None}
+    text = f"all workers wait for each other for {_secs(age)}"
+    if len(rounds) < 2:
+        return Fault(None, text + (f" in round {rounds.pop()}" if rounds else ""))
+    process, entry = min(
+        ((p, e) for p, e in waiting if e.round_index is not None),
+        key=lambda pair: (pair[1].round_index, pair[0]),
+    )
+    reason = (
+        f"{_name(process, entry)}: waiting in round {entry.round_index}, others in round "
+        f"{max(rounds)}; {text}"
+    )
+    return Fault(process, reason, entry.thread)
+
+
+def _entries(snapshot: beacons.Snapshot | None, launched: float) -> tuple[beacons.Entry, ...]:
+    if snapshot is None or not (snapshot.entries or snapshot.closed):
+        return (beacons.Entry("starting", launched),)
+    if snapshot.closed:
+        return (beacons.Entry("done", snapshot.alive),)
+    return snapshot.entries
+
+
+def _reason(process: int, entry: beacons.Entry, age: float, start_secs: float) -> str:
+    name = _name(process, entry)
+    if entry.phase == "starting":
+        return f"{name}: starting for {_secs(age)}, where --start_secs={start_secs:g} are allowed"
+    if entry.phase == "loading":
+        name += "'s data"
+    where = "" if entry.round_index is None else f" in round {entry.round_index}"
+    return f"{name}: {entry.phase} for {_secs(age)}{where}"
+
+
+def _name(process: int, entry: beacons.Entry) -> str:
+    if entry.worker is None or entry.worker == process:
+        return f"worker {process}"
+    return f"worker {entry.worker} (process {process})"
+
+
+def _secs(secs: float) -> str:
+    return f"{secs:.1f} s" if secs < 10 else f"{math.floor(secs)} s"
