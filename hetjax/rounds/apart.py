@@ -114,6 +114,8 @@ def find(
         examples: a microbatch of them, leaves `[B, ...]`.
         rng: its key, or keys `[B]`.
     """
+    if getattr(loss_fn, "examples_are_apart", False):  # by construction: `hetjax.per_example`
+        return None
     if _is_proven(loss_fn, params, examples, rng):
         return None
     # The jit of the user's own function, where it can be: another run with it finds it compiled.
