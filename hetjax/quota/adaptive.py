@@ -75,7 +75,7 @@ def adaptive(
     ] = 1.0,
     probe_microbatches: Annotated[
         int,
-        parts.integer(at_least=1, unit="microbatches", says="first ones of a worker never seen"),
+        parts.integer(at_least=1, unit="microbatches", says="in a worker's first round"),
     ] = 2,
     drift: Annotated[
         float,
@@ -138,15 +138,10 @@ def adaptive(
       choice; here the best of the discounted past is followed, with a margin.
     """
     model = fitted.fitted(
-        settle_rounds=settle_rounds,
-        min_gain=min_gain,
-        confidence=confidence,
-        noise_weight=noise_weight,
-        probe_microbatches=probe_microbatches,
-        drift=drift,
-        alarm=alarm,
+        fitted.Options(
+            settle_rounds, min_gain, confidence, noise_weight, probe_microbatches, drift, alarm
+        )
     )
-
     policy = policies.QuotaPolicy(
         functools.partial(_init, model),
         functools.partial(_assign, model),
@@ -263,25 +258,21 @@ def _admit(state: AdaptiveState, caps: np.ndarray) -> AdaptiveState:
 
 def _wanted(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.ndarray:
     """What each candidate gives in a full round, i64[4, n]; the first has given `quotas`."""
-    budget, present = state.budget, caps > 0
+    budget = state.budget
     _, recent, _, equal = state.wanted
     watch = state.fitted.watch
     suspicious = (np.maximum(watch.slower, watch.faster) > _SUSPICIOUS).any()
     is_quiet = state.chosen != _RECENT and not state.fitted.settling and not suspicious
-    if not (is_quiet and state.fitted.rounds % _EVERY and _is_allowed(recent, budget, caps)):
+    if not (is_quiet and state.fitted.rounds % _EVERY and shares.are_allowed(recent, budget, caps)):
         ones = np.ones(caps.size)
         costs = estimate.costs_of(state.recent_overhead_secs, state.recent_secs, ones)
         recent = solver.solve_quotas(costs, budget, caps=caps, current=recent)
     sample = state.sampled.quotas
-    if not _is_allowed(sample, budget, caps):
+    if not shares.are_allowed(sample, budget, caps):
         sample = quotas
-    if not _is_allowed(equal, budget, caps):
-        equal = shares.largest_remainder(present | ~present.any(), budget, caps=caps)
+    if not shares.are_allowed(equal, budget, caps):
+        equal = shares.equal_split(budget, caps)
     return np.stack([quotas, recent, sample, equal])
-
-
-def _is_allowed(quotas: np.ndarray, budget: int, caps: np.ndarray) -> bool:
-    return bool(quotas.sum() == budget and (quotas <= caps).all())
 
 
 def _compared(state: AdaptiveState, levels: np.ndarray, ratios: np.ndarray) -> AdaptiveState:

@@ -105,7 +105,7 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
         if ((caps > 0) == (state.most > 0)).all():
             most = np.maximum(state.most, caps)
             if (most > state.most).any():
-                equal = _equal_split(min(state.budget, int(most.sum())), most)
+                equal = shares.equal_split(min(state.budget, int(most.sum())), most)
                 state = state._replace(most=most, equal=equal)
             state = state._replace(inner=inner)
         else:
@@ -113,7 +113,7 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
         full = total == state.budget == state.equal.sum() and bool((state.equal <= caps).all())
         quotas, kind = wanted, _CHOSEN
         if state.held or (full and state.looking and _equal_is_next(state)):
-            quotas, kind = (state.equal if full else _equal_split(total, caps)), _EQUAL
+            quotas, kind = (state.equal if full else shares.equal_split(total, caps)), _EQUAL
         if not full or ((quotas >= caps) & (caps < state.most)).any():
             kind = _NOTHING
         return quotas.copy(), state._replace(quotas=quotas, wanted=wanted, kind=kind)
@@ -138,7 +138,7 @@ def _fresh(inner: Any, budget: int, caps: np.ndarray) -> GuardState:
         inner=inner,
         budget=budget,
         most=caps,
-        equal=_equal_split(min(budget, int(caps.sum())), caps),
+        equal=shares.equal_split(min(budget, int(caps.sum())), caps),
         quotas=zeros,
         wanted=zeros,
         kind=_NOTHING,
@@ -155,11 +155,6 @@ def _fresh(inner: Any, budget: int, caps: np.ndarray) -> GuardState:
         equal_secs=np.full((2, _WINDOW), np.nan),
         secs=np.full((2, _MOST_ROUNDS), np.nan),
     )
-
-
-def _equal_split(total: int, caps: np.ndarray) -> np.ndarray:
-    present = caps > 0
-    return shares.largest_remainder((present | ~present.any()) * 1.0, total, caps=caps)
 
 
 def _equal_is_next(state: GuardState) -> bool:
