@@ -1,7 +1,7 @@
 """For each primitive: where do the examples lie in its result, if it treats each by itself?
 
-A rule gets the walk, the equation of the whole and of the part, and the relations of what they are
-given; it refuses, or returns the relations of what they give. The walk compares all shapes
+A rule gets the proof, the equation of the whole and of the part, and the relations of what they are
+given; it refuses, or returns the relations of what they give. The proof compares all shapes
 afterwards, so a rule may trust that a value and its part differ along the axis of the examples
 alone. An operand that is the same for both has no such axis, unless it is a scalar.
 """
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetjax.ordering.row_walk import NotByRowsError, Relation, Rows, Rule, Walk
+from hetjax.ordering.row_walk import NotByRowsError, Proof, Relation, Rows, Rule
 
 _MIXES = "it mixes examples"
 
@@ -27,8 +27,8 @@ def _alone(ins: Sequence[Relation], operand: int = 0) -> Rows:
     return rows
 
 
-def _together(walk: Walk, ins: Sequence[Relation]) -> Rows:
-    rows = walk.join(ins)
+def _together(proof: Proof, ins: Sequence[Relation]) -> Rows:
+    rows = proof.join(ins)
     if rows is None:
         raise NotByRowsError("it depends on the number of examples")
     return rows
@@ -39,28 +39,28 @@ def _apart(axis: int, others: Sequence[int]) -> None:
         raise NotByRowsError(_MIXES)
 
 
-def _elementwise(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
-    return [walk.join(ins)] * len(whole.outvars)
+def _elementwise(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
+    return [proof.join(ins)] * len(whole.outvars)
 
 
-def _bitcast(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+def _bitcast(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
     if whole.outvars[0].aval.shape != _shape(whole):
         raise NotByRowsError("numbers of another width")
-    return _elementwise(walk, whole, part, ins)
+    return _elementwise(proof, whole, part, ins)
 
 
-def _each(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
+def _each(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
     return list(ins)
 
 
 def _along(*names: str) -> Rule:
     """Works along the axes that its parameters of these names say, on each line by itself."""
 
-    def rule(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-        walk.same_params(whole, part)
-        rows = _together(walk, ins)
+    def rule(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+        proof.same_params(whole, part)
+        rows = _together(proof, ins)
         for name in names:
             axes = whole.params[name]
             _apart(rows.axis, axes if isinstance(axes, tuple | list) else (axes,))
@@ -72,9 +72,9 @@ def _along(*names: str) -> Rule:
 def _without(name: str) -> Rule:
     """As `_along`, and the axes are gone from the result."""
 
-    def rule(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-        walk.same_params(whole, part)
-        rows, axes = _together(walk, ins), whole.params[name]
+    def rule(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+        proof.same_params(whole, part)
+        rows, axes = _together(proof, ins), whole.params[name]
         axes = axes if isinstance(axes, tuple | list) else (axes,)
         _apart(rows.axis, axes)
         out = rows._replace(axis=rows.axis - sum(axis < rows.axis for axis in axes))
@@ -86,9 +86,9 @@ def _without(name: str) -> Rule:
 def _trailing(count: Callable[[dict], int]) -> Rule:
     """Works along the last `count(params)` axes."""
 
-    def rule(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-        walk.same_params(whole, part)
-        rows = _together(walk, ins)
+    def rule(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+        proof.same_params(whole, part)
+        rows = _together(proof, ins)
         if rows.axis >= len(_shape(whole)) - count(whole.params):
             raise NotByRowsError(_MIXES)
         return [rows] * len(whole.outvars)
@@ -96,20 +96,20 @@ def _trailing(count: Callable[[dict], int]) -> Rule:
     return rule
 
 
-def _stack(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
-    rows, axis = _together(walk, ins), whole.params["axis"]
+def _stack(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
+    rows, axis = _together(proof, ins), whole.params["axis"]
     return [rows._replace(axis=rows.axis + (axis <= rows.axis))]
 
 
-def _transpose(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
+def _transpose(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
     rows = _alone(ins)
     return [rows._replace(axis=tuple(whole.params["permutation"]).index(rows.axis))]
 
 
-def _broadcast(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part, "shape")
+def _broadcast(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part, "shape")
     if ins[0] is not None:
         rows = _alone(ins)
         return [rows._replace(axis=whole.params["broadcast_dimensions"][rows.axis])]
@@ -125,24 +125,24 @@ def _grown(whole: Any, part: Any) -> list[Relation]:
     return [Rows(axes[0], None)]
 
 
-def _iota(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+def _iota(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
     del ins
-    walk.same_params(whole, part, "shape")
+    proof.same_params(whole, part, "shape")
     (rows,) = _grown(whole, part)
     if rows is None or rows.axis == whole.params["dimension"]:
         raise NotByRowsError("positions in the batch")
     return [rows]
 
 
-def _reshape(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part, "new_sizes")
+def _reshape(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part, "new_sizes")
     rows, shape, out = _alone(ins), _shape(whole), whole.outvars[0].aval.shape
     if whole.params["dimensions"] is not None:
         raise NotByRowsError(_MIXES)
     equal = rows.inner is None
-    inner = shape[rows.axis] // walk.counts[0] if rows.inner is None else rows.inner
+    inner = shape[rows.axis] // proof.counts[0] if rows.inner is None else rows.inner
     step = inner * math.prod(shape[rows.axis + 1 :])  # numbers from an example to the next
-    span = step * walk.counts[0]
+    span = step * proof.counts[0]
     for axis, size in enumerate(out):
         after = math.prod(out[axis + 1 :])
         if after and step % after == 0 and size * after % span == 0:
@@ -151,16 +151,16 @@ def _reshape(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list
     raise NotByRowsError("it mixes the examples with something else")
 
 
-def _pad(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
+def _pad(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
     rows = _alone(ins)
     if tuple(whole.params["padding_config"][rows.axis]) != (0, 0, 0):
         raise NotByRowsError(_MIXES)
     return [rows]
 
 
-def _slice(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part, "limit_indices")
+def _slice(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part, "limit_indices")
     rows = _alone(ins)
     for equation in (whole, part):
         params, strides = equation.params, equation.params["strides"]
@@ -174,8 +174,8 @@ def _slice(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[R
     return [rows]
 
 
-def _dynamic_slice(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part, "slice_sizes")
+def _dynamic_slice(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part, "slice_sizes")
     rows = _alone(ins)
     if any(e.params["slice_sizes"][rows.axis] != _shape(e)[rows.axis] for e in (whole, part)):
         raise NotByRowsError("it takes examples by their place in the batch")
@@ -183,19 +183,19 @@ def _dynamic_slice(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -
 
 
 def _dynamic_update_slice(
-    walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]
+    proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]
 ) -> list[Relation]:
-    walk.same_params(whole, part)
+    proof.same_params(whole, part)
     if None in ins[:2] or any(r is not None for r in ins[2:]):
         raise NotByRowsError("what it takes depends on the example")
-    rows = _together(walk, ins[:2])
+    rows = _together(proof, ins[:2])
     if any(_shape(e)[rows.axis] != _shape(e, 1)[rows.axis] for e in (whole, part)):
         raise NotByRowsError("it writes examples by their place in the batch")
     return [rows]
 
 
-def _dot_general(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
+def _dot_general(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
     contracting, batch = whole.params["dimension_numbers"]
     found = []
     for side, rows in enumerate(ins):
@@ -210,20 +210,20 @@ def _dot_general(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> 
             if side == 1:
                 axis += len(_shape(whole)) - len(contracting[0]) - len(batch[0])
         found.append(rows._replace(axis=axis))
-    return [walk.join(found)]  # of two, only batch axes can be one
+    return [proof.join(found)]  # of two, only batch axes can be one
 
 
-def _conv(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
+def _conv(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
     rows, numbers = _alone(ins), whole.params["dimension_numbers"]
     if rows.axis != numbers.lhs_spec[0] or whole.params["batch_group_count"] != 1:
         raise NotByRowsError(_MIXES)
     return [rows._replace(axis=numbers.out_spec[0])]
 
 
-def _window(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
-    rows, params = _together(walk, ins), whole.params
+def _window(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
+    rows, params = _together(proof, ins), whole.params
     for name in ("window_dimensions", "window_strides", "base_dilation", "window_dilation"):
         if (params.get(name) or [1] * (rows.axis + 1))[rows.axis] != 1:
             raise NotByRowsError(_MIXES)
@@ -232,8 +232,8 @@ def _window(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[
     return [rows] * len(whole.outvars)
 
 
-def _gather(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part, "slice_sizes")
+def _gather(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part, "slice_sizes")
     operand, indices = ins
     numbers, shape = whole.params["dimension_numbers"], _shape(whole)
     index_axes = [
@@ -245,7 +245,7 @@ def _gather(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[
     if indices is not None and indices.axis >= len(index_axes):
         raise NotByRowsError(_MIXES)
     if operand is None:
-        rows = _together(walk, [indices])
+        rows = _together(proof, [indices])
         return [rows._replace(axis=index_axes[rows.axis])]
     if indices is None:
         whole_axis = all(
@@ -257,7 +257,7 @@ def _gather(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[
     together = (operand.axis, indices.axis)
     if together not in _paired(numbers.operand_batching_dims, numbers.start_indices_batching_dims):
         raise NotByRowsError("it takes examples by their place in the batch")
-    return [walk.join([r._replace(axis=index_axes[indices.axis]) for r in (operand, indices)])]
+    return [proof.join([r._replace(axis=index_axes[indices.axis]) for r in (operand, indices)])]
 
 
 def _same_slices(whole: Any, part: Any, operand: Relation) -> None:
@@ -271,8 +271,8 @@ def _paired(one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(one, other, strict=True))
 
 
-def _scatter(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
+def _scatter(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
     operand, indices, updates = ins
     if operand is None or updates is None:
         raise NotByRowsError(_MIXES)
@@ -288,11 +288,11 @@ def _scatter(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list
         ) and all(_shape(e)[operand.axis] == _shape(e, 2)[updates.axis] for e in (whole, part))
         if not all_of_them or operand.axis in numbers.scatter_dims_to_operand_dims:
             raise NotByRowsError("it writes examples by their place in the batch")
-        return [walk.join([operand, updates._replace(axis=operand.axis)])]
+        return [proof.join([operand, updates._replace(axis=operand.axis)])]
     batching = _paired(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
     if (operand.axis, indices.axis) not in batching or updates.axis != index_axes[indices.axis]:
         raise NotByRowsError("it writes examples by their place in the batch")
-    return [walk.join([r._replace(axis=operand.axis) for r in (operand, indices, updates)])]
+    return [proof.join([r._replace(axis=operand.axis) for r in (operand, indices, updates)])]
 
 
 # fmt: off
