@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,8 +63,8 @@ def render(
     found = _sections(summary, _drawn(history), rounds) if history else []
     return page.of_run(
         title,
-        about=_about(summary),
-        notes=[*_notes(summary), *series.not_finite(history)],
+        about=page.about(summary, "outer_steps", "rounds"),
+        notes=[*page.endings(summary, "outer step"), *series.not_finite(history)],
         parts=[tiles.grid(_tiles(summary)), *found],
         config=config,
         summary=summary,
@@ -76,35 +76,9 @@ def _drawn(history: Sequence[Record]) -> list[dict[str, Any]]:
     found = []
     for record in history:
         secs = series.number(record.get("start_secs")) + series.number(record.get("step_secs"))
-        evaluated = record.get("eval")
-        of_sets = evaluated if isinstance(evaluated, Mapping) else {}
+        of_sets = series.part(record, "eval")
         found.append({**record, **of_sets, "train_secs": secs, "step": record["step"] + 1})
     return found
-
-
-def _about(summary: Record) -> str:
-    parts = [
-        words.plural(summary["outer_steps"], "outer step"),
-        words.plural(summary["rounds"], "round"),
-        "the speeds of the workers are emulated" if summary["emulated"] else "",
-        str(summary["device_kind"]),
-        f"JAX {summary['jax_version']}",
-    ]
-    return " · ".join(["hetjax report", *(part for part in parts if part)])
-
-
-def _notes(summary: Record) -> list[str]:
-    notes = []
-    if summary["interrupted"]:
-        notes.append("The run was stopped before its end; the report covers what was done.")
-    if summary["stopped_by"]:
-        notes.append(f"The run was ended by {summary['stopped_by']}.")
-    for began in summary.get("resumed") or ():
-        notes.append(
-            f"The run went on from a checkpoint of {began['saved']}, at outer step "
-            f"{began['round']:,}."
-        )
-    return notes
 
 
 def _tiles(summary: Record) -> list[tiles.Tile]:
@@ -289,7 +263,7 @@ def _kinds_table(summary: Record) -> str:
         )
         for name, kind in summary["kinds"].items()
     ]
-    return _table(head, rows)
+    return words.table(head, rows)
 
 
 def _ledger_table(summary: Record) -> str:
@@ -299,12 +273,4 @@ def _ledger_table(summary: Record) -> str:
         (name, *(words.count(of_level[f"examples_{what}"]) for what in names))
         for name, of_level in summary["levels"].items()
     ]
-    return _table(head, rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(f"<th>{words.escaped(name)}</th>" for name in head)
-    lines = "".join(
-        f"<tr>{''.join(f'<td>{words.escaped(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return f'<div class="scroll"><table class="names"><tr>{cells}</tr>{lines}</table></div>'
+    return words.table(head, rows)

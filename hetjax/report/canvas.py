@@ -143,6 +143,14 @@ def plain_ticks(axes: Axes, *, logarithmic: bool) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def log_scale(axes: Axes, heights: np.ndarray) -> None:
+    """A logarithmic vertical axis around heights above 0."""
+    low, high = heights.min(), heights.max()
+    room = max(1.25, np.sqrt(5 * low / high))  # from end to end at least 5, for two ticks
+    axes.set_yscale("log")
+    axes.set_ylim(low / room, high * room)
+
+
 def whole_ticks(axes: Axes) -> None:
     """At most five or so ticks at whole numbers, on the vertical axis."""
     from matplotlib.ticker import MaxNLocator
@@ -168,25 +176,17 @@ def end_labels(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
         axes: those of the lines, with their vertical limits set.
         labels: `(height of the line's end, text, colour)`.
     """
+    from scipy import optimize
+
     places = [*axes.get_ylim(), *(place for place, _, _ in labels)]
     low, high, *heights = axes.yaxis.get_transform().transform(places)
     wanted = (np.array(heights) - low) / (high - low) * axes.get_window_extent().height
     order, step = np.argsort(wanted, kind="stable"), 15.0
-    spots = wanted[order].copy()
-    for _ in range(200):
-        push = np.maximum(step - np.diff(spots), 0) / 2
-        if not push.max(initial=0) > 0.1:
-            break
-        spots[:-1] -= push
-        spots[1:] += push
-    place = 0.0
-    for i in range(len(spots)):  # none so low, and then none so high, that it leaves the picture
-        spots[i] = max(spots[i], place)
-        place = spots[i] + step
-    place = axes.get_window_extent().height + 4
-    for i in reversed(range(len(spots))):
-        spots[i] = min(spots[i], place)
-        place = spots[i] - step
+    # The nearest places that are a step apart; none leaves the picture below or above.
+    offsets = step * np.arange(len(order))
+    spread = optimize.isotonic_regression(wanted[order] - offsets).x
+    most = axes.get_window_extent().height + 4 - step * (len(order) - 1)
+    spots = np.minimum(np.maximum(spread, 0), most) + offsets
     end: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
     for spot, j in zip(spots, order, strict=True):
         _, text, colour = labels[j]

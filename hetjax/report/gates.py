@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,8 +19,8 @@ HEADS = ["worker", "given", "finished", "returned", "examples counted"]
 
 def gate(summary: Record) -> Record:
     """The summary's part on the gate; empty in runs without one."""
-    part = summary.get("gate")
-    return part if isinstance(part, Mapping) and part.get("trigger") != "none" else {}
+    part = series.part(summary, "gate")
+    return part if part.get("trigger") != "none" else {}
 
 
 class Microbatches(NamedTuple):
@@ -168,6 +168,4 @@ def table(history: Sequence[Record]) -> str:
         rows.append((f"{num_workers - TABLE_WORKERS} others", others.sum(axis=1)))
     rows.append(("all", numbers.sum(axis=1)))
     lines = [[name, *(words.count(x) or "-" for x in values)] for name, values in rows]
-    head = "".join(f"<th>{name}</th>" for name in HEADS)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
-    return f'<div class="scroll"><table class="totals"><tr>{head}</tr>{body}</table></div>'
+    return words.table(HEADS, lines, kind="totals")

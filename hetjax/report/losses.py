@@ -12,6 +12,7 @@ from hetjax.report.series import FloatArray, Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 EVALUATION_STYLES = [(canvas.ACCENT, "o-"), (canvas.INK, "s--"), (canvas.MUTED, "^:")]
 MOST_MARKERS = 24
@@ -84,15 +85,9 @@ def draw_metrics(
 ) -> str:
     """Metrics of the loss function against epochs, one below the other."""
     found, x = series.training_metrics(history), series.epochs_done(history, summary)
-    figure = canvas.make_figure(width, METRIC_HEIGHT * len(names) + 28)
-    for index, name in enumerate(names):
-        top = 32 + METRIC_HEIGHT * index
-        axes = canvas.add_axes(figure, 46, top, width - 46 - 8, METRIC_HEIGHT - 50)
+    figure, panels = _panels(names, x, width=width)
+    for axes, name in zip(panels, names, strict=True):
         _training_line(axes, x, found[name])
-        _from_zero(axes, x)
-        canvas.plain_ticks(axes, logarithmic=False)
-        canvas.title(axes, name.replace("$", r"\$"))  # no formula
-    axes.set_xlabel("epochs", **canvas.AXIS_LABEL)
     return canvas.to_svg(figure, f"metrics-{width}", "Training metrics against epochs")
 
 
@@ -106,16 +101,25 @@ def draw_evaluated(
 ) -> str:
     """Metrics of the evaluated sets against epochs, one below the other."""
     x = series.epochs_done(history, summary)
-    figure = canvas.make_figure(width, METRIC_HEIGHT * len(found) + 28)
-    for index, (name, of_sets) in enumerate(found.items()):
+    figure, panels = _panels([name.replace("_", " ") for name in found], x, width=width)
+    for axes, of_sets in zip(panels, found.values(), strict=True):
+        _evaluated_lines(axes, x, of_sets)
+    return canvas.to_svg(figure, f"evaluated-{width}", "Evaluated metrics against epochs")
+
+
+def _panels(titles: Sequence[str], x: FloatArray, *, width: int) -> tuple[Figure, list[Axes]]:
+    """A figure of axes against epochs, one below the other."""
+    figure = canvas.make_figure(width, METRIC_HEIGHT * len(titles) + 28)
+    panels = []
+    for index, title in enumerate(titles):
         top = 32 + METRIC_HEIGHT * index
         axes = canvas.add_axes(figure, 46, top, width - 46 - 8, METRIC_HEIGHT - 50)
-        _evaluated_lines(axes, x, of_sets)
         _from_zero(axes, x)
         canvas.plain_ticks(axes, logarithmic=False)
-        canvas.title(axes, name.replace("_", " ").replace("$", r"\$"))  # no formula
+        canvas.title(axes, title.replace("$", r"\$"))  # no formula
+        panels.append(axes)
     axes.set_xlabel("epochs", **canvas.AXIS_LABEL)
-    return canvas.to_svg(figure, f"evaluated-{width}", "Evaluated metrics against epochs")
+    return figure, panels
 
 
 def _training_line(axes: Axes, x: FloatArray, train: FloatArray) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,14 +21,7 @@ LINES = [  # field, short name, name, colour, style
 
 def measurements(history: Sequence[Record]) -> list[Record]:
     """What was measured of the order, in the rounds after which it was."""
-    found = (record.get("herding") for record in history)
-    return [record for record in found if isinstance(record, Mapping)]
-
-
-def ordering(summary: Record) -> Record:
-    """The summary's part on the order; empty in runs without one."""
-    part = summary.get("ordering")
-    return part if isinstance(part, Mapping) else {}
+    return [record for record in series.parts(history, "herding") if record]
 
 
 def can_draw(measured: Sequence[Record]) -> bool:
@@ -43,11 +36,7 @@ def draw_bounds(measured: Sequence[Record], *, width: int) -> str:
     figure = canvas.make_figure(width, 248)
     axes = canvas.add_axes(figure, 46, 32, width - 46 - (114 if narrow else 158), 170)
     points = [_points(measured, name) for name, *_ in LINES]
-    heights = np.concatenate([y for _, y in points])
-    low, high = heights.min(), heights.max()
-    room = max(1.25, np.sqrt(5 * low / high))  # from end to end at least 5, for two ticks
-    axes.set_yscale("log")
-    axes.set_ylim(low / room, high * room)
+    canvas.log_scale(axes, np.concatenate([y for _, y in points]))
     ends = []
     for (x, y), (_, short, name, colour, style) in zip(points, LINES, strict=True):
         if len(x):

@@ -251,7 +251,7 @@ def _replicas(ending: str, history: Sequence[Record]) -> str:
 
 def _gossip(summary: Record, history: Sequence[Record]) -> str:
     """Empty for replicas that stay equal."""
-    if not gossip.gossip(summary):
+    if not series.part(summary, "gossip"):
         return ""
     caption = (
         "The consensus distance is how far the replicas lie from the mean of their parameters, "
@@ -270,7 +270,7 @@ def _gossip(summary: Record, history: Sequence[Record]) -> str:
 
 def _order(summary: Record, history: Sequence[Record]) -> str:
     """Empty for an order that costs nothing and was not measured."""
-    part, measured = order.ordering(summary), order.measurements(history)
+    part, measured = series.part(summary, "ordering"), order.measurements(history)
     if not measured and not series.number(part.get("running_sum_bytes")) > 0:
         return ""
     caption = (

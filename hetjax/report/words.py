@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,14 @@ def escaped(value: Any) -> str:
 def pretty(record: Record) -> str:
     """`record` as indented JSON."""
     return json.dumps(record, indent=2, default=str, ensure_ascii=False)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "names") -> str:
+    """An HTML table, scrolled where it is wide; `kind` is its class in style.css."""
+    lines = [f"<td>{'</td><td>'.join(map(escaped, cells))}</td>" for cells in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    heads = "".join(f"<th>{escaped(name)}</th>" for name in head)
+    return f'<div class="scroll"><table class="{kind}"><tr>{heads}</tr>{body}</table></div>'
 
 
 def time_unit(secs: float) -> tuple[float, str]:
