@@ -48,7 +48,7 @@ def can_draw(history: Sequence[Record]) -> bool:
     return bool(np.nansum(microbatches(history).given) > 0)
 
 
-def draw_microbatches(history: Sequence[Record], *, width: int, rounds: int) -> str:
+def draw_microbatches(history: Sequence[Record], *, width: int, rounds: int | None = None) -> str:
     """Bars of the first and the last `rounds` rounds; a map of all rounds for many workers."""
     if series.count_workers(history) <= canvas.NUM_COLOURS:
         return _draw_bars(history, width=width, rounds=rounds)
@@ -64,39 +64,25 @@ def draw_microbatches(history: Sequence[Record], *, width: int, rounds: int) -> 
 
 
 @canvas.own_settings
-def _draw_bars(history: Sequence[Record], *, width: int, rounds: int) -> str:
+def _draw_bars(history: Sequence[Record], *, width: int, rounds: int | None) -> str:
     """A row a worker and a column a round, of one scale in all of them."""
-    parts = series.first_and_last(history, rounds)
-    num_workers, narrow = series.count_workers(history), width < canvas.NARROW
-    left, head, foot, row = (30 if narrow else 66), 50, 8, 25.0
-    panel = row * num_workers
-    figure = canvas.make_figure(width, len(parts) * (panel + head + foot))
-    columns = max(3, *(len(part) for part in parts))
-    found = [microbatches(part) for part in parts]
+    figure, panels = canvas.worker_rows(
+        history, rounds, width=width, row=25.0, foot=8, title_end=", microbatches"
+    )
+    columns = max(3, *(len(part) for _, part in panels))
+    found = [microbatches(part) for _, part in panels]
     most = max(np.nanmax(these.given, initial=1.0) for these in found)
-    for i, (part, these) in enumerate(zip(parts, found, strict=True)):
-        top = head + i * (panel + head + foot)
-        axes = canvas.add_axes(figure, left, top, width - left - 8, panel)
+    for (axes, part), these in zip(panels, found, strict=True):
         axes.set_xlim(0, columns)
-        axes.set_ylim(num_workers - 0.5, -0.5)
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
-        named = ("First rounds" if i == 0 else "Last rounds") if len(parts) > 1 else "All rounds"
-        canvas.title(axes, f"{named}, microbatches", above=28)
-        _round_names(axes, series.round_ids(part))
+        ids = series.round_ids(part)
+        canvas.name_rounds(axes, range(len(ids)), [f"round {name:.0f}" for name in ids])
         room = 1 - 14 * canvas.pixel(axes)  # of a column, for the largest quota
         for j, colour in enumerate(canvas.worker_colours(these.given.shape[1])):
             split, end = (x[:, j] * room / most for x in (these.finished, these.given))
             _row(axes, j, split, end, numbers=(these.finished[:, j], these.given[:, j]), on=colour)
-        canvas.worker_names(axes, num_workers, narrow=narrow)
     return canvas.to_svg(figure, f"gate-{width}", "Microbatches finished and returned")
-
-
-def _round_names(axes: Axes, ids: FloatArray) -> None:
-    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": canvas.MUTED}
-    for i, name in enumerate(ids):
-        axes.text(i, 1.0, f"round {name:.0f}", fontsize=11, va="bottom", **style)
-        axes.axvline(i, color=canvas.GRID, linewidth=1)
 
 
 def _row(

@@ -167,6 +167,12 @@ def training_metrics(history: Sequence[Record]) -> dict[str, FloatArray]:
     return {name: values for name, values in found.items() if np.isfinite(values).any()}
 
 
+def drawable(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The points whose heights a logarithmic axis can show."""
+    known = (x >= 0) & (x < 1e9) & (y > 1e-300) & (y < 1e300)
+    return x[known], y[known]
+
+
 def first_and_last(history: Sequence[Record], count: int) -> list[Sequence[Record]]:
     """The first `count` rounds and, of the others, the last `count`.
 
