@@ -82,21 +82,14 @@ def _drawn(history: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _tiles(summary: Record) -> list[tiles.Tile]:
-    levels = summary["levels"]
-    missing, twice = (
-        sum(of_level[f"examples_{what}"] for of_level in levels.values())
-        for what in ("missing", "duplicated")
+    missing, twice, processed, again = (
+        sum(of_level[f"examples_{what}"] for of_level in summary["levels"].values())
+        for what in ("missing", "duplicated", "processed", "revisited")
     )
-    visits = {
-        name: of_level["examples_processed"] + of_level["examples_revisited"]
-        for name, of_level in levels.items()
-    }
-    again = sum(of_level["examples_revisited"] for of_level in levels.values())
     best = words.loss(summary.get("best_upper_loss"))
     each = summary["cost_of_a_hypergradient"]
     products = each["hessian_products"] + each["cross_products"]
-    gap = words.loss(summary.get("gap"))
-    residual = words.loss(summary.get("residual"))
+    gap, residual = (words.loss(summary.get(name)) for name in ("gap", "residual"))
     accuracy = [name for name in summary if name.endswith("accuracy") and name[:5] != "best_"]
     first = accuracy[0] if accuracy else ""
     return [
@@ -118,7 +111,7 @@ def _tiles(summary: Record) -> list[tiles.Tile]:
         (
             "Missing and duplicated",
             f"{missing:,} and {twice:,}",
-            f"of {sum(visits.values()) - again:,} processed; {again:,} more in batches held",
+            f"of {processed:,} processed; {again:,} more in batches held",
         ),
         ("Sent an outer step", words.size(summary["bytes_sent_per_step"]), "by all workers"),
         (

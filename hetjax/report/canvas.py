@@ -7,11 +7,11 @@ no script and loads nothing.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import io
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,8 +35,6 @@ VARIABLES |= {stand_in: f"on-w{j}" for j, stand_in in enumerate(ON_WORKERS)}
 
 AXIS_LABEL: dict[str, Any] = {"fontsize": 11, "color": MUTED}
 
-Arguments = ParamSpec("Arguments")
-
 
 def worker_colours(num_workers: int) -> list[str]:
     """One colour for each worker, the same in every picture: a palette, or a ramp if many."""
@@ -57,19 +55,18 @@ def ink_on(colour: str) -> str:
     return "#111111" if 0.3 * red + 0.59 * green + 0.11 * blue > 125 else "#ffffff"
 
 
-def own_settings(draw: Callable[Arguments, str]) -> Callable[Arguments, str]:
-    """Draws under matplotlib's own defaults, whatever the caller's settings are."""
+@contextlib.contextmanager
+def _defaults() -> Iterator[None]:
+    import matplotlib
 
-    @functools.wraps(draw)
-    def drawn(*args: Arguments.args, **kwargs: Arguments.kwargs) -> str:
-        import matplotlib
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams["hatch.linewidth"] = 1.0
+        yield
 
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams["hatch.linewidth"] = 1.0
-            return draw(*args, **kwargs)
 
-    return drawn
+own_settings = _defaults()
+"""Decorates what draws under matplotlib's own defaults, whatever the caller's settings are."""
 
 
 def make_figure(width: float, height: float) -> Figure:
@@ -162,6 +159,11 @@ def worker_rows(
         title(axes, named + title_end, above=28)
         found.append((axes, part))
     return figure, found
+
+
+def number(axes: Axes, x: float, y: float, text: str, *, color: str, fontsize: int = 11) -> None:
+    """Text in the middle of a bar."""
+    axes.text(x, y, text, color=color, fontsize=fontsize, ha="center", va="center_baseline")
 
 
 def name_rounds(axes: Axes, starts: Sequence[float], names: Sequence[str]) -> None:

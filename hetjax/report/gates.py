@@ -24,7 +24,10 @@ def gate(summary: Record) -> Record:
 
 
 class Microbatches(NamedTuple):
-    """Microbatches of each round and worker, f64[num_rounds, num_workers], NaN where not known."""
+    """Microbatches of each round, f64[num_rounds, num_workers] or f64[num_rounds] of one worker.
+
+    NaN where they are not known.
+    """
 
     given: FloatArray
     finished: FloatArray  # the others were returned
@@ -80,39 +83,31 @@ def _draw_bars(history: Sequence[Record], *, width: int, rounds: int | None) -> 
         canvas.name_rounds(axes, range(len(ids)), [f"round {name:.0f}" for name in ids])
         room = 1 - 14 * canvas.pixel(axes)  # of a column, for the largest quota
         for j, colour in enumerate(canvas.worker_colours(these.given.shape[1])):
-            split, end = (x[:, j] * room / most for x in (these.finished, these.given))
-            _row(axes, j, split, end, numbers=(these.finished[:, j], these.given[:, j]), on=colour)
+            of_worker = Microbatches(these.given[:, j], these.finished[:, j])
+            _row(axes, j, of_worker, scale=room / most, colour=colour)
     return canvas.to_svg(figure, f"gate-{width}", "Microbatches finished and returned")
 
 
-def _row(
-    axes: Axes,
-    j: int,
-    split: FloatArray,
-    end: FloatArray,
-    *,
-    numbers: tuple[FloatArray, FloatArray],
-    on: str,
-) -> None:
-    """A worker's bars: from 0 to `split` filled, from there to `end` an outline, with numbers."""
+def _row(axes: Axes, j: int, of_worker: Microbatches, *, scale: float, colour: str) -> None:
+    """A worker's bars: what was finished filled, what was returned an outline, with numbers."""
     pixel, half = canvas.pixel(axes), 0.4
-    style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 11}
+    split, end = of_worker.finished * scale, of_worker.given * scale
     solid = [(float(i), i + split[i], j) for i in np.flatnonzero(split > 0)]
-    canvas.fill_boxes(axes, solid, half=half, facecolor=on)
-    back = np.flatnonzero(end > split)
+    canvas.fill_boxes(axes, solid, half=half, facecolor=colour)
     inset = 0.6 * pixel  # of a line 1.2 pixels wide
+    back = np.flatnonzero(end > split)
     hollow = [(i + split[i] + inset, i + end[i] - inset, j) for i in back]
-    outline: dict[str, Any] = {"edgecolor": on, "linewidth": 1.2, "facecolor": "none"}
+    outline: dict[str, Any] = {"edgecolor": colour, "linewidth": 1.2, "facecolor": "none"}
     canvas.fill_boxes(axes, hollow, half=half - 0.6 / 25.0, **outline)
-    finished, given = numbers
-    for starts, ends, values, colour in (
-        (0 * split, split, finished, canvas.ink_on(on)),
-        (split, end, given - finished, canvas.INK),
+    returned = of_worker.given - of_worker.finished
+    for starts, ends, values, ink in (
+        (0 * split, split, of_worker.finished, canvas.ink_on(colour)),
+        (split, end, returned, canvas.INK),
     ):
-        texts = [words.count(value) for value in values]
         for i in np.flatnonzero(ends > starts):
-            if ends[i] - starts[i] > (6 + 7 * len(texts[i])) * pixel:
-                axes.text(i + (starts[i] + ends[i]) / 2, j, texts[i], color=colour, **style)
+            text = words.count(values[i])
+            if ends[i] - starts[i] > (6 + 7 * len(text)) * pixel:
+                canvas.number(axes, i + (starts[i] + ends[i]) / 2, j, text, color=ink)
 
 
 def caption(part: Record) -> str:

@@ -35,7 +35,8 @@ def draw_losses(history: Sequence[Record], summary: Record, *, width: int) -> st
         canvas.log_where_wide(axes, everything)
         _draw(axes, x, (train, evaluated))
         if not np.isfinite(everything).any():
-            _say_empty(axes, "no finite loss")
+            axes.set_ylim(0, 1)
+            axes.set_title("no finite loss", y=0.5, va="center", fontsize=12, color=canvas.MUTED)
         canvas.finish(axes, f"loss against {against}", x, label)
     label = "Loss " + " and ".join(f"against {against}" for against, *_ in abscissas)
     return canvas.to_svg(figure, f"losses-{width}", label)
@@ -86,9 +87,3 @@ def _draw(axes: Axes, x: FloatArray, lines: Lines) -> None:
     for values, (colour, shape) in zip(evaluated.values(), EVALUATION_STYLES, strict=False):
         at = np.isfinite(values)
         canvas.curve(axes, x[at], values[at], shape, colour=colour)
-
-
-def _say_empty(axes: Axes, text: str) -> None:
-    centred: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
-    axes.set_ylim(0, 1)
-    axes.text(0.5, 0.5, text, fontsize=12, color=canvas.MUTED, **centred)

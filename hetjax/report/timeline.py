@@ -89,19 +89,15 @@ def _bars(
         )
         idle = np.flatnonzero(here[:, j] & (end - split > 0.5 * pixel))
         waiting += [(split[i], end[i], j) for i in idle]
-        if row < ROW_WITH_TEXT:
-            continue
-        size = 11 if row > 20 else 10
-        for i in np.flatnonzero((compute[:, j] > 16 * pixel) & np.isfinite(done[:, j])):
-            middle = start[i] + compute[i, j] / 2
-            style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size}
-            axes.text(middle, j, f"{done[i, j]:.0f}", color=canvas.ink_on(colour), **style)
+        if row >= ROW_WITH_TEXT:
+            for i in np.flatnonzero((compute[:, j] > 16 * pixel) & np.isfinite(done[:, j])):
+                middle, text = start[i] + compute[i, j] / 2, f"{done[i, j]:.0f}"
+                size = 11 if row > 20 else 10
+                canvas.number(axes, middle, j, text, color=canvas.ink_on(colour), fontsize=size)
+    style: dict[str, Any] = {"facecolor": "none", "hatch": "////", "alpha": 0.65}
     if row < ROW_WITH_TEXT:
-        plain: dict[str, Any] = {"facecolor": canvas.MUTED, "alpha": 0.22}
-        canvas.fill_boxes(axes, waiting, half=half, edgecolor=canvas.MUTED, **plain)
-    else:
-        hatched: dict[str, Any] = {"facecolor": "none", "hatch": "////", "alpha": 0.65}
-        canvas.fill_boxes(axes, waiting, half=half, edgecolor=canvas.MUTED, **hatched)
+        style = {"facecolor": canvas.MUTED, "alpha": 0.22}
+    canvas.fill_boxes(axes, waiting, half=half, edgecolor=canvas.MUTED, **style)
 
 
 def _round_names(axes: Axes, part: Sequence[Record], layout: _Layout) -> None:

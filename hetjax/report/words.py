@@ -23,11 +23,16 @@ def pretty(record: Record) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "names") -> str:
-    """An HTML table, scrolled where it is wide; `kind` is its class in style.css."""
-    lines = [f"<td>{'</td><td>'.join(map(escaped, cells))}</td>" for cells in rows]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    """An HTML table, scrolled where it is wide; `kind` is its class in style.css.
+
+    A row of one cell is as wide as all columns.
+    """
     heads = "".join(f"<th>{escaped(name)}</th>" for name in head)
-    return f'<div class="scroll"><table class="{kind}"><tr>{heads}</tr>{body}</table></div>'
+    lines = [f"<tr>{heads}</tr>"]
+    for cells in rows:
+        start = f'<td colspan="{len(head)}">' if len(cells) == 1 else "<td>"
+        lines.append(f"<tr>{start}{'</td><td>'.join(map(escaped, cells))}</td></tr>")
+    return f'<div class="scroll"><table class="{kind}">{"".join(lines)}</table></div>'
 
 
 def time_unit(secs: float) -> tuple[float, str]:
