@@ -264,8 +264,7 @@ def _wanted(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.nd
     suspicious = (np.maximum(watch.slower, watch.faster) > _SUSPICIOUS).any()
     is_quiet = state.chosen != _RECENT and not state.fitted.settling and not suspicious
     if not (is_quiet and state.fitted.rounds % _EVERY and shares.are_allowed(recent, budget, caps)):
-        ones = np.ones(caps.size)
-        costs = estimate.costs_of(state.recent_overhead_secs, state.recent_secs, ones)
+        costs = estimate.costs_of(state.recent_overhead_secs, state.recent_secs)
         recent = solver.solve_quotas(costs, budget, caps=caps, current=recent)
     sample = state.sampled.quotas
     if not shares.are_allowed(sample, budget, caps):
@@ -321,12 +320,9 @@ def _with_probe(state: AdaptiveState, caps: np.ndarray) -> tuple[np.ndarray, Ada
     idle = (caps > 0) & (wanted == 0)
     if not idle.any():
         return wanted.copy(), state
-    ones = np.ones_like(caps)
-    costs = estimate.costs_of(
-        model.overhead_secs, model.secs_per_microbatch, ones.astype(np.float64)
-    )
+    costs = estimate.costs_of(model.overhead_secs, model.secs_per_microbatch)
     round_secs = costs.round_secs(wanted).max()
-    alone = costs.round_secs(ones)
+    alone = costs.round_secs(np.ones_like(caps))
     extra = np.maximum(alone - round_secs, 0.0) / round_secs
     waits = 2.0 ** np.clip(state.probes - _PATIENT_PROBES, 0, _MOST_DOUBLINGS)
     interval = np.maximum(extra * idle.sum() / _PROBE_SHARE, 1.0) * waits
@@ -364,5 +360,5 @@ def _with_care(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np
     if not (quotas > careful).any() or careful.sum() < state.budget:
         return quotas
     model = state.fitted
-    costs = estimate.costs_of(model.overhead_secs, model.secs_per_microbatch, np.ones(caps.size))
+    costs = estimate.costs_of(model.overhead_secs, model.secs_per_microbatch)
     return solver.solve_quotas(costs, state.budget, caps=careful, current=quotas)

@@ -152,9 +152,9 @@ def _admit(state: FittedState, caps: np.ndarray, settle_rounds: int) -> FittedSt
     joined = (state.caps == 0) & (caps > 0)
     if ((caps > 0) != (state.caps > 0)).any():
         state = state._replace(settling=settle_rounds)
-    if not joined.any():
-        return state._replace(caps=caps)
-    return _forget(state, joined)._replace(caps=caps)
+    if joined.any():
+        state = _forget(state, joined)
+    return state._replace(caps=caps)
 
 
 def _forget(state: FittedState, workers: np.ndarray) -> FittedState:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax.quota import policies, shares
+from hetjax.quota import estimate, policies, shares
 
 _WAIT = 10  # rounds in which a policy may settle before its quotas are looked at
 _LONGER = 8  # times as many before the next look, where the quotas were right
@@ -120,7 +120,7 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
 
     def observe(state: GuardState, times: policies.RoundTimes) -> GuardState:
         done = np.asarray(times.microbatches_done, np.int64)
-        clocks = _last_clocks(state.clocks, times)
+        clocks = estimate.choose(done > 0, Clocks(*times[:3]), state.clocks)
         state = state._replace(inner=policy.observe(state.inner, times), clocks=clocks)
         if state.kind == _NOTHING or (done != state.quotas).any():
             return state
@@ -161,14 +161,6 @@ def _equal_is_next(state: GuardState) -> bool:
     """Whether the look's next round is an equal one: equal, chosen, chosen, equal, equal, …"""
     num_chosen, num_equal = (~np.isnan(state.secs)).sum(axis=1)
     return num_chosen > num_equal if num_chosen != num_equal else num_equal % 2 == 0
-
-
-def _last_clocks(old: Clocks, times: policies.RoundTimes) -> Clocks:
-    new = Clocks(times.microbatches_done, times.first_secs, times.compute_secs)
-    busy = np.asarray(new.microbatches_done) > 0
-    if busy.all():
-        return new
-    return Clocks(*(np.where(busy, b, a) for a, b in zip(old, new, strict=True)))
 
 
 def _round_secs(quotas: np.ndarray, clocks: Clocks) -> float:
