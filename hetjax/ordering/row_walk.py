@@ -102,9 +102,14 @@ class Proof:
 
     def same_params(self, whole: Any, part: Any, *but: str) -> None:
         """Refuses equations whose parameters differ, but for those of the names given."""
+        for name in self._differing(whole, part, but):
+            raise NotByRowsError(f"its {name} depends on the number of examples")
+
+    def _differing(self, whole: Any, part: Any, but: Sequence[str] = ()) -> Iterator[str]:
+        """The names of parameters, but for these, that differ between two equations."""
         for name in whole.params.keys() | part.params.keys():
             if name not in but and not self.equal(whole.params.get(name), part.params.get(name)):
-                raise NotByRowsError(f"its {name} depends on the number of examples")
+                yield name
 
     def equal(self, one: Any, other: Any) -> bool:
         """Whether two parameters, constants or programs are the same."""
@@ -142,13 +147,8 @@ class Proof:
     def _unchanged(self, whole: Any, part: Any) -> bool:
         """Whether two equations compute the same from the same."""
         shapes = ([v.aval for v in eqn.outvars] for eqn in (whole, part))
-        if any(a.shape != b.shape for a, b in zip(*shapes, strict=True)):
-            return False
-        try:
-            self.same_params(whole, part)
-        except NotByRowsError:
-            return False
-        return True
+        same_shapes = all(a.shape == b.shape for a, b in zip(*shapes, strict=True))
+        return same_shapes and not any(self._differing(whole, part))
 
     def _taken(self, known: dict, whole: Sequence[Any], part: Sequence[Any]) -> list[Relation]:
         """The relations of variables or literals that stand in the same place."""
