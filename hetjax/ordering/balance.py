@@ -189,9 +189,7 @@ def balance_sharded(
         )
     vectors = _exchange(diffs, axis_name).reshape(num_diffs * num_workers, -1).astype(dtype)
     r = running_sum.astype(dtype)
-    signs = _signs_from_products(
-        *_psum_together(_dot(vectors, r), _dot(vectors, vectors.T), axis_name)
-    )
+    signs = _signs_of_shards(vectors, r, axis_name)
     r = r + _dot(signs, vectors)
     mine = signs.reshape(num_diffs, num_workers)[:, jax.lax.axis_index(axis_name)]
     return mine.astype(jnp.int8), r.astype(running_sum.dtype)
@@ -227,7 +225,7 @@ def coordinate(running_sum: PyTree, signed_sum: PyTree, axis_name: str) -> tuple
     rank, chunk = jax.lax.axis_index(axis_name), u.shape[1]
     r = _flat(leaves, dtype)
     r = jnp.pad(r, (0, chunk * num_workers - r.size)).reshape(num_workers, chunk)[rank]
-    signs = _signs_from_products(*_psum_together(_dot(u, r), _dot(u, u.T), axis_name))
+    signs = _signs_of_shards(u, r, axis_name)
     change = jax.lax.all_gather(_dot(signs, u), axis_name, tiled=True)
     starts = [sum(leaf.size for leaf in leaves[:i]) for i in range(len(leaves))]
     summed = [
@@ -289,12 +287,11 @@ def _exchange(vectors: jax.Array, axis_name: str) -> jax.Array:
     return jax.lax.all_to_all(vectors, axis_name, split_axis=1, concat_axis=1)
 
 
-def _psum_together(
-    products: jax.Array, gram: jax.Array, axis_name: str
-) -> tuple[jax.Array, jax.Array]:
-    """Both summed over the workers, as one vector."""
+def _signs_of_shards(vectors: jax.Array, running_sum: jax.Array, axis_name: str) -> jax.Array:
+    """f[K] signs, from this worker's coordinates of K vectors and of the running sum."""
+    products, gram = _dot(vectors, running_sum), _dot(vectors, vectors.T)
     total = jax.lax.psum(jnp.concatenate([products, gram.reshape(-1)]), axis_name)
-    return total[: products.size], total[products.size :].reshape(gram.shape)
+    return _signs_from_products(total[: products.size], total[products.size :].reshape(gram.shape))
 
 
 def _flat(leaves: list[jax.Array], dtype: Any) -> jax.Array:
