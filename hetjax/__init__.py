@@ -41,6 +41,7 @@ _HOMES = {
     "nnx_loss": "hetjax.adapters",
     "nnx_metrics": "hetjax.adapters",
     "nnx_model": "hetjax.adapters",
+    "per_example": "hetjax.adapters.per_example",
     "scale_by_progress": "hetjax.schedules",
     "use_cpu_workers": "hetjax.mesh",
 }

@@ -7,6 +7,7 @@
     loss_fn, params = nnx_loss(model, loss)              # Flax NNX
     loss_fn, params = linen_loss(module, variables, loss)  # Flax Linen
     trained = nnx_model(model, params)
+    loss_fn = per_example(one_example_loss)              # any function of one example
 
 `loss` gets something that is called like the model, and returns one loss for each example (or
 losses and weights, or a `hetjax.Losses`). Parameters are nested dicts of arrays, as optax and a
@@ -23,6 +24,7 @@ that changes variables of its own when it is called, which is seen whenever its 
 
 from hetjax.adapters.linen import linen_loss, linen_metrics, linen_variables
 from hetjax.adapters.nnx import nnx_loss, nnx_metrics, nnx_model
+from hetjax.adapters.per_example import per_example
 
 __all__ = [
     "linen_loss",
@@ -31,4 +33,5 @@ __all__ = [
     "nnx_loss",
     "nnx_metrics",
     "nnx_model",
+    "per_example",
 ]

@@ -57,6 +57,20 @@ def check_function(caller: str, function: Any, what: str) -> None:
     )
 
 
+def check_one_example_loss(caller: str, function: Any) -> None:
+    """Refuses what is no function `(params, example, rng)`.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if callable(function) and parts.takes(function, 3):
+        return
+    raise ValueError(
+        f"{caller}: the function is {parts.shown(function)}, which does not take three arguments; "
+        "it must be a function (params, example, rng) -> loss f[] or (loss, weight), of one example"
+    )
+
+
 def check_model(caller: str, model: Any, function: Any, wanted: type) -> None:
     """Refuses what is no model of `wanted`, `nnx.Module` or `linen.Module`, and swapped arguments.
 
@@ -127,7 +141,7 @@ def by_key(losses: Callable[[Any, jax.Array], Any], batch: Any, rng: jax.Array) 
     Raises:
       ValueError: example by example, it returned something that is not one an example.
     """
-    if jnp.ndim(rng) == (0 if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) else 1):
+    if is_one_key(rng):
         return losses(batch, rng)
 
     def first(leaf: jax.Array) -> jax.Array:
@@ -143,6 +157,11 @@ def by_key(losses: Callable[[Any, jax.Array], Any], batch: Any, rng: jax.Array) 
         return jax.tree.map(first, losses(of_one, key))
 
     return jax.vmap(one)(batch, rng)
+
+
+def is_one_key(rng: jax.Array) -> bool:
+    """Whether it is one key, typed or raw, and no array of keys."""
+    return jnp.ndim(rng) == (0 if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) else 1)
 
 
 def fold(key: jax.Array, index: int) -> jax.Array:

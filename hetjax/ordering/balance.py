@@ -144,10 +144,10 @@ def balance_gram(
         raise ValueError(f"block = {block}: a block has at least one difference; None chooses it")
     dtype = _sum_dtype(diffs, running_sum)
 
-    def step(r: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        rows = rows.astype(dtype)
-        signs = _signs_from_products(_dot(rows, r), _dot(rows, rows.T))
-        return r + _dot(signs, rows), signs.astype(jnp.int8)
+    def step(r: jax.Array, vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
+        vectors = vectors.astype(dtype)
+        signs = _signs_from_products(_dot(vectors, r), _dot(vectors, vectors.T))
+        return r + _dot(signs, vectors), signs.astype(jnp.int8)
 
     num_diffs, size = diffs.shape
     num_blocks, rest = divmod(num_diffs, block)
@@ -172,12 +172,12 @@ def balance_sharded(
     `K**2 W**2 + K W` inner products, and the signs are computed on every worker alike.
 
     Args:
-        diffs: f[K, d] of this worker; rows of zeros where it has fewer.
+        diffs: f[K, d] of this worker; zeros where it has fewer.
         running_sum: f[shard_size(d, W)], this worker's coordinates, in rank order.
         axis_name: the axis of `shard_map` or `jax.vmap` over the W workers.
 
     Returns:
-        signs i8[K] of this worker (+1 for a row of zeros), and its shard of the running sum.
+        signs i8[K] of this worker (+1 for a vector of zeros), and its shard of the running sum.
     """
     num_workers = jax.lax.axis_size(axis_name)
     dtype = _sum_dtype(diffs, running_sum)
@@ -187,10 +187,10 @@ def balance_sharded(
             f"running_sum has shape {running_sum.shape}, but a shard of {size} coordinates on "
             f"{num_workers} workers is ({shard_size(size, num_workers)},), see shard_size"
         )
-    rows = _exchange(diffs, axis_name).reshape(num_diffs * num_workers, -1).astype(dtype)
+    vectors = _exchange(diffs, axis_name).reshape(num_diffs * num_workers, -1).astype(dtype)
     r = running_sum.astype(dtype)
-    signs = _signs_from_products(*_psum_together(_dot(rows, r), _dot(rows, rows.T), axis_name))
-    r = r + _dot(signs, rows)
+    signs = _signs_of_shards(vectors, r, axis_name)
+    r = r + _dot(signs, vectors)
     mine = signs.reshape(num_diffs, num_workers)[:, jax.lax.axis_index(axis_name)]
     return mine.astype(jnp.int8), r.astype(running_sum.dtype)
 
@@ -225,7 +225,7 @@ def coordinate(running_sum: PyTree, signed_sum: PyTree, axis_name: str) -> tuple
     rank, chunk = jax.lax.axis_index(axis_name), u.shape[1]
     r = _flat(leaves, dtype)
     r = jnp.pad(r, (0, chunk * num_workers - r.size)).reshape(num_workers, chunk)[rank]
-    signs = _signs_from_products(*_psum_together(_dot(u, r), _dot(u, u.T), axis_name))
+    signs = _signs_of_shards(u, r, axis_name)
     change = jax.lax.all_gather(_dot(signs, u), axis_name, tiled=True)
     starts = [sum(leaf.size for leaf in leaves[:i]) for i in range(len(leaves))]
     summed = [
@@ -248,13 +248,13 @@ def coordinate_array(running_sum: PyTree, signed_sum: PyTree) -> tuple[PyTree, j
     leaves, treedef = jax.tree.flatten(running_sum)
     u_leaves = jax.tree.leaves(signed_sum)
     dtype = _sum_dtype(*leaves, *u_leaves)
-    rows = [u.reshape(u.shape[0], -1).astype(dtype) for u in u_leaves]
-    products = sum(_dot(u, r.reshape(-1).astype(dtype)) for u, r in zip(rows, leaves, strict=True))
-    gram = sum(_dot(u, u.T) for u in rows)
+    flat = [u.reshape(u.shape[0], -1).astype(dtype) for u in u_leaves]
+    products = sum(_dot(u, r.reshape(-1).astype(dtype)) for u, r in zip(flat, leaves, strict=True))
+    gram = sum(_dot(u, u.T) for u in flat)
     signs = _signs_from_products(jnp.asarray(products), jnp.asarray(gram))
     summed = [
         (r + _dot(signs, u).reshape(r.shape)).astype(r.dtype)
-        for u, r in zip(rows, leaves, strict=True)
+        for u, r in zip(flat, leaves, strict=True)
     ]
     return jax.tree.unflatten(treedef, summed), signs.astype(jnp.int8)
 
@@ -278,21 +278,20 @@ def _sum_dtype(*arrays: jax.Array) -> Any:
     return trees.wider(jnp.float32, *(x.dtype for x in arrays))
 
 
-def _exchange(rows: jax.Array, axis_name: str) -> jax.Array:
-    """Rows f[K, d] of each worker as f[K, W, ceil(d / W)]: this worker's coordinates of all."""
+def _exchange(vectors: jax.Array, axis_name: str) -> jax.Array:
+    """Vectors f[K, d] of each worker as f[K, W, ceil(d / W)]: this worker's coordinates of all."""
     num_workers = jax.lax.axis_size(axis_name)
-    chunk = shard_size(rows.shape[1], num_workers)
-    rows = jnp.pad(rows, ((0, 0), (0, chunk * num_workers - rows.shape[1])))
-    rows = rows.reshape(rows.shape[0], num_workers, chunk)
-    return jax.lax.all_to_all(rows, axis_name, split_axis=1, concat_axis=1)
+    chunk = shard_size(vectors.shape[1], num_workers)
+    vectors = jnp.pad(vectors, ((0, 0), (0, chunk * num_workers - vectors.shape[1])))
+    vectors = vectors.reshape(vectors.shape[0], num_workers, chunk)
+    return jax.lax.all_to_all(vectors, axis_name, split_axis=1, concat_axis=1)
 
 
-def _psum_together(
-    products: jax.Array, gram: jax.Array, axis_name: str
-) -> tuple[jax.Array, jax.Array]:
-    """Both summed over the workers, as one vector."""
+def _signs_of_shards(vectors: jax.Array, running_sum: jax.Array, axis_name: str) -> jax.Array:
+    """f[K] signs, from this worker's coordinates of K vectors and of the running sum."""
+    products, gram = _dot(vectors, running_sum), _dot(vectors, vectors.T)
     total = jax.lax.psum(jnp.concatenate([products, gram.reshape(-1)]), axis_name)
-    return total[: products.size], total[products.size :].reshape(gram.shape)
+    return _signs_from_products(total[: products.size], total[products.size :].reshape(gram.shape))
 
 
 def _flat(leaves: list[jax.Array], dtype: Any) -> jax.Array:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from hetjax.ordering import row_rules
-from hetjax.ordering.row_walk import NotByRowsError, Relation, Rows, Rule, Walk
+from hetjax.ordering.row_walk import NotByRowsError, Proof, Relation, Rows, Rule
 
 __all__ = ["NotByRowsError", "Relation", "Rows", "prove"]
 
@@ -45,6 +45,6 @@ def prove(
         NotByRowsError: that was not shown. It may be true all the same.
     """
     programs = jax.make_jaxpr(whole)(*arguments[0]), jax.make_jaxpr(part)(*arguments[1])
-    for out in Walk(counts, rules).program(*programs, relations):
+    for out in Proof(counts, rules).program(*programs, relations):
         if out is None or out.axis != 0 or out.inner not in (None, 1):
             raise NotByRowsError("its results are not one number an example")

@@ -80,6 +80,10 @@ class RunningBound:
       scale: f[d], multiplies each vector, such as 1 / √v̂ of Adam; None: ones. The mean and the
         sums are given without it.
 
+    Attributes:
+      inf_norm: the largest ∞-norm so far; 0 before the first round.
+      two_norm: the same of the 2-norm.
+
     Raises:
       ValueError: the mean is not a vector, or the scale not one like it.
 
@@ -100,7 +104,7 @@ class RunningBound:
             )
         self._scale = _checked_scale(scale, self._mean.size)
         self._prefix = np.zeros_like(self._mean)
-        self._inf_norm = self._two_norm = 0.0
+        self.inf_norm = self.two_norm = 0.0
 
     def add(self, vector_sum: ArrayLike, count: float) -> None:
         """Takes one round in.
@@ -122,20 +126,10 @@ class RunningBound:
             raise ValueError(f"count is {count}; it must be the round's number of examples, ≥ 0.")
         self._prefix += vector_sum - count * self._mean
         scaled = self._prefix if self._scale is None else self._prefix * self._scale
-        self._inf_norm = float(np.maximum(self._inf_norm, np.abs(scaled).max()))
+        self.inf_norm = float(np.maximum(self.inf_norm, np.abs(scaled).max()))
         # Not a product, whose threads wait for cores that other workers have.
         squares = np.square(scaled).sum()
-        self._two_norm = float(np.maximum(self._two_norm, np.sqrt(squares)))
-
-    @property
-    def inf_norm(self) -> float:
-        """The largest ∞-norm so far; 0 before the first round."""
-        return self._inf_norm
-
-    @property
-    def two_norm(self) -> float:
-        """The largest 2-norm so far; 0 before the first round."""
-        return self._two_norm
+        self.two_norm = float(np.maximum(self.two_norm, np.sqrt(squares)))
 
 
 def _checked_scale(scale: ArrayLike | None, dim: int) -> np.ndarray | None:
@@ -162,15 +156,10 @@ def _check(vectors: np.ndarray, orders: np.ndarray) -> None:
             f"it must be whole numbers of shape {vectors.shape[:2]}, one order a worker."
         )
     num_examples = vectors.shape[1]
-    seen = np.zeros(orders.shape, bool)
-    if orders.min() >= 0 and orders.max() < num_examples:
-        np.put_along_axis(seen, orders, True, axis=1)
-    if not seen.all():
-        worker = int(
-            np.flatnonzero(~(np.sort(orders, axis=1) == np.arange(num_examples)).all(1))[0]
-        )
+    wrong = (np.sort(orders, axis=1) != np.arange(num_examples)).any(axis=1)
+    if wrong.any():
         raise ValueError(
-            f"the order of worker {worker} is not a permutation: every example "
+            f"the order of worker {np.argmax(wrong)} is not a permutation: every example "
             f"0 .. {num_examples - 1} must be there once."
         )
 

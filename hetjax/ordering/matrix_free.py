@@ -51,8 +51,8 @@ def two_level(sizes: Sizes, *, block_pairs: int, preconditioned: bool = False) -
     ) -> tuple[types.PyTree, jax.Array]:
         signed_sum = jax.tree.map(jnp.subtract, private_sum, running_sum)
         one, flips = balance.coordinate_array(trees.first_row(running_sum), signed_sum)
-        rows = jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), one, running_sum)
-        return rows, flips
+        replicas = jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), one, running_sum)
+        return replicas, flips
 
     return own._replace(
         coordinate=coordinate, coordinate_array=coordinate_array, coordinated=True, sizes=sizes

@@ -40,29 +40,24 @@ BalanceEvery = Annotated[
 Balances = Callable[[int], bool] | None  # `Ordering.balances`
 
 
-def _of_devices(module: str, function: str, **options: Any) -> Callable[[Sizes], Observer]:
-    """A maker of the part on the devices, imported when it is called: it needs JAX."""
-
-    def make(sizes: Sizes) -> Observer:
-        home = importlib.import_module(f"hetjax.ordering.{module}")
-        return getattr(home, function)(sizes, **options)
-
-    return make
-
-
 def _balanced(
-    make_observer: Callable[[Sizes], Observer],
+    module: str,
+    maker: str,
     *,
     coordinated: bool = False,
     balances: Balances = None,
+    **options: Any,
 ) -> Ordering:
+    """An order by signs; `hetjax.ordering.MODULE.MAKER(sizes, **options)` finds them with JAX."""
+
+    def make_observer(sizes: Sizes) -> Observer:
+        home = importlib.import_module(f"hetjax.ordering.{module}")
+        return getattr(home, maker)(sizes, **options)
+
     made = orders.balanced()
-    return Ordering(
-        *(made if balances is None else orders.made_of(made, balances)),
-        make_observer=make_observer,
-        coordinated=coordinated,
-        balances=balances,
-    )
+    if balances is not None:
+        made = orders.made_of(made, balances)
+    return Ordering(*made, make_observer=make_observer, coordinated=coordinated, balances=balances)
 
 
 def _every(passes: int) -> Balances:
@@ -139,10 +134,8 @@ def d_grab(
 
 
 def _two_level(balances: Balances, block_pairs: int, precondition: bool) -> Ordering:
-    observer = _of_devices(
-        "matrix_free", "two_level", block_pairs=block_pairs, preconditioned=precondition
-    )
-    return _balanced(observer, coordinated=True, balances=balances)
+    options: dict[str, Any] = {"block_pairs": block_pairs, "preconditioned": precondition}
+    return _balanced("matrix_free", "two_level", coordinated=True, balances=balances, **options)
 
 
 @parts.factory
@@ -161,7 +154,7 @@ def frozen(
 @parts.factory
 def grab() -> Ordering:
     """GraB by each worker alone: gradients less the mean of the pass before, one by one."""
-    return _balanced(_of_devices("per_example", "grab"))
+    return _balanced("per_example", "grab")
 
 
 @parts.factory
@@ -174,7 +167,7 @@ def grab_random_sign(
     ] = 0.3,
 ) -> Ordering:
     """GraB with random signs, the surer the larger the inner product."""
-    return _balanced(_of_devices("per_example", "grab", random_scale=random_scale))
+    return _balanced("per_example", "grab", random_scale=random_scale)
 
 
 @parts.factory
@@ -185,10 +178,8 @@ def pair_balance(
     balance_every: BalanceEvery = 1,
 ) -> Ordering:
     """PairBalance in blocks by each worker alone, without gradients of single examples."""
-    return _balanced(
-        _of_devices("matrix_free", "alone", block_pairs=block_pairs, preconditioned=precondition),
-        balances=_every(balance_every),
-    )
+    options: dict[str, Any] = {"block_pairs": block_pairs, "preconditioned": precondition}
+    return _balanced("matrix_free", "alone", balances=_every(balance_every), **options)
 
 
 @parts.factory
@@ -196,10 +187,8 @@ def pair_balance_exact(
     *, precondition: Precondition = False, balance_every: BalanceEvery = 1
 ) -> Ordering:
     """PairBalance by each worker alone, by the gradient of every example."""
-    return _balanced(
-        _of_devices("per_example", "pair_balance", preconditioned=precondition),
-        balances=_every(balance_every),
-    )
+    balances = _every(balance_every)
+    return _balanced("per_example", "pair_balance", balances=balances, preconditioned=precondition)
 
 
 @parts.factory
@@ -208,9 +197,11 @@ def d_grab_exact(
 ) -> Ordering:
     """D-GraB as in the paper, by the gradient of every example."""
     return _balanced(
-        _of_devices("per_example", "d_grab", preconditioned=precondition),
+        "per_example",
+        "d_grab",
         coordinated=True,
         balances=_every(balance_every),
+        preconditioned=precondition,
     )
 
 

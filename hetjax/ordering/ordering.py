@@ -137,11 +137,8 @@ def _asked(name: str, observe: Callable[..., Any]) -> Callable[..., Any]:
         is_whole = isinstance(answer, tuple) and len(answer) == 4
         signs = answer[3] if is_whole else answer
         size = microbatch.example_ids.shape[0]
-        shape, kind = (
-            getattr(signs, "shape", None),
-            getattr(getattr(signs, "dtype", None), "kind", ""),
-        )
-        if is_whole and shape == (size,) and kind == "i":
+        is_array = hasattr(signs, "shape") and hasattr(signs, "dtype")
+        if is_whole and is_array and signs.shape == (size,) and signs.dtype.kind == "i":
             return answer
         raise ValueError(
             f"{name}: observe of its observer returned {'the signs ' if is_whole else ''}"

@@ -128,10 +128,7 @@ def made_of(inner: Parts, balances: Callable[[int], bool]) -> Parts:
     def place(state: Any, realised_examples: np.ndarray, example_signs: np.ndarray | None) -> Any:
         if balances(state.pass_index):
             return inner.place(state, realised_examples, example_signs)
-        num_placed = _placed_with(state, realised_examples)
-        if num_placed < len(state.order):
-            return state._replace(num_placed=num_placed)
-        return state._replace(pass_index=state.pass_index + 1, num_placed=0)
+        return _placed(state, len(realised_examples), lambda state: state.order, {})
 
     return Parts(inner.init, place)
 
@@ -157,26 +154,7 @@ def balanced() -> Parts:
         realised, signs = np.zeros(num_examples, np.int32), np.zeros(num_examples, np.int8)
         return PlacedState(_permutation(num_examples, seed, 0), realised, signs, 0, 0)
 
-    def place(
-        state: PlacedState, realised_examples: np.ndarray, example_signs: np.ndarray | None
-    ) -> PlacedState:
-        if example_signs is None:
-            raise ValueError(
-                "a balanced order was given examples without signs; it needs the sign of each: "
-                "make the ordering with its signs, or take an order that needs none."
-            )
-        num_placed = _placed_with(state, realised_examples)
-        _check_lengths(realised_examples, example_signs)
-        state.realised[state.num_placed : num_placed] = realised_examples
-        state.signs[state.num_placed : num_placed] = example_signs
-        if num_placed < len(state.order):
-            return state._replace(num_placed=num_placed)
-        order = place_signed(state.realised, state.signs)
-        state.realised[:] = 0
-        state.signs[:] = 0
-        return state._replace(order=order, pass_index=state.pass_index + 1, num_placed=0)
-
-    return Parts(init, place)
+    return _recorded(init, lambda state: place_signed(state.realised, state.signs))
 
 
 def fixed_map() -> Parts:
@@ -241,26 +219,16 @@ def block_reshuffling(*, block_size: int = 0) -> Parts:
         sequence = _permutation(-(-num_examples // size), seed, pass_index)
         return np.concatenate([fixed[i * size : (i + 1) * size] for i in sequence])
 
+    def next_order(state: PairedState) -> np.ndarray:
+        if state.pass_index % 2 == 0:
+            return state.realised[::-1].copy()
+        return draw(len(state.order), state.seed, state.pass_index + 1)
+
     def init(num_examples: int, seed: tuple[int, ...]) -> PairedState:
-        return PairedState(
-            draw(num_examples, seed, 0), np.zeros(num_examples, np.int32), seed, 0, 0
-        )
+        realised = np.zeros(num_examples, np.int32)
+        return PairedState(draw(num_examples, seed, 0), realised, seed, 0, 0)
 
-    def place(
-        state: PairedState, realised_examples: np.ndarray, example_signs: np.ndarray | None
-    ) -> PairedState:
-        del example_signs
-        num_placed = _placed_with(state, realised_examples)
-        state.realised[state.num_placed : num_placed] = realised_examples
-        if num_placed < len(state.order):
-            return state._replace(num_placed=num_placed)
-        pass_index = state.pass_index + 1
-        turned = pass_index % 2 == 1
-        order = state.realised[::-1].copy() if turned else draw(num_placed, state.seed, pass_index)
-        state.realised[:] = 0
-        return state._replace(order=order, pass_index=pass_index, num_placed=0)
-
-    return Parts(init, place)
+    return _recorded(init, next_order)
 
 
 def place_signed(examples: np.ndarray, signs: np.ndarray) -> np.ndarray:
@@ -299,29 +267,61 @@ def _drawn(draw: Callable[[int, tuple[int, ...], int], np.ndarray]) -> Parts:
     def init(num_examples: int, seed: tuple[int, ...]) -> DrawnState:
         return DrawnState(draw(num_examples, seed, 0), seed, 0, 0)
 
-    def place(
-        state: DrawnState, realised_examples: np.ndarray, example_signs: np.ndarray | None
-    ) -> DrawnState:
-        del example_signs
-        num_placed = _placed_with(state, realised_examples)
-        if num_placed < len(state.order):
-            return state._replace(num_placed=num_placed)
-        pass_index = state.pass_index + 1
-        order = draw(len(state.order), state.seed, pass_index)
-        return DrawnState(order, state.seed, pass_index, 0)
+    return _recorded(init, lambda state: draw(len(state.order), state.seed, state.pass_index + 1))
+
+
+def _recorded(
+    init: Callable[[int, tuple[int, ...]], Any], next_order: Callable[[Any], np.ndarray]
+) -> Parts:
+    """Parts whose state keeps examples and signs of a pass, where it has fields for them.
+
+    Args:
+        init: as of `Parts`.
+        next_order: from the state at the end of a pass.
+    """
+
+    def place(state: Any, realised_examples: np.ndarray, example_signs: np.ndarray | None) -> Any:
+        records = {}
+        if hasattr(state, "realised"):
+            records["realised"] = realised_examples
+        if hasattr(state, "signs"):
+            if example_signs is None:
+                raise ValueError(
+                    "a balanced order was given examples without signs; it needs the sign of "
+                    "each: make the ordering with its signs, or take an order that needs none."
+                )
+            _check_lengths(realised_examples, example_signs)
+            records["signs"] = example_signs
+        return _placed(state, len(realised_examples), next_order, records)
 
     return Parts(init, place)
 
 
-def _placed_with(state: DrawnState | PlacedState | PairedState, examples: np.ndarray) -> int:
-    """The examples placed in this pass once these are, too."""
+def _placed(
+    state: Any,
+    count: int,
+    next_order: Callable[[Any], np.ndarray],
+    records: dict[str, np.ndarray],
+) -> Any:
+    """The state with `count` more examples, and `records` of each in its arrays of these names.
+
+    Raises:
+        ValueError: there are more examples than the pass has left.
+    """
     left = len(state.order) - state.num_placed
-    if len(examples) > left:
+    if count > left:
         raise ValueError(
-            f"{len(examples)} examples were committed to a pass that has {left} of its "
+            f"{count} examples were committed to a pass that has {left} of its "
             f"{len(state.order)} left; a round never spans two passes."
         )
-    return state.num_placed + len(examples)
+    for name, values in records.items():
+        getattr(state, name)[state.num_placed : state.num_placed + count] = values
+    if count < left:
+        return state._replace(num_placed=state.num_placed + count)
+    order = next_order(state)
+    for name in records:
+        getattr(state, name)[:] = 0
+    return state._replace(order=order, pass_index=state.pass_index + 1, num_placed=0)
 
 
 def _check_lengths(examples: np.ndarray, signs: np.ndarray) -> None:

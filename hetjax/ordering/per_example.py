@@ -44,21 +44,38 @@ def _gradients(
     return (jnp.sum(values), weights.sum()), grad_sum, jnp.concatenate(flat, axis=1)
 
 
-def _differences(
-    gradients: jax.Array, mask: pairs.Array, shared: types.Shared, *, preconditioned: bool
-) -> jax.Array:
-    """f[B / 2, d]: the first less the second of each pair, zero where it is not whole.
+def _of_pairs(
+    find: Callable[..., tuple[jax.Array, jax.Array]], *, preconditioned: bool
+) -> Callable:
+    """`Observer.observe` of what finds the signs of pairs from the differences of gradients.
 
-    `preconditioned`: multiplied by `shared.moments.scale()`.
+    Args:
+        find: `(differences, evidence, position) -> (change, pair_signs i8[B / 2])`; a difference
+            f[d] is the first gradient less the second of a pair, zero where it is not whole.
+        preconditioned: differences are multiplied by `shared.moments.scale()`.
     """
-    first, second = pairs.split(gradients)
-    differences = jnp.where(pairs.whole(mask)[:, None], first - second, 0)
-    if not preconditioned:
-        return differences
-    leaves = [
-        s.reshape(-1).astype(gradients.dtype) for s in jax.tree.leaves(shared.moments.scale())
-    ]
-    return differences * jnp.concatenate(leaves)[None]
+
+    def observe(
+        losses: Callable,
+        shared: types.Shared,
+        evidence: jax.Array,
+        microbatch: types.Microbatch,
+        position: jax.Array,
+        rng: jax.Array,
+    ) -> tuple:
+        del rng
+        mask = microbatch.example_mask
+        sums, grad_sum, gradients = _gradients(losses, shared.params, mask.shape[0])
+        first, second = pairs.split(gradients)
+        differences = jnp.where(pairs.whole(mask)[:, None], first - second, 0)
+        if preconditioned:
+            scales = jax.tree.leaves(shared.moments.scale())
+            flat = [scale.reshape(-1).astype(gradients.dtype) for scale in scales]
+            differences = differences * jnp.concatenate(flat)[None]
+        change, signs = find(differences, evidence, position)
+        return sums, (grad_sum,), change, pairs.example_signs(signs, mask)
+
+    return observe
 
 
 def d_grab(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
@@ -82,26 +99,14 @@ def d_grab(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
     def begin_round(running_sum: jax.Array) -> jax.Array:
         return jnp.zeros((max_pairs, num_workers * running_sum.shape[0]), running_sum.dtype)
 
-    def observe(
-        losses: Callable,
-        shared: types.Shared,
-        kept: jax.Array,
-        microbatch: types.Microbatch,
-        position: jax.Array,
-        rng: jax.Array,
-    ) -> tuple:
-        del rng
-        sums, grad_sum, gradients = _gradients(losses, shared.params, 2 * num_pairs)
-        differences = _differences(
-            gradients, microbatch.example_mask, shared, preconditioned=preconditioned
-        )
+    def keep(
+        differences: jax.Array, kept: jax.Array, position: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         start = position * num_pairs
         change = jax.lax.dynamic_update_slice(
             jnp.zeros_like(kept), differences, (start, jnp.zeros_like(start))
         )
-        undecided = jnp.ones(num_pairs, jnp.int8)  # until `coordinate` flips them
-        signs = pairs.example_signs(undecided, microbatch.example_mask)
-        return sums, (grad_sum,), change, signs
+        return change, jnp.ones(num_pairs, jnp.int8)  # until `coordinate` flips them
 
     def coordinate(
         running_sum: jax.Array, kept: jax.Array, axis_name: str
@@ -118,7 +123,7 @@ def d_grab(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
     return Observer(
         init,
         begin_round,
-        observe,
+        _of_pairs(keep, preconditioned=preconditioned),
         coordinate,
         coordinate_array,
         new_pass=jnp.zeros_like,
@@ -135,24 +140,14 @@ def pair_balance(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
     def init(params: types.PyTree) -> jax.Array:
         return jnp.zeros(_num_params(params), _dtype(params))
 
-    def observe(
-        losses: Callable,
-        shared: types.Shared,
-        running_sum: jax.Array,
-        microbatch: types.Microbatch,
-        position: jax.Array,
-        rng: jax.Array,
-    ) -> tuple:
-        del position, rng
-        size = microbatch.example_ids.shape[0]
-        sums, grad_sum, gradients = _gradients(losses, shared.params, size)
-        differences = _differences(
-            gradients, microbatch.example_mask, shared, preconditioned=preconditioned
-        )
+    def balanced(
+        differences: jax.Array, running_sum: jax.Array, position: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        del position
         signs, after = balance.balance_signs(differences, running_sum)
-        signs = pairs.example_signs(signs, microbatch.example_mask)
-        return sums, (grad_sum,), after - running_sum, signs
+        return after - running_sum, signs
 
+    observe = _of_pairs(balanced, preconditioned=preconditioned)
     own = independent(init, observe, new_pass=jnp.zeros_like)
     return own._replace(preconditioned=preconditioned)
 

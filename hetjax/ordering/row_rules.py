@@ -1,207 +1,208 @@
 """For each primitive: where do the examples lie in its result, if it treats each by itself?
 
-A rule gets the walk, the equation of the whole and of the part, and the relations of what they are
-given; it refuses, or returns the relations of what they give. The walk compares all shapes
+A rule gets the proof, the equation of the whole and of the part, and the relations of what they are
+given; it refuses, or returns the relations of what they give. The proof compares all shapes
 afterwards, so a rule may trust that a value and its part differ along the axis of the examples
 alone. An operand that is the same for both has no such axis, unless it is a scalar.
+
+Most rules are `_alone` or `_together` of a function `(whole, part, rows) -> rows`: from the rows of
+what an equation takes those of each of its results.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetjax.ordering.row_walk import NotByRowsError, Relation, Rows, Rule, Walk
+from hetjax.ordering.row_walk import NotByRowsError, Proof, Relation, Rows, Rule
 
 _MIXES = "it mixes examples"
+_MIXES_OTHERS = "it mixes the examples with something else"
+_TAKES_PLACES = "it takes examples by their place in the batch"
+_WRITES_PLACES = "it writes examples by their place in the batch"
+
+OfRows = Callable[[Any, Any, Rows], Rows]
 
 
 def _shape(equation: Any, operand: int = 0) -> tuple[int, ...]:
     return equation.invars[operand].aval.shape
 
 
-def _alone(ins: Sequence[Relation], operand: int = 0) -> Rows:
-    """The rows of an operand, where the others are the same for all examples."""
-    rows = ins[operand]
-    if rows is None or any(r is not None for i, r in enumerate(ins) if i != operand):
+def _refuse_if(wrong: bool, reason: str) -> None:
+    if wrong:
+        raise NotByRowsError(reason)
+
+
+def _first_alone(ins: Sequence[Relation]) -> Rows:
+    """The rows of the first operand, where the others are the same for all examples."""
+    if ins[0] is None or any(relation is not None for relation in ins[1:]):
         raise NotByRowsError("what it takes depends on the example")
-    return rows
+    return ins[0]
 
 
-def _together(walk: Walk, ins: Sequence[Relation]) -> Rows:
-    rows = walk.join(ins)
+def _all(proof: Proof, ins: Sequence[Relation]) -> Rows:
+    """The rows of all operands that are not the same for all examples."""
+    rows = proof.join(ins)
     if rows is None:
         raise NotByRowsError("it depends on the number of examples")
     return rows
 
 
-def _apart(axis: int, others: Sequence[int]) -> None:
-    if axis in others:
-        raise NotByRowsError(_MIXES)
+def _alone(of_rows: OfRows, *but: str) -> Rule:
+    """A rule from the rows of the first operand; parameters differ in the names `but` alone."""
+
+    def rule(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+        proof.same_params(whole, part, *but)
+        return [of_rows(whole, part, _first_alone(ins))] * len(whole.outvars)
+
+    return rule
 
 
-def _elementwise(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
-    return [walk.join(ins)] * len(whole.outvars)
+def _together(of_rows: OfRows) -> Rule:
+    """A rule from the rows of all operands, along one axis."""
+
+    def rule(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+        proof.same_params(whole, part)
+        return [of_rows(whole, part, _all(proof, ins))] * len(whole.outvars)
+
+    return rule
 
 
-def _bitcast(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    if whole.outvars[0].aval.shape != _shape(whole):
-        raise NotByRowsError("numbers of another width")
-    return _elementwise(walk, whole, part, ins)
+def _elementwise(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
+    return [proof.join(ins)] * len(whole.outvars)
 
 
-def _each(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
+def _bitcast(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    _refuse_if(whole.outvars[0].aval.shape != _shape(whole), "numbers of another width")
+    return _elementwise(proof, whole, part, ins)
+
+
+def _each(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
     return list(ins)
 
 
-def _along(*names: str) -> Rule:
-    """Works along the axes that its parameters of these names say, on each line by itself."""
+def _lines(name: str, *, removed: bool = False) -> Rule:
+    """Works along the axes of a parameter, on each line by itself; the result may lack them."""
 
-    def rule(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-        walk.same_params(whole, part)
-        rows = _together(walk, ins)
-        for name in names:
-            axes = whole.params[name]
-            _apart(rows.axis, axes if isinstance(axes, tuple | list) else (axes,))
-        return [rows] * len(whole.outvars)
-
-    return rule
-
-
-def _without(name: str) -> Rule:
-    """As `_along`, and the axes are gone from the result."""
-
-    def rule(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-        walk.same_params(whole, part)
-        rows, axes = _together(walk, ins), whole.params[name]
+    def of_rows(whole: Any, part: Any, rows: Rows) -> Rows:
+        axes = whole.params[name]
         axes = axes if isinstance(axes, tuple | list) else (axes,)
-        _apart(rows.axis, axes)
-        out = rows._replace(axis=rows.axis - sum(axis < rows.axis for axis in axes))
-        return [out] * len(whole.outvars)
+        _refuse_if(rows.axis in axes, _MIXES)
+        num_before = sum(axis < rows.axis for axis in axes)
+        return rows._replace(axis=rows.axis - num_before) if removed else rows
 
-    return rule
+    return _together(of_rows)
 
 
 def _trailing(count: Callable[[dict], int]) -> Rule:
     """Works along the last `count(params)` axes."""
 
-    def rule(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-        walk.same_params(whole, part)
-        rows = _together(walk, ins)
-        if rows.axis >= len(_shape(whole)) - count(whole.params):
-            raise NotByRowsError(_MIXES)
-        return [rows] * len(whole.outvars)
+    def of_rows(whole: Any, part: Any, rows: Rows) -> Rows:
+        _refuse_if(rows.axis >= len(_shape(whole)) - count(whole.params), _MIXES)
+        return rows
 
-    return rule
+    return _together(of_rows)
 
 
-def _stack(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
-    rows, axis = _together(walk, ins), whole.params["axis"]
-    return [rows._replace(axis=rows.axis + (axis <= rows.axis))]
+def _stack(whole: Any, part: Any, rows: Rows) -> Rows:
+    return rows._replace(axis=rows.axis + (whole.params["axis"] <= rows.axis))
 
 
-def _transpose(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
-    rows = _alone(ins)
-    return [rows._replace(axis=tuple(whole.params["permutation"]).index(rows.axis))]
+def _transpose(whole: Any, part: Any, rows: Rows) -> Rows:
+    return rows._replace(axis=tuple(whole.params["permutation"]).index(rows.axis))
 
 
-def _broadcast(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part, "shape")
+def _broadcast(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part, "shape")
     if ins[0] is not None:
-        rows = _alone(ins)
+        rows = _first_alone(ins)
         return [rows._replace(axis=whole.params["broadcast_dimensions"][rows.axis])]
-    return _grown(whole, part)  # the same for all examples, whether it had that axis or not
+    return [_grown(whole, part)]  # the same for all examples, whether it had that axis or not
 
 
-def _grown(whole: Any, part: Any) -> list[Relation]:
+def _grown(whole: Any, part: Any) -> Rows:
     """All along the axis in which the results differ is equal."""
     shapes = whole.outvars[0].aval.shape, part.outvars[0].aval.shape
     axes = [axis for axis, (w, p) in enumerate(zip(*shapes, strict=True)) if w != p]
-    if len(axes) != 1:
-        raise NotByRowsError("its shape depends on the number of examples")
-    return [Rows(axes[0], None)]
+    _refuse_if(len(axes) != 1, "its shape depends on the number of examples")
+    return Rows(axes[0], None)
 
 
-def _iota(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+def _iota(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
     del ins
-    walk.same_params(whole, part, "shape")
-    (rows,) = _grown(whole, part)
-    if rows is None or rows.axis == whole.params["dimension"]:
-        raise NotByRowsError("positions in the batch")
+    proof.same_params(whole, part, "shape")
+    rows = _grown(whole, part)
+    _refuse_if(rows.axis == whole.params["dimension"], "positions in the batch")
     return [rows]
 
 
-def _reshape(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part, "new_sizes")
-    rows, shape, out = _alone(ins), _shape(whole), whole.outvars[0].aval.shape
-    if whole.params["dimensions"] is not None:
-        raise NotByRowsError(_MIXES)
+def _reshape(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part, "new_sizes")
+    rows, shape, out = _first_alone(ins), _shape(whole), whole.outvars[0].aval.shape
+    _refuse_if(whole.params["dimensions"] is not None, _MIXES)
     equal = rows.inner is None
-    inner = shape[rows.axis] // walk.counts[0] if rows.inner is None else rows.inner
+    inner = shape[rows.axis] // proof.counts[0] if rows.inner is None else rows.inner
     step = inner * math.prod(shape[rows.axis + 1 :])  # numbers from an example to the next
-    span = step * walk.counts[0]
+    span = step * proof.counts[0]
     for axis, size in enumerate(out):
         after = math.prod(out[axis + 1 :])
         if after and step % after == 0 and size * after % span == 0:
             intact = equal and size == shape[rows.axis] and after * inner == step
             return [Rows(axis, None if intact else step // after)]
-    raise NotByRowsError("it mixes the examples with something else")
+    raise NotByRowsError(_MIXES_OTHERS)
 
 
-def _pad(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
-    rows = _alone(ins)
-    if tuple(whole.params["padding_config"][rows.axis]) != (0, 0, 0):
-        raise NotByRowsError(_MIXES)
-    return [rows]
+def _pad(whole: Any, part: Any, rows: Rows) -> Rows:
+    _refuse_if(tuple(whole.params["padding_config"][rows.axis]) != (0, 0, 0), _MIXES)
+    return rows
 
 
-def _slice(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part, "limit_indices")
-    rows = _alone(ins)
-    for equation in (whole, part):
-        params, strides = equation.params, equation.params["strides"]
-        all_of_them = params["limit_indices"][rows.axis] == _shape(equation)[rows.axis]
-        stride = 1 if strides is None else strides[rows.axis]
-        if params["start_indices"][rows.axis] or stride != 1 or not all_of_them:
-            raise NotByRowsError("it takes examples by their place in the batch")
-    limits = zip(whole.params["limit_indices"], part.params["limit_indices"], strict=True)
-    if any(w != p for axis, (w, p) in enumerate(limits) if axis != rows.axis):
-        raise NotByRowsError(_MIXES)
-    return [rows]
+def _slice(whole: Any, part: Any, rows: Rows) -> Rows:
+    for params in (whole.params, part.params):
+        stride = 1 if params["strides"] is None else params["strides"][rows.axis]
+        _refuse_if(bool(params["start_indices"][rows.axis]) or stride != 1, _TAKES_PLACES)
+    _refuse_if(not _takes_all(whole, part, rows, "limit_indices"), _TAKES_PLACES)
+    _refuse_if(_others_differ(whole, part, rows, "limit_indices"), _MIXES)
+    return rows
 
 
-def _dynamic_slice(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part, "slice_sizes")
-    rows = _alone(ins)
-    if any(e.params["slice_sizes"][rows.axis] != _shape(e)[rows.axis] for e in (whole, part)):
-        raise NotByRowsError("it takes examples by their place in the batch")
-    return [rows]
+def _dynamic_slice(whole: Any, part: Any, rows: Rows) -> Rows:
+    _refuse_if(not _takes_all(whole, part, rows, "slice_sizes"), _TAKES_PLACES)
+    return rows
+
+
+def _takes_all(whole: Any, part: Any, rows: Rows, name: str) -> bool:
+    """Whether a parameter of sizes is as long as the operand along the axis of the examples."""
+    return all(e.params[name][rows.axis] == _shape(e)[rows.axis] for e in (whole, part))
+
+
+def _others_differ(whole: Any, part: Any, rows: Relation, name: str) -> bool:
+    """Whether a parameter of sizes differs along another axis than that of the examples."""
+    sizes = zip(whole.params[name], part.params[name], strict=True)
+    axis = None if rows is None else rows.axis
+    return any(w != p for i, (w, p) in enumerate(sizes) if i != axis)
 
 
 def _dynamic_update_slice(
-    walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]
+    proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]
 ) -> list[Relation]:
-    walk.same_params(whole, part)
+    proof.same_params(whole, part)
     if None in ins[:2] or any(r is not None for r in ins[2:]):
         raise NotByRowsError("what it takes depends on the example")
-    rows = _together(walk, ins[:2])
-    if any(_shape(e)[rows.axis] != _shape(e, 1)[rows.axis] for e in (whole, part)):
-        raise NotByRowsError("it writes examples by their place in the batch")
-    return [rows]
+    axis = _all(proof, ins[:2]).axis
+    _refuse_if(any(_shape(e)[axis] != _shape(e, 1)[axis] for e in (whole, part)), _WRITES_PLACES)
+    return [proof.join(ins[:2])]
 
 
-def _dot_general(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
+def _dot_general(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
     contracting, batch = whole.params["dimension_numbers"]
     found = []
     for side, rows in enumerate(ins):
         if rows is None:
             continue
-        _apart(rows.axis, contracting[side])
+        _refuse_if(rows.axis in contracting[side], _MIXES)
         if rows.axis in batch[side]:
             axis = tuple(batch[side]).index(rows.axis)
         else:
@@ -210,89 +211,73 @@ def _dot_general(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> 
             if side == 1:
                 axis += len(_shape(whole)) - len(contracting[0]) - len(batch[0])
         found.append(rows._replace(axis=axis))
-    return [walk.join(found)]  # of two, only batch axes can be one
+    return [proof.join(found)]  # of two, only batch axes can be one
 
 
-def _conv(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
-    rows, numbers = _alone(ins), whole.params["dimension_numbers"]
-    if rows.axis != numbers.lhs_spec[0] or whole.params["batch_group_count"] != 1:
-        raise NotByRowsError(_MIXES)
-    return [rows._replace(axis=numbers.out_spec[0])]
+def _conv(whole: Any, part: Any, rows: Rows) -> Rows:
+    numbers = whole.params["dimension_numbers"]
+    in_groups = whole.params["batch_group_count"] != 1
+    _refuse_if(rows.axis != numbers.lhs_spec[0] or in_groups, _MIXES)
+    return rows._replace(axis=numbers.out_spec[0])
 
 
-def _window(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
-    rows, params = _together(walk, ins), whole.params
-    for name in ("window_dimensions", "window_strides", "base_dilation", "window_dilation"):
-        if (params.get(name) or [1] * (rows.axis + 1))[rows.axis] != 1:
-            raise NotByRowsError(_MIXES)
-    if tuple(params["padding"][rows.axis]) != (0, 0):
-        raise NotByRowsError(_MIXES)
-    return [rows] * len(whole.outvars)
+def _window(whole: Any, part: Any, rows: Rows) -> Rows:
+    params, ones = whole.params, [1] * (rows.axis + 1)
+    names = ("window_dimensions", "window_strides", "base_dilation", "window_dilation")
+    _refuse_if(any((params.get(name) or ones)[rows.axis] != 1 for name in names), _MIXES)
+    _refuse_if(tuple(params["padding"][rows.axis]) != (0, 0), _MIXES)
+    return rows
 
 
-def _gather(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part, "slice_sizes")
+def _gather(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part, "slice_sizes")
     operand, indices = ins
-    numbers, shape = whole.params["dimension_numbers"], _shape(whole)
-    index_axes = [
-        axis for axis in range(len(whole.outvars[0].aval.shape)) if axis not in numbers.offset_dims
-    ]  # of the result, for each axis of the indices but the last
+    numbers, num_axes = whole.params["dimension_numbers"], len(whole.outvars[0].aval.shape)
+    # Of the result, for each axis of the indices but the last.
+    index_axes = [axis for axis in range(num_axes) if axis not in numbers.offset_dims]
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    kept = [axis for axis in range(len(shape)) if axis not in gone]
-    _same_slices(whole, part, operand)
-    if indices is not None and indices.axis >= len(index_axes):
-        raise NotByRowsError(_MIXES)
+    kept = [axis for axis in range(len(_shape(whole))) if axis not in gone]
+    if _others_differ(whole, part, operand, "slice_sizes"):
+        raise NotByRowsError("its slice_sizes depends on the number of examples")
+    _refuse_if(indices is not None and indices.axis >= len(index_axes), _MIXES)
     if operand is None:
-        rows = _together(walk, [indices])
+        rows = _all(proof, [indices])
         return [rows._replace(axis=index_axes[rows.axis])]
     if indices is None:
-        whole_axis = all(
-            e.params["slice_sizes"][operand.axis] == _shape(e)[operand.axis] for e in (whole, part)
-        )
-        if operand.axis in numbers.start_index_map or operand.axis in gone or not whole_axis:
-            raise NotByRowsError("it takes examples by their place in the batch")
+        by_place = operand.axis in numbers.start_index_map or operand.axis in gone
+        all_of_them = _takes_all(whole, part, operand, "slice_sizes")
+        _refuse_if(by_place or not all_of_them, _TAKES_PLACES)
         return [operand._replace(axis=numbers.offset_dims[kept.index(operand.axis)])]
-    together = (operand.axis, indices.axis)
-    if together not in _paired(numbers.operand_batching_dims, numbers.start_indices_batching_dims):
-        raise NotByRowsError("it takes examples by their place in the batch")
-    return [walk.join([r._replace(axis=index_axes[indices.axis]) for r in (operand, indices)])]
+    batching = dict(
+        zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    )
+    _refuse_if(batching.get(operand.axis) != indices.axis, _TAKES_PLACES)
+    return [proof.join([r._replace(axis=index_axes[indices.axis]) for r in (operand, indices)])]
 
 
-def _same_slices(whole: Any, part: Any, operand: Relation) -> None:
-    sizes = zip(whole.params["slice_sizes"], part.params["slice_sizes"], strict=True)
-    axis = None if operand is None else operand.axis
-    if any(w != p for i, (w, p) in enumerate(sizes) if i != axis):
-        raise NotByRowsError("its slice_sizes depends on the number of examples")
-
-
-def _paired(one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(one, other, strict=True))
-
-
-def _scatter(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
-    walk.same_params(whole, part)
+def _scatter(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
+    proof.same_params(whole, part)
     operand, indices, updates = ins
     if operand is None or updates is None:
         raise NotByRowsError(_MIXES)
-    numbers, shape = whole.params["dimension_numbers"], _shape(whole)
+    numbers = whole.params["dimension_numbers"]
     windows = numbers.update_window_dims
-    index_axes = [axis for axis in range(len(_shape(whole, 2))) if axis not in windows]
-    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    kept = [axis for axis in range(len(shape)) if axis not in gone]
     if indices is None:
-        all_of_them = any(
-            operand.axis == axis and updates.axis == window
-            for axis, window in zip(kept, windows, strict=True)
-        ) and all(_shape(e)[operand.axis] == _shape(e, 2)[updates.axis] for e in (whole, part))
-        if not all_of_them or operand.axis in numbers.scatter_dims_to_operand_dims:
-            raise NotByRowsError("it writes examples by their place in the batch")
-        return [walk.join([operand, updates._replace(axis=operand.axis)])]
-    batching = _paired(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
-    if (operand.axis, indices.axis) not in batching or updates.axis != index_axes[indices.axis]:
-        raise NotByRowsError("it writes examples by their place in the batch")
-    return [walk.join([r._replace(axis=operand.axis) for r in (operand, indices, updates)])]
+        gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+        kept = [axis for axis in range(len(_shape(whole))) if axis not in gone]
+        sizes = [(_shape(e)[operand.axis], _shape(e, 2)[updates.axis]) for e in (whole, part)]
+        all_of_them = dict(zip(kept, windows, strict=True)).get(operand.axis) == updates.axis
+        all_of_them = all_of_them and all(one == other for one, other in sizes)
+        by_place = operand.axis in numbers.scatter_dims_to_operand_dims
+        _refuse_if(by_place or not all_of_them, _WRITES_PLACES)
+        return [proof.join([operand, updates._replace(axis=operand.axis)])]
+    index_axes = [axis for axis in range(len(_shape(whole, 2))) if axis not in windows]
+    batching = dict(
+        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    )
+    is_paired = batching.get(operand.axis) == indices.axis
+    _refuse_if(not is_paired or updates.axis != index_axes[indices.axis], _WRITES_PLACES)
+    return [proof.join([r._replace(axis=operand.axis) for r in (operand, indices, updates)])]
 
 
 # fmt: off
@@ -309,6 +294,14 @@ _ELEMENTWISE = (
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
     "square", "stop_gradient", "sub", "tan", "tanh", "threefry2x32", "xor", "zeta",
 )
+_REDUCTIONS = (
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax",
+    "argmin",
+)
+_WINDOWS = (
+    "reduce_window_sum", "reduce_window_max", "reduce_window_min", "select_and_gather_add",
+    "select_and_scatter_add",
+)
 # fmt: on
 
 RULES: dict[str, Rule] = {
@@ -317,43 +310,30 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("random_bits", "random_split", "random_unwrap"), _elementwise),
     "bitcast_convert_type": _bitcast,
     "random_wrap": _trailing(lambda params: 1),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
-    "concatenate": _along("dimension"),
-    "rev": _along("dimensions"),
-    "sort": _along("dimension"),
-    "split": _along("axis"),
-    "top_k": _along("axis"),
-    **dict.fromkeys(
-        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
-        _without("axes"),
-    ),
-    **dict.fromkeys(("argmax", "argmin"), _without("axes")),
-    "squeeze": _without("dimensions"),
-    "unstack": _without("axis"),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _lines("axis")),
+    "concatenate": _lines("dimension"),
+    "rev": _lines("dimensions"),
+    "sort": _lines("dimension"),
+    "split": _lines("axis"),
+    "top_k": _lines("axis"),
+    **dict.fromkeys(_REDUCTIONS, _lines("axes", removed=True)),
+    "squeeze": _lines("dimensions", removed=True),
+    "unstack": _lines("axis", removed=True),
     "fft": _trailing(lambda params: len(params["fft_lengths"])),
     **dict.fromkeys(("cholesky", "triangular_solve"), _trailing(lambda params: 2)),
     "optimization_barrier": _each,
-    "stack": _stack,
-    "transpose": _transpose,
+    "stack": _together(_stack),
+    "transpose": _alone(_transpose),
     "broadcast_in_dim": _broadcast,
     "iota": _iota,
     "reshape": _reshape,
-    "pad": _pad,
-    "slice": _slice,
-    "dynamic_slice": _dynamic_slice,
+    "pad": _alone(_pad),
+    "slice": _alone(_slice, "limit_indices"),
+    "dynamic_slice": _alone(_dynamic_slice, "slice_sizes"),
     "dynamic_update_slice": _dynamic_update_slice,
     "dot_general": _dot_general,
-    "conv_general_dilated": _conv,
-    **dict.fromkeys(
-        (
-            "reduce_window_sum",
-            "reduce_window_max",
-            "reduce_window_min",
-            "select_and_gather_add",
-            "select_and_scatter_add",
-        ),
-        _window,
-    ),
+    "conv_general_dilated": _alone(_conv),
+    **dict.fromkeys(_WINDOWS, _together(_window)),
     "gather": _gather,
     **dict.fromkeys(("scatter", "scatter-add", "scatter_add", "scatter-mul"), _scatter),
 }

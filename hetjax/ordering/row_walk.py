@@ -44,7 +44,7 @@ Relation = Rows | None
 """None: the part's value is the whole's."""
 
 
-class Walk:
+class Proof:
     """Goes through two programs of the same form.
 
     Args:
@@ -102,9 +102,14 @@ class Walk:
 
     def same_params(self, whole: Any, part: Any, *but: str) -> None:
         """Refuses equations whose parameters differ, but for those of the names given."""
+        for name in self._differing(whole, part, but):
+            raise NotByRowsError(f"its {name} depends on the number of examples")
+
+    def _differing(self, whole: Any, part: Any, but: Sequence[str] = ()) -> Iterator[str]:
+        """The names of parameters, but for these, that differ between two equations."""
         for name in whole.params.keys() | part.params.keys():
             if name not in but and not self.equal(whole.params.get(name), part.params.get(name)):
-                raise NotByRowsError(f"its {name} depends on the number of examples")
+                yield name
 
     def equal(self, one: Any, other: Any) -> bool:
         """Whether two parameters, constants or programs are the same."""
@@ -142,13 +147,8 @@ class Walk:
     def _unchanged(self, whole: Any, part: Any) -> bool:
         """Whether two equations compute the same from the same."""
         shapes = ([v.aval for v in eqn.outvars] for eqn in (whole, part))
-        if any(a.shape != b.shape for a, b in zip(*shapes, strict=True)):
-            return False
-        try:
-            self.same_params(whole, part)
-        except NotByRowsError:
-            return False
-        return True
+        same_shapes = all(a.shape == b.shape for a, b in zip(*shapes, strict=True))
+        return same_shapes and not any(self._differing(whole, part))
 
     def _taken(self, known: dict, whole: Sequence[Any], part: Sequence[Any]) -> list[Relation]:
         """The relations of variables or literals that stand in the same place."""
@@ -199,18 +199,18 @@ def _place(equation: Any) -> str:
     return ""
 
 
-def _call(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequence[Relation]:
+def _call(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequence[Relation]:
     name = next(name for name in ("jaxpr", "call_jaxpr") if name in whole.params)
-    return walk.program(whole.params[name], part.params[name], ins)
+    return proof.program(whole.params[name], part.params[name], ins)
 
 
-def _cond(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequence[Relation]:
+def _cond(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequence[Relation]:
     index, *operands = ins
     if index is not None:
         raise NotByRowsError("the branch depends on an example")
     branches = zip(whole.params["branches"], part.params["branches"], strict=True)
-    outs = [walk.program(one, other, operands) for one, other in branches]
-    return [walk.join(relations) for relations in _alike(outs)]
+    outs = [proof.program(one, other, operands) for one, other in branches]
+    return [proof.join(relations) for relations in _alike(outs)]
 
 
 def _alike(rows: Sequence[Sequence[Relation]]) -> Iterator[Sequence[Relation]]:
@@ -221,35 +221,35 @@ def _alike(rows: Sequence[Sequence[Relation]]) -> Iterator[Sequence[Relation]]:
 
 
 def _steady(
-    walk: Walk, carry: Sequence[Relation], step: Callable[[Sequence[Relation]], list[Relation]]
+    proof: Proof, carry: Sequence[Relation], step: Callable[[Sequence[Relation]], list[Relation]]
 ) -> tuple[Sequence[Relation], list[Relation]]:
     """Relations of a loop's carry that a step keeps, and those of the step's results."""
     while True:
         outs = step(carry)
-        kept = [walk.join(pair) for pair in _alike([carry, outs[: len(carry)]])]
+        kept = [proof.join(pair) for pair in _alike([carry, outs[: len(carry)]])]
         if kept == list(carry):
             return kept, outs
         carry = kept
 
 
-def _while(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequence[Relation]:
-    walk.same_params(whole, part, "cond_jaxpr", "body_jaxpr")
+def _while(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequence[Relation]:
+    proof.same_params(whole, part, "cond_jaxpr", "body_jaxpr")
     num_cond, num_body = whole.params["cond_nconsts"], whole.params["body_nconsts"]
     of_cond, of_body = ins[:num_cond], ins[num_cond : num_cond + num_body]
 
     def through(name: str, consts: Sequence[Relation], carry: Sequence[Relation]) -> list:
-        return walk.program(whole.params[name], part.params[name], [*consts, *carry])
+        return proof.program(whole.params[name], part.params[name], [*consts, *carry])
 
     carry, _ = _steady(
-        walk, ins[num_cond + num_body :], lambda carry: through("body_jaxpr", of_body, carry)
+        proof, ins[num_cond + num_body :], lambda carry: through("body_jaxpr", of_body, carry)
     )
     if through("cond_jaxpr", of_cond, carry) != [None]:
         raise NotByRowsError("how often it repeats depends on an example")
     return carry
 
 
-def _scan(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequence[Relation]:
-    walk.same_params(whole, part, "jaxpr")
+def _scan(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequence[Relation]:
+    proof.same_params(whole, part, "jaxpr")
     if "ft_in" in whole.params:  # from JAX 0.11 on
         groups = whole.params["ft_in"].update(tuple(ins)).unpack()
         num_consts, num_carry = (len(list(group)) for group in groups[:2])
@@ -262,9 +262,9 @@ def _scan(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequenc
             raise NotByRowsError("it goes through the examples one after the other")
         slices.append(relation and relation._replace(axis=relation.axis - 1))
     carry, outs = _steady(
-        walk,
+        proof,
         carry,
-        lambda carry: walk.program(
+        lambda carry: proof.program(
             whole.params["jaxpr"], part.params["jaxpr"], [*consts, *carry, *slices]
         ),
     )
@@ -272,8 +272,8 @@ def _scan(walk: Walk, whole: Any, part: Any, ins: Sequence[Relation]) -> Sequenc
     return [*carry, *stacked]
 
 
-Rule = Callable[[Walk, Any, Any, Sequence[Relation]], Sequence[Relation]]
-"""`(walk, whole's equation, part's equation, relations taken) -> relations given`, or refuses."""
+Rule = Callable[[Proof, Any, Any, Sequence[Relation]], Sequence[Relation]]
+"""`(proof, whole's equation, part's equation, relations taken) -> relations given`, or refuses."""
 
 _CALLS: dict[str, Rule] = {
     **dict.fromkeys(

@@ -75,7 +75,7 @@ def adaptive(
     ] = 1.0,
     probe_microbatches: Annotated[
         int,
-        parts.integer(at_least=1, unit="microbatches", says="first ones of a worker never seen"),
+        parts.integer(at_least=1, unit="microbatches", says="in a worker's first round"),
     ] = 2,
     drift: Annotated[
         float,
@@ -138,15 +138,10 @@ def adaptive(
       choice; here the best of the discounted past is followed, with a margin.
     """
     model = fitted.fitted(
-        settle_rounds=settle_rounds,
-        min_gain=min_gain,
-        confidence=confidence,
-        noise_weight=noise_weight,
-        probe_microbatches=probe_microbatches,
-        drift=drift,
-        alarm=alarm,
+        fitted.Options(
+            settle_rounds, min_gain, confidence, noise_weight, probe_microbatches, drift, alarm
+        )
     )
-
     policy = policies.QuotaPolicy(
         functools.partial(_init, model),
         functools.partial(_assign, model),
@@ -263,25 +258,20 @@ def _admit(state: AdaptiveState, caps: np.ndarray) -> AdaptiveState:
 
 def _wanted(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.ndarray:
     """What each candidate gives in a full round, i64[4, n]; the first has given `quotas`."""
-    budget, present = state.budget, caps > 0
+    budget = state.budget
     _, recent, _, equal = state.wanted
     watch = state.fitted.watch
     suspicious = (np.maximum(watch.slower, watch.faster) > _SUSPICIOUS).any()
     is_quiet = state.chosen != _RECENT and not state.fitted.settling and not suspicious
-    if not (is_quiet and state.fitted.rounds % _EVERY and _is_allowed(recent, budget, caps)):
-        ones = np.ones(caps.size)
-        costs = estimate.costs_of(state.recent_overhead_secs, state.recent_secs, ones)
+    if not (is_quiet and state.fitted.rounds % _EVERY and shares.are_allowed(recent, budget, caps)):
+        costs = estimate.costs_of(state.recent_overhead_secs, state.recent_secs)
         recent = solver.solve_quotas(costs, budget, caps=caps, current=recent)
     sample = state.sampled.quotas
-    if not _is_allowed(sample, budget, caps):
+    if not shares.are_allowed(sample, budget, caps):
         sample = quotas
-    if not _is_allowed(equal, budget, caps):
-        equal = shares.largest_remainder(present | ~present.any(), budget, caps=caps)
+    if not shares.are_allowed(equal, budget, caps):
+        equal = shares.equal_split(budget, caps)
     return np.stack([quotas, recent, sample, equal])
-
-
-def _is_allowed(quotas: np.ndarray, budget: int, caps: np.ndarray) -> bool:
-    return bool(quotas.sum() == budget and (quotas <= caps).all())
 
 
 def _compared(state: AdaptiveState, levels: np.ndarray, ratios: np.ndarray) -> AdaptiveState:
@@ -330,12 +320,9 @@ def _with_probe(state: AdaptiveState, caps: np.ndarray) -> tuple[np.ndarray, Ada
     idle = (caps > 0) & (wanted == 0)
     if not idle.any():
         return wanted.copy(), state
-    ones = np.ones_like(caps)
-    costs = estimate.costs_of(
-        model.overhead_secs, model.secs_per_microbatch, ones.astype(np.float64)
-    )
+    costs = estimate.costs_of(model.overhead_secs, model.secs_per_microbatch)
     round_secs = costs.round_secs(wanted).max()
-    alone = costs.round_secs(ones)
+    alone = costs.round_secs(np.ones_like(caps))
     extra = np.maximum(alone - round_secs, 0.0) / round_secs
     waits = 2.0 ** np.clip(state.probes - _PATIENT_PROBES, 0, _MOST_DOUBLINGS)
     interval = np.maximum(extra * idle.sum() / _PROBE_SHARE, 1.0) * waits
@@ -373,5 +360,5 @@ def _with_care(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np
     if not (quotas > careful).any() or careful.sum() < state.budget:
         return quotas
     model = state.fitted
-    costs = estimate.costs_of(model.overhead_secs, model.secs_per_microbatch, np.ones(caps.size))
+    costs = estimate.costs_of(model.overhead_secs, model.secs_per_microbatch)
     return solver.solve_quotas(costs, state.budget, caps=careful, current=quotas)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetjax.quota import estimate
+
 PRIOR_NOISE = 0.1  # of a round's compute, relative; assumed before anything was seen
 _PRIOR_ROUNDS = 4.0  # what that assumption weighs
 _LEAST_NOISE = 0.01
@@ -45,13 +47,7 @@ def init(num_workers: int) -> Watch:
 
 def forget(watch: Watch, workers: np.ndarray) -> Watch:
     """Returns the state with the workers where bool[n] is true as if never seen."""
-    fresh = init(workers.size)
-    return Watch(
-        *(
-            np.where(workers.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-            for new, old in zip(fresh, watch, strict=True)
-        )
-    )
+    return estimate.choose(workers, init(workers.size), watch)
 
 
 def noise(watch: Watch) -> np.ndarray:

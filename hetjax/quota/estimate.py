@@ -10,14 +10,17 @@ would leave microbatches that look almost free. Assumes outliers are clipped and
 cut before: `changes.py`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hetjax.quota import costs as costs_lib
 
 _SINGULAR = 1e-9  # of the determinant over the product of the diagonal
 _LEAST_SLOPE = 1e-3  # the least part of a worker's mean time that a microbatch may cost
+
+RecordT = TypeVar("RecordT", bound=tuple[Any, ...])
 
 
 class Samples(NamedTuple):
@@ -62,9 +65,13 @@ def add(samples: Samples, more: Samples) -> Samples:
     return Samples(*(a + b for a, b in zip(samples, more, strict=True)))
 
 
-def choose(where: np.ndarray, new: Samples, old: Samples) -> Samples:
-    """Returns `new` for the workers where bool[n] is true, `old` for the others."""
-    return Samples(*(np.where(where, a, b) for a, b in zip(new, old, strict=True)))
+def choose(where: np.ndarray, new: RecordT, old: RecordT) -> RecordT:
+    """Returns `new` for the workers where bool[n] is true, `old` for the others.
+
+    Both are records of arrays whose first axis is that of the workers.
+    """
+    fields = zip(new, old, strict=True)
+    return type(old)(*(np.where(where.reshape(-1, *[1] * (b.ndim - 1)), a, b) for a, b in fields))
 
 
 def fit(
@@ -99,7 +106,7 @@ def fit(
 
 
 def costs_of(
-    overhead_secs: np.ndarray, secs_per_microbatch: np.ndarray, factors: np.ndarray
+    overhead_secs: np.ndarray, secs_per_microbatch: np.ndarray, factors: ArrayLike = 1.0
 ) -> costs_lib.WorkerCosts:
     """Returns the costs times the factors; workers not known take no part (their cost is 1)."""
     known = ~np.isnan(secs_per_microbatch)

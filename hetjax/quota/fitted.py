@@ -52,16 +52,19 @@ class FittedState(NamedTuple):
         return self.samples.start_count <= _LITTLE
 
 
-def fitted(
-    *,
-    settle_rounds: int,
-    min_gain: float,
-    confidence: float,
-    noise_weight: float,
-    probe_microbatches: int,
-    drift: float,
-    alarm: float,
-) -> policies.QuotaPolicy:
+class Options(NamedTuple):
+    """As of `adaptive.adaptive`."""
+
+    settle_rounds: int
+    min_gain: float
+    confidence: float
+    noise_weight: float
+    probe_microbatches: int
+    drift: float
+    alarm: float
+
+
+def fitted(options: Options) -> policies.QuotaPolicy:
     """Exact quotas for the costs that the workers' clocks have shown, without probes.
 
     Every round fits overhead and seconds a microbatch of each worker to all rounds since the
@@ -72,8 +75,6 @@ def fitted(
     gets a few microbatches first. First rounds may be cold (memory, caches): up to three are
     forgotten if the next is faster. By as much as most workers are slower or faster than they
     were, if clearly so, none has changed: their quotas would be the same.
-
-    Args: as of `adaptive.adaptive`.
 
     References:
       Page, "Continuous inspection schemes", Biometrika 41, 1954: CUSUM.
@@ -92,25 +93,25 @@ def fitted(
             samples=estimate.no_samples(num_workers),
             watch=changes.init(num_workers),
             pace=1.0,
-            settling=settle_rounds,
+            settling=options.settle_rounds,
             rounds=0,
         )
 
     def assign(state: FittedState, total: int, caps: np.ndarray):
         caps = np.asarray(caps, np.int64)
-        state = _admit(state, caps, settle_rounds)
+        state = _admit(state, caps, options.settle_rounds)
         if _may_stay(state, total, caps):
             return state.kept.copy(), state
-        costs = _inflated_costs(state, noise_weight)
+        costs = _inflated_costs(state, options.noise_weight)
         if state.unknown.any():
-            return _with_newcomers(state, costs, total, caps, probe_microbatches), state
+            probes = options.probe_microbatches
+            return _with_newcomers(state, costs, total, caps, probes), state
         lowered = (state.kept > caps) & (caps > 0)  # for this round alone
         if total != state.budget or lowered.any():
             return solver.solve_quotas(costs, total, caps=caps, current=state.kept), state
         kept = solver.solve_quotas(costs, total, caps=caps, current=state.kept)
-        if _is_allowed(state.kept, total, caps) and not _is_worth_it(
-            state, costs, kept, min_gain, confidence
-        ):
+        stays = shares.are_allowed(state.kept, total, caps)
+        if stays and not _is_worth_it(options, state, costs, kept):
             kept = state.kept
         return kept.copy(), state._replace(kept=kept)
 
@@ -124,10 +125,10 @@ def fitted(
         warmed = seen & (secs < _WARMED * _expected(state, done)) & state.seen_little
         if warmed.any():
             state, seen = _forget(state, warmed), seen & ~warmed
-        state, factors = _score(state, done, first, secs, seen, drift)
+        state, factors = _score(state, done, first, secs, seen, options.drift)
         new = estimate.samples_of(done, first * factors, secs * factors)
         samples = estimate.add(state.samples, new)
-        changed, watch = changes.cut(state.watch, alarm)
+        changed, watch = changes.cut(state.watch, options.alarm)
         if changed.any():
             window = estimate.samples_of(watch.done, watch.first_secs, watch.compute_secs)
             since = estimate.Samples(*(field.sum(axis=1) for field in window))
@@ -139,7 +140,7 @@ def fitted(
             samples=samples,
             watch=watch,
             pace=pace,
-            settling=settle_rounds if changed.any() else max(state.settling - 1, 0),
+            settling=options.settle_rounds if changed.any() else max(state.settling - 1, 0),
             rounds=state.rounds + 1,
         )
 
@@ -151,9 +152,9 @@ def _admit(state: FittedState, caps: np.ndarray, settle_rounds: int) -> FittedSt
     joined = (state.caps == 0) & (caps > 0)
     if ((caps > 0) != (state.caps > 0)).any():
         state = state._replace(settling=settle_rounds)
-    if not joined.any():
-        return state._replace(caps=caps)
-    return _forget(state, joined)._replace(caps=caps)
+    if joined.any():
+        state = _forget(state, joined)
+    return state._replace(caps=caps)
 
 
 def _forget(state: FittedState, workers: np.ndarray) -> FittedState:
@@ -255,20 +256,12 @@ def _may_stay(state: FittedState, total: int, caps: np.ndarray) -> bool:
         not state.settling
         and state.rounds % _SOLVE_ROUNDS
         and total == state.budget
-        and _is_allowed(state.kept, total, caps)
+        and shares.are_allowed(state.kept, total, caps)
     )
 
 
-def _is_allowed(quotas: np.ndarray, total: int, caps: np.ndarray) -> bool:
-    return bool(quotas.sum() == total and (quotas <= caps).all())
-
-
 def _is_worth_it(
-    state: FittedState,
-    costs: costs_lib.WorkerCosts,
-    quotas: np.ndarray,
-    min_gain: float,
-    confidence: float,
+    options: Options, state: FittedState, costs: costs_lib.WorkerCosts, quotas: np.ndarray
 ) -> bool:
     """Whether to leave the kept quotas for these."""
     if state.settling:
@@ -278,4 +271,5 @@ def _is_worth_it(
     rounds = np.maximum(state.samples.start_count, 1.0)
     errors = changes.noise(state.watch) * np.maximum(old, new) / np.sqrt(rounds)
     error = float(np.sqrt((errors[slowest] ** 2).sum()))
-    return bool(old.max() - new.max() > max(min_gain * old.max(), confidence * error))
+    least = max(options.min_gain * old.max(), options.confidence * error)
+    return bool(old.max() - new.max() > least)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax.quota import policies, shares
+from hetjax.quota import estimate, policies, shares
 
 _WAIT = 10  # rounds in which a policy may settle before its quotas are looked at
 _LONGER = 8  # times as many before the next look, where the quotas were right
@@ -105,7 +105,7 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
         if ((caps > 0) == (state.most > 0)).all():
             most = np.maximum(state.most, caps)
             if (most > state.most).any():
-                equal = _equal_split(min(state.budget, int(most.sum())), most)
+                equal = shares.equal_split(min(state.budget, int(most.sum())), most)
                 state = state._replace(most=most, equal=equal)
             state = state._replace(inner=inner)
         else:
@@ -113,14 +113,14 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
         full = total == state.budget == state.equal.sum() and bool((state.equal <= caps).all())
         quotas, kind = wanted, _CHOSEN
         if state.held or (full and state.looking and _equal_is_next(state)):
-            quotas, kind = (state.equal if full else _equal_split(total, caps)), _EQUAL
+            quotas, kind = (state.equal if full else shares.equal_split(total, caps)), _EQUAL
         if not full or ((quotas >= caps) & (caps < state.most)).any():
             kind = _NOTHING
         return quotas.copy(), state._replace(quotas=quotas, wanted=wanted, kind=kind)
 
     def observe(state: GuardState, times: policies.RoundTimes) -> GuardState:
         done = np.asarray(times.microbatches_done, np.int64)
-        clocks = _last_clocks(state.clocks, times)
+        clocks = estimate.choose(done > 0, Clocks(*times[:3]), state.clocks)
         state = state._replace(inner=policy.observe(state.inner, times), clocks=clocks)
         if state.kind == _NOTHING or (done != state.quotas).any():
             return state
@@ -138,7 +138,7 @@ def _fresh(inner: Any, budget: int, caps: np.ndarray) -> GuardState:
         inner=inner,
         budget=budget,
         most=caps,
-        equal=_equal_split(min(budget, int(caps.sum())), caps),
+        equal=shares.equal_split(min(budget, int(caps.sum())), caps),
         quotas=zeros,
         wanted=zeros,
         kind=_NOTHING,
@@ -157,23 +157,10 @@ def _fresh(inner: Any, budget: int, caps: np.ndarray) -> GuardState:
     )
 
 
-def _equal_split(total: int, caps: np.ndarray) -> np.ndarray:
-    present = caps > 0
-    return shares.largest_remainder((present | ~present.any()) * 1.0, total, caps=caps)
-
-
 def _equal_is_next(state: GuardState) -> bool:
     """Whether the look's next round is an equal one: equal, chosen, chosen, equal, equal, …"""
     num_chosen, num_equal = (~np.isnan(state.secs)).sum(axis=1)
     return num_chosen > num_equal if num_chosen != num_equal else num_equal % 2 == 0
-
-
-def _last_clocks(old: Clocks, times: policies.RoundTimes) -> Clocks:
-    new = Clocks(times.microbatches_done, times.first_secs, times.compute_secs)
-    busy = np.asarray(new.microbatches_done) > 0
-    if busy.all():
-        return new
-    return Clocks(*(np.where(busy, b, a) for a, b in zip(old, new, strict=True)))
 
 
 def _round_secs(quotas: np.ndarray, clocks: Clocks) -> float:

@@ -162,20 +162,13 @@ def _in_proportion(proportions: tuple[float, ...]) -> QuotaPolicy:
         return StaticState(given)
 
     def assign(state: StaticState, total: int, caps: np.ndarray):
-        return _shared_out(
-            tuple(state.proportions.tolist()), total, tuple(caps.tolist())
-        ).copy(), state
+        return shares.largest_remainder(state.proportions, total, caps=caps), state
 
     def observe(state: StaticState, times: RoundTimes) -> StaticState:
         del times
         return state
 
     return QuotaPolicy(init, assign, observe)
-
-
-@functools.lru_cache(256)
-def _shared_out(proportions: tuple[float, ...], total: int, caps: tuple[int, ...]) -> np.ndarray:
-    return shares.largest_remainder(proportions, total, caps=caps)
 
 
 class SpeedState(NamedTuple):

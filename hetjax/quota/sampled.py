@@ -11,27 +11,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-_MOST_ROWS, _LEAST_ROWS = 256, 32
-_MOST_VALUES = 2**16  # rows times workers
+_MOST_KEPT, _LEAST_KEPT = 256, 32  # rounds
+_MOST_VALUES = 2**16  # kept rounds times workers
 _COLD_ROUNDS = 3  # at the start, that are not kept
-_FIRST_LOOK = 8  # rows before quotas are looked for
-_EVERY = 4  # rounds between two looks, once the rows are many
+_FIRST_LOOK = 8  # kept rounds, before which no quotas are looked for
+_EVERY = 4  # rounds between two looks, once many are kept
 _MOVES = 4  # in a look
 _MIN_GAIN = 0.002  # of the mean round, that a move must save
-_LATE_MIN_GAIN = 0.01  # the same, when the rows are full
+_LATE_MIN_GAIN = 0.01  # the same, once as many rounds are kept as may be
 _CONFIDENCE = 1.0  # standard errors of what it saves, the same
 
 
 class SampledState(NamedTuple):
     quotas: np.ndarray  # i64[n]; all 0: none yet
-    levels: np.ndarray  # f64[rows, n], seconds a microbatch of a round, newest last; NaN: no work
+    levels: np.ndarray  # f64[kept, n], seconds a microbatch of a round, newest last; NaN: no work
     rounds: int  # seen
 
 
 def init(num_workers: int) -> SampledState:
     """Returns a state that has seen nothing."""
-    rows = int(np.clip(_MOST_VALUES // num_workers, _LEAST_ROWS, _MOST_ROWS))
-    levels = np.full((rows, num_workers), np.nan)
+    num_kept = int(np.clip(_MOST_VALUES // num_workers, _LEAST_KEPT, _MOST_KEPT))
+    levels = np.full((num_kept, num_workers), np.nan)
     return SampledState(np.zeros(num_workers, np.int64), levels, 0)
 
 
@@ -58,13 +58,13 @@ def observe(
     num_seen = state.rounds - _COLD_ROUNDS
     if num_seen <= 0:
         return state
-    rows = np.concatenate([state.levels[1:], levels[None]])
+    kept = np.concatenate([state.levels[1:], levels[None]])
     quotas = state.quotas
     if quotas.sum() != start.sum() or (quotas > caps).any():
         quotas = start
-    if num_seen >= _FIRST_LOOK and (num_seen < len(rows) // 4 or num_seen % _EVERY == 0):
-        seen = rows[-num_seen:]
-        full = num_seen >= len(rows)
+    if num_seen >= _FIRST_LOOK and (num_seen < len(kept) // 4 or num_seen % _EVERY == 0):
+        seen = kept[-num_seen:]
+        full = num_seen >= len(kept)
         quotas = improved(
             quotas,
             np.where(np.isnan(seen), usual, seen),
@@ -72,7 +72,7 @@ def observe(
             caps,
             min_gain=_LATE_MIN_GAIN if full else _MIN_GAIN,
         )
-    return SampledState(quotas, rows, state.rounds)
+    return SampledState(quotas, kept, state.rounds)
 
 
 def improved(
@@ -90,7 +90,7 @@ def improved(
 
     Args:
       quotas: i64[n].
-      levels: f64[rows, n].
+      levels: f64[kept, n].
       ratios: f64[n].
       caps: i64[n].
       min_gain: of the mean round, that a move must save, beside a standard error.

@@ -67,3 +67,14 @@ def largest_remainder(
         shares[order[: total - shares.sum()]] += 1
         free &= shares < limits
     return shares
+
+
+def equal_split(total: int, caps: np.ndarray) -> np.ndarray:
+    """The same for every worker whose cap is above 0, i64[n]."""
+    present = caps > 0
+    return largest_remainder(present | ~present.any(), total, caps=caps)
+
+
+def are_allowed(quotas: np.ndarray, total: int, caps: np.ndarray) -> bool:
+    """Whether the quotas have this sum and keep to the caps."""
+    return bool(quotas.sum() == total and (quotas <= caps).all())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,12 @@ _LOSSES: list[line_panels.Line] = [
     ("upper_loss", canvas.ACCENT, "-", "F, the upper loss"),
     ("lower_loss", canvas.WORKERS[0], "-", "f, the lower loss"),
 ]
-_THIRD = {
-    "gap": "the gap, f(x, y) - f(x, z)",
-    "residual": "the residual of the linear system, over its right side",
-}
+_FAR = "It tells how far the lower level is from its minimum: "
+_GAP = "the gap, f(x, y) - f(x, z)."
+_RESIDUAL = "the residual of the linear system, over its right side."
+_EVALUATED = "Of the lower variable that was reached, at each evaluation."
 _MOST_KINDS = 4  # whose quotas are drawn
-_MOST_METRICS = 4
-_OF_STEPS: dict[str, Any] = {"x_label": "outer steps"}
+_METRIC_COLOURS = [canvas.ACCENT, canvas.WORKERS[0], canvas.WORKERS[2], canvas.WORKERS[5]]
 
 
 def write(
@@ -63,8 +63,8 @@ def render(
     found = _sections(summary, _drawn(history), rounds) if history else []
     return page.of_run(
         title,
-        about=_about(summary),
-        notes=[*_notes(summary), *series.not_finite(history)],
+        about=page.about(summary, "outer_steps", "rounds"),
+        notes=[*page.endings(summary, "outer step"), *series.not_finite(history)],
         parts=[tiles.grid(_tiles(summary)), *found],
         config=config,
         summary=summary,
@@ -76,53 +76,20 @@ def _drawn(history: Sequence[Record]) -> list[dict[str, Any]]:
     found = []
     for record in history:
         secs = series.number(record.get("start_secs")) + series.number(record.get("step_secs"))
-        evaluated = record.get("eval")
-        of_sets = evaluated if isinstance(evaluated, Mapping) else {}
+        of_sets = series.part(record, "eval")
         found.append({**record, **of_sets, "train_secs": secs, "step": record["step"] + 1})
     return found
 
 
-def _about(summary: Record) -> str:
-    parts = [
-        words.plural(summary["outer_steps"], "outer step"),
-        words.plural(summary["rounds"], "round"),
-        "the speeds of the workers are emulated" if summary["emulated"] else "",
-        str(summary["device_kind"]),
-        f"JAX {summary['jax_version']}",
-    ]
-    return " · ".join(["hetjax report", *(part for part in parts if part)])
-
-
-def _notes(summary: Record) -> list[str]:
-    notes = []
-    if summary["interrupted"]:
-        notes.append("The run was stopped before its end; the report covers what was done.")
-    if summary["stopped_by"]:
-        notes.append(f"The run was ended by {summary['stopped_by']}.")
-    for began in summary.get("resumed") or ():
-        notes.append(
-            f"The run went on from a checkpoint of {began['saved']}, at outer step "
-            f"{began['round']:,}."
-        )
-    return notes
-
-
 def _tiles(summary: Record) -> list[tiles.Tile]:
-    levels = summary["levels"]
-    missing, twice = (
-        sum(of_level[f"examples_{what}"] for of_level in levels.values())
-        for what in ("missing", "duplicated")
+    missing, twice, processed, again = (
+        sum(of_level[f"examples_{what}"] for of_level in summary["levels"].values())
+        for what in ("missing", "duplicated", "processed", "revisited")
     )
-    visits = {
-        name: of_level["examples_processed"] + of_level["examples_revisited"]
-        for name, of_level in levels.items()
-    }
-    again = sum(of_level["examples_revisited"] for of_level in levels.values())
     best = words.loss(summary.get("best_upper_loss"))
     each = summary["cost_of_a_hypergradient"]
     products = each["hessian_products"] + each["cross_products"]
-    gap = words.loss(summary.get("gap"))
-    residual = words.loss(summary.get("residual"))
+    gap, residual = (words.loss(summary.get(name)) for name in ("gap", "residual"))
     accuracy = [name for name in summary if name.endswith("accuracy") and name[:5] != "best_"]
     first = accuracy[0] if accuracy else ""
     return [
@@ -144,7 +111,7 @@ def _tiles(summary: Record) -> list[tiles.Tile]:
         (
             "Missing and duplicated",
             f"{missing:,} and {twice:,}",
-            f"of {sum(visits.values()) - again:,} processed; {again:,} more in batches held",
+            f"of {processed:,} processed; {again:,} more in batches held",
         ),
         ("Sent an outer step", words.size(summary["bytes_sent_per_step"]), "by all workers"),
         (
@@ -156,21 +123,42 @@ def _tiles(summary: Record) -> list[tiles.Tile]:
 
 
 def _sections(summary: Record, history: Sequence[Record], rounds: Sequence[Record]) -> list[str]:
-    found = [
-        sections.section(
-            "Losses",
-            "F and f at the lower variable that was reached, over outer steps and over time.",
-            lambda width: line_panels.draw_lines(
-                "losses", history, _known(history, _LOSSES), width=width, **_OF_STEPS
-            ),
-            key=line_panels.key(_known(history, _LOSSES)),
-        )
-    ]
-    for field, what in _THIRD.items():
-        line: list[line_panels.Line] = [(field, canvas.INK, "-", what)]
-        if _known(history, line):
-            found.append(_third(field, what, history, line))
-    return [*found, *_metrics(history), *round_sections(summary, rounds)]
+    metrics = list(series.evaluations(history, ""))[: len(_METRIC_COLOURS)]
+    accuracies = [name for name in metrics if name.endswith("accuracy")]
+    others = [name for name in metrics if name not in accuracies]
+    losses = "F and f at the lower variable that was reached, over outer steps and over time."
+    pictures = (
+        ("Losses", losses, _LOSSES),
+        ("Gap", _FAR + _GAP, [("gap", canvas.INK, "-", _GAP)]),
+        ("Residual", _FAR + _RESIDUAL, [("residual", canvas.INK, "-", _RESIDUAL)]),
+        ("Accuracy", _EVALUATED, _lines(accuracies)),
+        ("Evaluated", _EVALUATED, _lines(others)),
+    )
+    found = [_picture(heading, caption, history, lines) for heading, caption, lines in pictures]
+    return [*(part for part in found if part), *round_sections(summary, rounds)]
+
+
+def _lines(metrics: Sequence[str]) -> list[line_panels.Line]:
+    styled = zip(metrics, _METRIC_COLOURS, strict=False)
+    return [(name, colour, "-", name.replace("_", " ")) for name, colour in styled]
+
+
+def _picture(
+    heading: str, caption: str, history: Sequence[Record], lines: Sequence[line_panels.Line]
+) -> str:
+    """Lines over steps and over seconds, those with a number; empty where there is none."""
+    known = [line for line in lines if np.isfinite(series.column(history, line[0])).any()]
+    if not known:
+        return ""
+    draw = partial(
+        line_panels.draw_lines,
+        heading.lower(),
+        history,
+        known,
+        percent=heading == "Accuracy",
+        x_label="outer steps",
+    )
+    return sections.section(heading, caption, draw, key=line_panels.key(known))
 
 
 def round_sections(summary: Record, rounds: Sequence[Record]) -> list[str]:
@@ -180,99 +168,41 @@ def round_sections(summary: Record, rounds: Sequence[Record]) -> list[str]:
         summary: with `kinds` and `levels`.
         rounds: as of `render`.
     """
-    found = _of_rounds(rounds) if series.count_workers(rounds) else []
-    found.append(
-        sections.section(
-            "Where the time goes",
-            "Every sum that the estimator asks for is a round. Each kind has quotas of its own, "
-            "since a product takes longer than a gradient.",
-            None,
-            below=_kinds_table(summary),
-        )
+    time = (
+        "Every sum that the estimator asks for is a round. Each kind has quotas of its own, since "
+        "a product takes longer than a gradient."
     )
-    found.append(
-        sections.section(
-            "Who was visited how often",
-            "The ledger of each level counts what new batches took from the order, pass by pass. "
-            "A batch that is held is done again within its outer step; this is a revisit.",
-            None,
-            below=_ledger_table(summary),
-        )
+    visits = (
+        "The ledger of each level counts what new batches took from the order, pass by pass. "
+        "A batch that is held is done again within its outer step; this is a revisit."
     )
-    return found
-
-
-def _third(field: str, what: str, history: Sequence[Record], line: list[line_panels.Line]) -> str:
-    return sections.section(
-        field.capitalize(),
-        f"It tells how far the lower level is from its minimum: {what}.",
-        lambda width: line_panels.draw_lines(field, history, line, width=width, **_OF_STEPS),
-    )
-
-
-def _metrics(history: Sequence[Record]) -> list[str]:
-    """What was evaluated; accuracies in percent."""
-    names = list(series.evaluations(history, ""))[:_MOST_METRICS]
-    colours = [canvas.ACCENT, canvas.WORKERS[0], canvas.WORKERS[2], canvas.WORKERS[5]]
-    found = []
-    for heading, is_share in (("Accuracy", True), ("Evaluated", False)):
-        of_kind = [name for name in names if name.endswith("accuracy") == is_share]
-        lines: list[line_panels.Line] = [
-            (name, colour, "-", name.replace("_", " "))
-            for name, colour in zip(of_kind, colours, strict=False)
-        ]
-        if lines:
-            found.append(_evaluated(heading, history, lines, percent=is_share))
-    return found
-
-
-def _evaluated(
-    heading: str, history: Sequence[Record], lines: list[line_panels.Line], *, percent: bool
-) -> str:
-    return sections.section(
-        heading,
-        "Of the lower variable that was reached, at each evaluation.",
-        lambda width: line_panels.draw_lines(
-            heading.lower(), history, lines, width=width, percent=percent, **_OF_STEPS
-        ),
-        key=line_panels.key(lines),
-    )
-
-
-def _known(history: Sequence[Record], lines: list[line_panels.Line]) -> list[line_panels.Line]:
-    return [line for line in lines if np.isfinite(series.column(history, line[0])).any()]
+    return [
+        *(_of_rounds(rounds) if series.count_workers(rounds) else []),
+        sections.section("Where the time goes", time, None, below=_kinds_table(summary)),
+        sections.section("Who was visited how often", visits, None, below=_ledger_table(summary)),
+    ]
 
 
 def _of_rounds(rounds: Sequence[Record]) -> list[str]:
     """Pictures of the workers: their last rounds, and their quotas for the dearest kinds."""
     numbered = [{**record, "round": index, "full": True} for index, record in enumerate(rounds)]
-    found = [
-        sections.section(
-            "Who computes, who waits",
-            "Each bar is one worker in one round of either level, with the number of microbatches "
-            "it computed. With good quotas all bars of a round end together.",
-            lambda width: timeline.draw_timeline(
-                numbered, width=width, rounds=3 if width < canvas.NARROW else 6
-            ),
-        )
-    ]
+    bars = (
+        "Each bar is one worker in one round of either level, with the number of microbatches "
+        "it computed. With good quotas all bars of a round end together."
+    )
+    draw = partial(timeline.draw_timeline, numbered)
+    found = [sections.section("Who computes, who waits", bars, draw)]
     of_kind: dict[str, list[Record]] = {}
     for record in numbered:
         of_kind.setdefault(f"{record['level']} level, {record['request']}", []).append(record)
     secs = {name: np.nansum(series.column(own, "round_secs")) for name, own in of_kind.items()}
+    given = "Microbatches that each worker is given in a round of this kind."
     for name in sorted(of_kind, key=lambda name: -secs[name])[:_MOST_KINDS]:
         own = [{**record, "round": index} for index, record in enumerate(of_kind[name])]
         if len(own) > 1:
-            found.append(_quotas(name, own))
+            draw = partial(quotas.draw_quotas, own)
+            found.append(sections.section(f"Quotas: {name}", given, draw))
     return found
-
-
-def _quotas(name: str, own: Sequence[Record]) -> str:
-    return sections.section(
-        f"Quotas: {name}",
-        "Microbatches that each worker is given in a round of this kind.",
-        lambda width: quotas.draw_quotas(own, width=width),
-    )
 
 
 def _kinds_table(summary: Record) -> str:
@@ -289,7 +219,7 @@ def _kinds_table(summary: Record) -> str:
         )
         for name, kind in summary["kinds"].items()
     ]
-    return _table(head, rows)
+    return words.table(head, rows)
 
 
 def _ledger_table(summary: Record) -> str:
@@ -299,12 +229,4 @@ def _ledger_table(summary: Record) -> str:
         (name, *(words.count(of_level[f"examples_{what}"]) for what in names))
         for name, of_level in summary["levels"].items()
     ]
-    return _table(head, rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(f"<th>{words.escaped(name)}</th>" for name in head)
-    lines = "".join(
-        f"<tr>{''.join(f'<td>{words.escaped(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return f'<div class="scroll"><table class="names"><tr>{cells}</tr>{lines}</table></div>'
+    return words.table(head, rows)

@@ -7,13 +7,15 @@ no script and loads nothing.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import io
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from hetjax.report import series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 NUM_COLOURS = 8  # workers beyond it are drawn in a ramp, and quotas as a heat map
 TICK_STEPS = [1, 2, 5, 10]
 NARROW = 500  # pixels, below which labels are short
+MOST_MARKERS, MARKERS = 40, "os^."  # of a line
 
 INK, MUTED, GRID, ACCENT = "#010201", "#010202", "#010203", "#010204"
 WORKERS = [f"#01030{j}" for j in range(NUM_COLOURS)]
@@ -31,8 +34,6 @@ VARIABLES |= {stand_in: f"w{j}" for j, stand_in in enumerate(WORKERS)}
 VARIABLES |= {stand_in: f"on-w{j}" for j, stand_in in enumerate(ON_WORKERS)}
 
 AXIS_LABEL: dict[str, Any] = {"fontsize": 11, "color": MUTED}
-
-Arguments = ParamSpec("Arguments")
 
 
 def worker_colours(num_workers: int) -> list[str]:
@@ -54,19 +55,18 @@ def ink_on(colour: str) -> str:
     return "#111111" if 0.3 * red + 0.59 * green + 0.11 * blue > 125 else "#ffffff"
 
 
-def own_settings(draw: Callable[Arguments, str]) -> Callable[Arguments, str]:
-    """Draws under matplotlib's own defaults, whatever the caller's settings are."""
+@contextlib.contextmanager
+def _defaults() -> Iterator[None]:
+    import matplotlib
 
-    @functools.wraps(draw)
-    def drawn(*args: Arguments.args, **kwargs: Arguments.kwargs) -> str:
-        import matplotlib
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams["hatch.linewidth"] = 1.0
+        yield
 
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams["hatch.linewidth"] = 1.0
-            return draw(*args, **kwargs)
 
-    return drawn
+own_settings = _defaults()
+"""Decorates what draws under matplotlib's own defaults, whatever the caller's settings are."""
 
 
 def make_figure(width: float, height: float) -> Figure:
@@ -91,11 +91,133 @@ def add_axes(figure: Figure, left: float, top: float, width: float, height: floa
     return axes
 
 
+def panels(
+    width: float,
+    count: int,
+    *,
+    height: float = 170.0,
+    gap: float = 78.0,
+    right: float = 8.0,
+    beside: bool = False,
+) -> tuple[Figure, list[Axes]]:
+    """A figure of axes one below the other, or in a row; lengths in pixels.
+
+    Args:
+        width: of the figure.
+        count: of the axes.
+        height: of each.
+        gap: from one to the one below it.
+        right: room beside them, such as for `end_labels`.
+        beside: in a row.
+    """
+    columns, rows = (count, 1) if beside else (1, count)
+    each = (width - 46 - right - 56 * (columns - 1)) / columns
+    figure = make_figure(width, 32 + rows * (height + gap) - gap + 46)
+    places = [(i, 0) if beside else (0, i) for i in range(count)]
+    return figure, [
+        add_axes(figure, 46 + column * (each + 56), 32 + row * (height + gap), each, height)
+        for column, row in places
+    ]
+
+
+def worker_rows(
+    history: Sequence[series.Record],
+    rounds: int | None,
+    *,
+    width: float,
+    row: float,
+    foot: float,
+    title_end: str = "",
+) -> tuple[Figure, list[tuple[Axes, Sequence[series.Record]]]]:
+    """Axes of the first and of the last rounds, one below the other, a row for each worker.
+
+    Args:
+        history: all rounds.
+        rounds: at most, of each; None: as many as have room.
+        width: of the figure.
+        row: the height of one.
+        foot: room below.
+        title_end: of both titles.
+
+    Returns:
+        the figure, and each of its axes with their rounds.
+    """
+    narrow, num_workers = width < NARROW, series.count_workers(history)
+    parts = series.first_and_last(history, rounds or (3 if narrow else 6))
+    left, head, height = (30 if narrow else 66), 50, row * num_workers
+    figure = make_figure(width, len(parts) * (head + height + foot))
+    found = []
+    for i, part in enumerate(parts):
+        top = head + i * (head + height + foot)
+        axes = add_axes(figure, left, top, width - left - 8, height)
+        axes.set_ylim(num_workers - 0.5, -0.5)
+        axes.set_yticks(range(0, num_workers, 1 if num_workers <= 16 else 8))
+        axes.set_yticklabels([f"w{j}" if narrow else f"worker {j}" for j in axes.get_yticks()])
+        axes.tick_params(axis="y", labelcolor=INK)
+        axes.grid(False)
+        named = ("First rounds", "Last rounds")[i] if len(parts) > 1 else "All rounds"
+        title(axes, named + title_end, above=28)
+        found.append((axes, part))
+    return figure, found
+
+
+def number(axes: Axes, x: float, y: float, text: str, *, color: str, fontsize: int = 11) -> None:
+    """Text in the middle of a bar."""
+    axes.text(x, y, text, color=color, fontsize=fontsize, ha="center", va="center_baseline")
+
+
+def name_rounds(axes: Axes, starts: Sequence[float], names: Sequence[str]) -> None:
+    """Lines where rounds start, and their names above the axes."""
+    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": MUTED}
+    for start, name in zip(starts, names, strict=True):
+        axes.text(start, 1.0, name, fontsize=11, va="bottom", clip_on=False, **style)
+        axes.axvline(start, color=GRID, linewidth=1)
+
+
 def title(axes: Axes, text: str, *, above: float = 10) -> None:
     """A title `above` pixels over the axes, from their left end."""
     axes.annotate(
         text, (0, 1), (0, above), "axes fraction", "offset points", fontsize=12, color=INK
     )
+
+
+def curve(
+    axes: Axes,
+    x: np.ndarray,
+    y: np.ndarray,
+    shape: str = "-",
+    *,
+    colour: str,
+    band: bool = False,
+    **style: Any,
+) -> None:
+    """A line with a gap for each NaN, thinned where it is long.
+
+    Args:
+        axes: where it is drawn.
+        x, y: f64[n].
+        shape: as of `Axes.plot`; where many numbers are known their markers are left out.
+        colour: of all.
+        band: whether the least and the largest number of each thinned stretch are shown.
+        style: other settings of the line.
+    """
+    num_known = np.isfinite(y).sum()
+    if not num_known:
+        return
+    middle, mean, low, high = series.thin(x, y)
+    if band:
+        axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
+    shape = shape if num_known <= MOST_MARKERS else shape.lstrip(MARKERS)
+    axes.plot(middle, mean, shape, color=colour, **{"linewidth": 1.6, "markersize": 4.5, **style})
+
+
+def finish(axes: Axes, text: str, x: np.ndarray, label: str) -> None:
+    """What axes get once their lines are drawn: a title, and `x` from 0 to its end."""
+    is_log = axes.get_yscale() == "log"
+    title(axes, f"{text}, log scale" if is_log else text)
+    axes.set_xlim(0, 1.02 * np.nanmax(x, initial=0.0) or 1.0)
+    axes.set_xlabel(label, **AXIS_LABEL)
+    _plain_ticks(axes, logarithmic=is_log)
 
 
 def pixel(axes: Axes) -> float:
@@ -121,15 +243,7 @@ def fill_boxes(
     axes.add_artist(PathPatch(path, **{"linewidth": 0, **style}))
 
 
-def worker_names(axes: Axes, num_workers: int, *, narrow: bool) -> None:
-    """Names of workers beside rows 0, 1, ..., each eighth where there are many."""
-    axes.set_yticks(range(0, num_workers, 1 if num_workers <= 16 else 8))
-    axes.set_yticklabels([f"w{j}" if narrow else f"worker {j}" for j in axes.get_yticks()])
-    axes.grid(False)
-    axes.tick_params(axis="y", labelcolor=INK)
-
-
-def plain_ticks(axes: Axes, *, logarithmic: bool) -> None:
+def _plain_ticks(axes: Axes, *, logarithmic: bool) -> None:
     """Numbers without powers of ten, and finer ones on short logarithmic axes."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -143,6 +257,21 @@ def plain_ticks(axes: Axes, *, logarithmic: bool) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def log_scale(axes: Axes, heights: np.ndarray) -> None:
+    """A logarithmic vertical axis around heights above 0."""
+    low, high = heights.min(), heights.max()
+    room = max(1.25, np.sqrt(5 * low / high))  # from end to end at least 5, for two ticks
+    axes.set_yscale("log")
+    axes.set_ylim(low / room, high * room)
+
+
+def log_where_wide(axes: Axes, heights: np.ndarray) -> None:
+    """A logarithmic vertical axis where heights above 0 reach from one to 8 times as much."""
+    known = heights[np.isfinite(heights)]
+    if len(known) > 1 and known.min() > 0 and known.max() > 8 * known.min():
+        axes.set_yscale("log")
+
+
 def whole_ticks(axes: Axes) -> None:
     """At most five or so ticks at whole numbers, on the vertical axis."""
     from matplotlib.ticker import MaxNLocator
@@ -150,15 +279,15 @@ def whole_ticks(axes: Axes) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
 
 
-def round_axis(axes: Axes, first: float, last: float, *, label: str = "round") -> None:
-    """A horizontal axis of rounds, or of what `label` says, with ticks at whole numbers."""
+def round_axis(axes: Axes, first: float, last: float) -> None:
+    """A horizontal axis of rounds, with ticks at whole numbers."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     axes.set_xlim(first, max(last, first + 1))
     most = max(2, int(axes.get_window_extent().width / 60))
     axes.xaxis.set_major_locator(MaxNLocator(most, integer=True, steps=TICK_STEPS))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.set_xlabel(label, **AXIS_LABEL)
+    axes.set_xlabel("round", **AXIS_LABEL)
 
 
 def end_labels(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
@@ -168,25 +297,17 @@ def end_labels(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
         axes: those of the lines, with their vertical limits set.
         labels: `(height of the line's end, text, colour)`.
     """
+    from scipy import optimize
+
     places = [*axes.get_ylim(), *(place for place, _, _ in labels)]
     low, high, *heights = axes.yaxis.get_transform().transform(places)
     wanted = (np.array(heights) - low) / (high - low) * axes.get_window_extent().height
     order, step = np.argsort(wanted, kind="stable"), 15.0
-    spots = wanted[order].copy()
-    for _ in range(200):
-        push = np.maximum(step - np.diff(spots), 0) / 2
-        if not push.max(initial=0) > 0.1:
-            break
-        spots[:-1] -= push
-        spots[1:] += push
-    place = 0.0
-    for i in range(len(spots)):  # none so low, and then none so high, that it leaves the picture
-        spots[i] = max(spots[i], place)
-        place = spots[i] + step
-    place = axes.get_window_extent().height + 4
-    for i in reversed(range(len(spots))):
-        spots[i] = min(spots[i], place)
-        place = spots[i] - step
+    # The nearest places that are a step apart; none leaves the picture below or above.
+    offsets = step * np.arange(len(order))
+    spread = optimize.isotonic_regression(wanted[order] - offsets).x
+    most = axes.get_window_extent().height + 4 - step * (len(order) - 1)
+    spots = np.minimum(np.maximum(spread, 0), most) + offsets
     end: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
     for spot, j in zip(spots, order, strict=True):
         _, text, colour = labels[j]

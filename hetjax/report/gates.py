@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,12 +19,15 @@ HEADS = ["worker", "given", "finished", "returned", "examples counted"]
 
 def gate(summary: Record) -> Record:
     """The summary's part on the gate; empty in runs without one."""
-    part = summary.get("gate")
-    return part if isinstance(part, Mapping) and part.get("trigger") != "none" else {}
+    part = series.part(summary, "gate")
+    return part if part.get("trigger") != "none" else {}
 
 
 class Microbatches(NamedTuple):
-    """Microbatches of each round and worker, f64[num_rounds, num_workers], NaN where not known."""
+    """Microbatches of each round, f64[num_rounds, num_workers] or f64[num_rounds] of one worker.
+
+    NaN where they are not known.
+    """
 
     given: FloatArray
     finished: FloatArray  # the others were returned
@@ -48,7 +51,7 @@ def can_draw(history: Sequence[Record]) -> bool:
     return bool(np.nansum(microbatches(history).given) > 0)
 
 
-def draw_microbatches(history: Sequence[Record], *, width: int, rounds: int) -> str:
+def draw_microbatches(history: Sequence[Record], *, width: int, rounds: int | None = None) -> str:
     """Bars of the first and the last `rounds` rounds; a map of all rounds for many workers."""
     if series.count_workers(history) <= canvas.NUM_COLOURS:
         return _draw_bars(history, width=width, rounds=rounds)
@@ -64,69 +67,47 @@ def draw_microbatches(history: Sequence[Record], *, width: int, rounds: int) -> 
 
 
 @canvas.own_settings
-def _draw_bars(history: Sequence[Record], *, width: int, rounds: int) -> str:
+def _draw_bars(history: Sequence[Record], *, width: int, rounds: int | None) -> str:
     """A row a worker and a column a round, of one scale in all of them."""
-    parts = series.first_and_last(history, rounds)
-    num_workers, narrow = series.count_workers(history), width < canvas.NARROW
-    left, head, foot, row = (30 if narrow else 66), 50, 8, 25.0
-    panel = row * num_workers
-    figure = canvas.make_figure(width, len(parts) * (panel + head + foot))
-    columns = max(3, *(len(part) for part in parts))
-    found = [microbatches(part) for part in parts]
+    figure, panels = canvas.worker_rows(
+        history, rounds, width=width, row=25.0, foot=8, title_end=", microbatches"
+    )
+    columns = max(3, *(len(part) for _, part in panels))
+    found = [microbatches(part) for _, part in panels]
     most = max(np.nanmax(these.given, initial=1.0) for these in found)
-    for i, (part, these) in enumerate(zip(parts, found, strict=True)):
-        top = head + i * (panel + head + foot)
-        axes = canvas.add_axes(figure, left, top, width - left - 8, panel)
+    for (axes, part), these in zip(panels, found, strict=True):
         axes.set_xlim(0, columns)
-        axes.set_ylim(num_workers - 0.5, -0.5)
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
-        named = ("First rounds" if i == 0 else "Last rounds") if len(parts) > 1 else "All rounds"
-        canvas.title(axes, f"{named}, microbatches", above=28)
-        _round_names(axes, series.round_ids(part))
+        ids = series.round_ids(part)
+        canvas.name_rounds(axes, range(len(ids)), [f"round {name:.0f}" for name in ids])
         room = 1 - 14 * canvas.pixel(axes)  # of a column, for the largest quota
         for j, colour in enumerate(canvas.worker_colours(these.given.shape[1])):
-            split, end = (x[:, j] * room / most for x in (these.finished, these.given))
-            _row(axes, j, split, end, numbers=(these.finished[:, j], these.given[:, j]), on=colour)
-        canvas.worker_names(axes, num_workers, narrow=narrow)
+            of_worker = Microbatches(these.given[:, j], these.finished[:, j])
+            _row(axes, j, of_worker, scale=room / most, colour=colour)
     return canvas.to_svg(figure, f"gate-{width}", "Microbatches finished and returned")
 
 
-def _round_names(axes: Axes, ids: FloatArray) -> None:
-    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": canvas.MUTED}
-    for i, name in enumerate(ids):
-        axes.text(i, 1.0, f"round {name:.0f}", fontsize=11, va="bottom", **style)
-        axes.axvline(i, color=canvas.GRID, linewidth=1)
-
-
-def _row(
-    axes: Axes,
-    j: int,
-    split: FloatArray,
-    end: FloatArray,
-    *,
-    numbers: tuple[FloatArray, FloatArray],
-    on: str,
-) -> None:
-    """A worker's bars: from 0 to `split` filled, from there to `end` an outline, with numbers."""
+def _row(axes: Axes, j: int, of_worker: Microbatches, *, scale: float, colour: str) -> None:
+    """A worker's bars: what was finished filled, what was returned an outline, with numbers."""
     pixel, half = canvas.pixel(axes), 0.4
-    style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 11}
+    split, end = of_worker.finished * scale, of_worker.given * scale
     solid = [(float(i), i + split[i], j) for i in np.flatnonzero(split > 0)]
-    canvas.fill_boxes(axes, solid, half=half, facecolor=on)
-    back = np.flatnonzero(end > split)
+    canvas.fill_boxes(axes, solid, half=half, facecolor=colour)
     inset = 0.6 * pixel  # of a line 1.2 pixels wide
+    back = np.flatnonzero(end > split)
     hollow = [(i + split[i] + inset, i + end[i] - inset, j) for i in back]
-    outline: dict[str, Any] = {"edgecolor": on, "linewidth": 1.2, "facecolor": "none"}
+    outline: dict[str, Any] = {"edgecolor": colour, "linewidth": 1.2, "facecolor": "none"}
     canvas.fill_boxes(axes, hollow, half=half - 0.6 / 25.0, **outline)
-    finished, given = numbers
-    for starts, ends, values, colour in (
-        (0 * split, split, finished, canvas.ink_on(on)),
-        (split, end, given - finished, canvas.INK),
+    returned = of_worker.given - of_worker.finished
+    for starts, ends, values, ink in (
+        (0 * split, split, of_worker.finished, canvas.ink_on(colour)),
+        (split, end, returned, canvas.INK),
     ):
-        texts = [words.count(value) for value in values]
         for i in np.flatnonzero(ends > starts):
-            if ends[i] - starts[i] > (6 + 7 * len(texts[i])) * pixel:
-                axes.text(i + (starts[i] + ends[i]) / 2, j, texts[i], color=colour, **style)
+            text = words.count(values[i])
+            if ends[i] - starts[i] > (6 + 7 * len(text)) * pixel:
+                canvas.number(axes, i + (starts[i] + ends[i]) / 2, j, text, color=ink)
 
 
 def caption(part: Record) -> str:
@@ -168,6 +149,4 @@ def table(history: Sequence[Record]) -> str:
         rows.append((f"{num_workers - TABLE_WORKERS} others", others.sum(axis=1)))
     rows.append(("all", numbers.sum(axis=1)))
     lines = [[name, *(words.count(x) or "-" for x in values)] for name, values in rows]
-    head = "".join(f"<th>{name}</th>" for name in HEADS)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
-    return f'<div class="scroll"><table class="totals"><tr>{head}</tr>{body}</table></div>'
+    return words.table(HEADS, lines, kind="totals")

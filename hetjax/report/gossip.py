@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.report import canvas, losses, series, words
+from hetjax.report import canvas, series, words
 from hetjax.report.series import FloatArray, Record
-
-
-def gossip(summary: Record) -> Record:
-    """The summary's part on gossip; empty in runs whose replicas stay equal."""
-    part = summary.get("gossip")
-    return part if isinstance(part, Mapping) else {}
 
 
 def bytes_of_worker(summary: Record, history: Sequence[Record]) -> float:
@@ -31,39 +24,26 @@ def bytes_of_worker(summary: Record, history: Sequence[Record]) -> float:
 
 def consensus(history: Sequence[Record], summary: Record) -> tuple[FloatArray, FloatArray]:
     """Epochs, and the distance relative to the mean's norm, where it was measured; above 0."""
-    cells = [record.get("consensus") for record in history]
-    records: list[Record] = [cell if isinstance(cell, Mapping) else {} for cell in cells]
-    x, y = series.epochs_done(history, summary), series.column(records, "relative")
-    known = (x >= 0) & (x < 1e9) & (y > 1e-300) & (y < 1e300)
-    return x[known], y[known]
+    relative = series.column(series.parts(history, "consensus"), "relative")
+    return series.drawable(series.epochs_done(history, summary), relative)
 
 
 @canvas.own_settings
 def draw_consensus(history: Sequence[Record], summary: Record, *, width: int) -> str:
     """The relative consensus distance against epochs; there must be a point, see `consensus`."""
     x, y = consensus(history, summary)
-    figure = canvas.make_figure(width, 248)
-    axes = canvas.add_axes(figure, 54, 32, width - 54 - 78, 170)
-    low, high = y.min(), y.max()
-    room = max(1.25, np.sqrt(5 * low / high))  # from end to end at least 5, for two ticks
-    axes.set_yscale("log")
-    axes.set_ylim(low / room, high * room)
-    shape = "o-" if len(x) <= losses.MOST_MARKERS else "-"
-    style: dict[str, Any] = {"color": canvas.ACCENT, "linewidth": 1.6, "markersize": 4.5}
-    middle, mean, below, above = series.thin(x, y)
-    axes.fill_between(middle, below, above, color=canvas.ACCENT, alpha=0.25, linewidth=0)
-    axes.plot(middle, mean, shape, clip_on=False, **style)
-    canvas.plain_ticks(axes, logarithmic=True)
-    canvas.round_axis(axes, 0, 1.02 * max(float(x.max()), 1.0), label="epochs")
-    scale = "log scale" if width < canvas.NARROW else "relative to the norm of the mean, log scale"
-    canvas.title(axes, f"consensus distance, {scale}")
+    figure, (axes,) = canvas.panels(width, 1, right=78)
+    canvas.log_scale(axes, y)
+    canvas.curve(axes, x, y, "o-", colour=canvas.ACCENT, band=True, clip_on=False)
+    relative = "" if width < canvas.NARROW else ", relative to the norm of the mean"
+    canvas.finish(axes, f"consensus distance{relative}", x, "epochs")
     canvas.end_labels(axes, [(float(y[-1]), f"{y[-1]:.3g}", canvas.ACCENT)])
     return canvas.to_svg(figure, f"gossip-{width}", "Consensus distance against epochs")
 
 
 def mixing(summary: Record, history: Sequence[Record]) -> str:
     """How fast the replicas come together, by which exchanges, and what that sends."""
-    part, sent = gossip(summary), bytes_of_worker(summary, history)
+    part, sent = series.part(summary, "gossip"), bytes_of_worker(summary, history)
     gap, exchanges = (series.number(part.get(name)) for name in ("spectral_gap", "num_exchanges"))
     sentences = []
     if np.isfinite(gap):

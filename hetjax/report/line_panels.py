@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hetjax.report import canvas, series, words
-from hetjax.report.series import FloatArray, Record
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from hetjax.report.series import Record
 
 Line = tuple[str, str, str, str]  # field, colour, style, name
 _CSS_STYLES = {"-": "solid", "--": "dashed", ":": "dotted"}
@@ -20,7 +16,8 @@ _CSS_STYLES = {"-": "solid", "--": "dashed", ":": "dotted"}
 def key(lines: Sequence[Line]) -> str:
     """What each line is, as HTML."""
     parts = []
-    for _, colour, style, name in lines:
+    for _, colour, shape, name in lines:
+        style = shape.lstrip(canvas.MARKERS)
         width = 2 if style == ":" else 3
         stroke = f"border-top:{width}px {_CSS_STYLES[style]} var(--{canvas.VARIABLES[colour]})"
         parts.append(f'<span><i class="line" style="{stroke}"></i>{words.escaped(name)}</span>')
@@ -49,38 +46,22 @@ def draw_lines(
         levels: heights and colours of dotted lines.
         x_label: of the steps.
     """
-    narrow = width < canvas.NARROW
-    each = (width - 46 - 8) if narrow else (width - 46 - 8 - 56) / 2
-    figure = canvas.make_figure(width, 2 * 248 if narrow else 248)
+    scale = 100 if percent else 1
+    drawn = [scale * series.column(history, field) for field, *_ in lines]
     secs = series.column(history, "train_secs")
     factor, unit = words.time_unit(np.nanmax(secs, initial=0.0))
-    panels = [
+    abscissas = [
         (x_label, series.column(history, "step")),
         (f"{unit}, without evaluating", secs * factor),
     ]
-    for i, (label, x) in enumerate(panels):
-        left, top = (46, 30 + 248 * i) if narrow else (46 + i * (each + 56), 30)
-        axes = canvas.add_axes(figure, left, top, each, 170)
+    figure, panels = canvas.panels(width, 2, beside=width >= canvas.NARROW)
+    for axes, (label, x) in zip(panels, abscissas, strict=True):
         for height, colour in levels:
             axes.axhline(height, color=colour, linestyle=":", linewidth=1.6)
-        _lines(axes, x, history, lines, 100 if percent else 1)
-        axes.set_xlabel(label, **canvas.AXIS_LABEL)
-        canvas.plain_ticks(axes, logarithmic=axes.get_yscale() == "log")
-        scale = ", log scale" if axes.get_yscale() == "log" else ""
-        canvas.title(axes, ("%" if percent else name) + scale)
+        if not percent:
+            canvas.log_where_wide(axes, np.concatenate(drawn))
+        for y, (_, colour, shape, _) in zip(drawn, lines, strict=True):
+            at = np.isfinite(y)
+            canvas.curve(axes, x[at], y[at], shape, colour=colour, linewidth=1.8)
+        canvas.finish(axes, "%" if percent else name, x, label)
     return canvas.to_svg(figure, f"{name}-{width}", f"{name} over steps and over seconds")
-
-
-def _lines(
-    axes: Axes, x: FloatArray, history: Sequence[Record], lines: Sequence[Line], scale: float
-) -> None:
-    drawn = {field: scale * series.column(history, field) for field, *_ in lines}
-    everything = np.concatenate(list(drawn.values()))
-    known = everything[np.isfinite(everything)]
-    if scale == 1 and len(known) > 1 and known.min() > 0 and known.max() > 8 * known.min():
-        axes.set_yscale("log")
-    for field, colour, style, _ in lines:
-        at = np.isfinite(drawn[field])
-        line_x, mean, *_ = series.thin(x[at], drawn[field][at])
-        axes.plot(line_x, mean, style, color=colour, linewidth=1.8)
-    axes.set_xlim(0, max(float(np.nanmax(x, initial=0.0)) * 1.02, 1e-9))

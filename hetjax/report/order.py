@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from hetjax.report import canvas, losses, series, words
+from hetjax.report import canvas, series, words
 from hetjax.report.series import FloatArray, Record
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 LINES = [  # field, short name, name, colour, style
     ("random_inf_norm", "random", "random order", canvas.MUTED, "^:"),
@@ -21,14 +17,7 @@ LINES = [  # field, short name, name, colour, style
 
 def measurements(history: Sequence[Record]) -> list[Record]:
     """What was measured of the order, in the rounds after which it was."""
-    found = (record.get("herding") for record in history)
-    return [record for record in found if isinstance(record, Mapping)]
-
-
-def ordering(summary: Record) -> Record:
-    """The summary's part on the order; empty in runs without one."""
-    part = summary.get("ordering")
-    return part if isinstance(part, Mapping) else {}
+    return [record for record in series.parts(history, "herding") if record]
 
 
 def can_draw(measured: Sequence[Record]) -> bool:
@@ -40,22 +29,15 @@ def can_draw(measured: Sequence[Record]) -> bool:
 def draw_bounds(measured: Sequence[Record], *, width: int) -> str:
     """The herding bound of the order and of a random one against epochs; see `can_draw`."""
     narrow = width < canvas.NARROW
-    figure = canvas.make_figure(width, 248)
-    axes = canvas.add_axes(figure, 46, 32, width - 46 - (114 if narrow else 158), 170)
+    figure, (axes,) = canvas.panels(width, 1, right=114 if narrow else 158)
     points = [_points(measured, name) for name, *_ in LINES]
-    heights = np.concatenate([y for _, y in points])
-    low, high = heights.min(), heights.max()
-    room = max(1.25, np.sqrt(5 * low / high))  # from end to end at least 5, for two ticks
-    axes.set_yscale("log")
-    axes.set_ylim(low / room, high * room)
+    canvas.log_scale(axes, np.concatenate([y for _, y in points]))
     ends = []
-    for (x, y), (_, short, name, colour, style) in zip(points, LINES, strict=True):
+    for (x, y), (_, short, name, colour, shape) in zip(points, LINES, strict=True):
         if len(x):
-            _line(axes, x, y, colour=colour, style=style)
+            canvas.curve(axes, x, y, shape, colour=colour, clip_on=False)
             ends.append((float(y[-1]), f"{short if narrow else name} {_short(y[-1])}", colour))
-    canvas.plain_ticks(axes, logarithmic=True)
-    canvas.round_axis(axes, 0, 1.02 * max(x.max(initial=1) for x, _ in points), label="epochs")
-    canvas.title(axes, "herding bound, log scale")
+    canvas.finish(axes, "herding bound", np.concatenate([x for x, _ in points]), "epochs")
     canvas.end_labels(axes, ends)
     return canvas.to_svg(figure, f"order-{width}", "Herding bound against epochs")
 
@@ -105,16 +87,7 @@ def cost(part: Record, measured: Sequence[Record]) -> str:
 
 def _points(measured: Sequence[Record], name: str) -> tuple[FloatArray, FloatArray]:
     """Epochs and heights of a line, without what the axes cannot show."""
-    x, y = series.column(measured, "epoch"), series.column(measured, name)
-    known = (x >= 0) & (x < 1e9) & (y > 1e-300) & (y < 1e300)
-    return x[known], y[known]
-
-
-def _line(axes: Axes, x: FloatArray, y: FloatArray, *, colour: str, style: str) -> None:
-    shape = style if len(x) <= losses.MOST_MARKERS else style[1:]
-    line: dict[str, Any] = {"color": colour, "linewidth": 1.6, "markersize": 4.5, "clip_on": False}
-    middle, mean, _, _ = series.thin(x, y)
-    axes.plot(middle, mean, shape, **line)
+    return series.drawable(series.column(measured, "epoch"), series.column(measured, name))
 
 
 def _below(record: Record, norm: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hetjax.report import order, sections, series, tables, tiles, words
+from hetjax.report import sections, series, tables, tiles, words
 from hetjax.report.series import Record
 
 
@@ -35,8 +35,14 @@ def render(*, config: Record, summary: Record, history: Sequence[Record]) -> str
     if history:
         table = tables.rounds_table(history)
         parts.append(details("The first and the last rounds in numbers", table))
-    about, notes = _about(summary), _notes(summary, history)
-    return of_run(title, about=about, notes=notes, parts=parts, config=config, summary=summary)
+    return of_run(
+        title,
+        about=about(summary, "rounds", "epochs"),
+        notes=_notes(summary, history),
+        parts=parts,
+        config=config,
+        summary=summary,
+    )
 
 
 def of_run(
@@ -98,10 +104,10 @@ def _name(config: Record, *fields: str) -> str:
     return ""
 
 
-def _about(summary: Record) -> str:
+def about(summary: Record, *counts: str) -> str:
+    """What the run was, in a line; `counts` are numbers of the summary, such as its rounds."""
     parts = [
-        words.plural(summary.get("rounds"), "round"),
-        words.plural(summary.get("epochs"), "epoch"),
+        *(words.plural(summary.get(name), name[:-1].replace("_", " ")) for name in counts),
         "the speeds of the workers are emulated" if summary.get("emulated") else "",
         str(summary.get("device_kind") or ""),
         f"JAX {summary['jax_version']}" if summary.get("jax_version") else "",
@@ -109,8 +115,8 @@ def _about(summary: Record) -> str:
     return " · ".join(["hetjax report", *(part for part in parts if part)])
 
 
-def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
-    """What a reader must know before the numbers."""
+def endings(summary: Record, step: str) -> list[str]:
+    """How the run ended and where it went on, told by the number of a `step`."""
     notes = []
     if summary.get("interrupted"):
         notes.append("The run was stopped before its end; the report covers what was done.")
@@ -118,8 +124,14 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
         notes.append(f"The run was ended by {ended}.")
     for began in summary.get("resumed") or ():
         notes.append(
-            f"The run went on from a checkpoint of {began['saved']}, at round {began['round']:,}."
+            f"The run went on from a checkpoint of {began['saved']}, at {step} {began['round']:,}."
         )
+    return notes
+
+
+def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
+    """What a reader must know before the numbers."""
+    notes = endings(summary, "round")
     said = summary.get("notes")
     notes += [str(note) for note in said] if isinstance(said, list | tuple) else []
     if history and not series.has_clock(summary):
@@ -138,7 +150,7 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
             "these made no update."
         )
     notes += series.not_finite(history)
-    ordering = order.ordering(summary)
+    ordering = series.part(summary, "ordering")
     if reason := ordering.get("second_backward_pass"):
         notes.append(
             f"The order {ordering.get('method')} took one more backward pass for each microbatch "

@@ -34,9 +34,8 @@ def draw_quotas(history: Sequence[Record], *, width: int) -> str:
 
 def _quota_lines(values: FloatArray, ids: FloatArray, *, width: int) -> str:
     narrow = width < canvas.NARROW
-    right = 58 if narrow else 112
-    figure = canvas.make_figure(width, 256)
-    axes = canvas.add_axes(figure, 34, 14, width - 34 - right, 196)
+    figure, (axes,) = canvas.panels(width, 1, height=190, right=58 if narrow else 112)
+    canvas.title(axes, "microbatches a round")
     top = np.nanmax(values, initial=1.0)
     axes.set_ylim(min(-0.04 * top, -0.2), top * 1.08)
     canvas.round_axis(axes, ids[0], ids[-1] + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,15 +27,15 @@ def draw_round_times(history: Sequence[Record], summary: Record, *, width: int) 
     factor, unit = words.time_unit(top)
 
     narrow = width < canvas.NARROW
-    figure = canvas.make_figure(width, 268)
-    axes = canvas.add_axes(figure, 40, 32, width - 40 - (106 if narrow else 152), 190)
+    figure, (axes,) = canvas.panels(width, 1, height=190, right=106 if narrow else 152)
     axes.set_ylim(0, top * factor)
     canvas.title(axes, f"{unit} a round")
     canvas.round_axis(axes, ids[0], ids[-1] + 1)
     ends = []  # (height, short name, name, colour) of each line
     known = secs[np.isfinite(secs)]
     if len(known):
-        _run_line(axes, ids + 0.5, secs * factor)
+        style: dict[str, Any] = {"colour": canvas.ACCENT, "linewidth": 1.5, "markersize": 6}
+        canvas.curve(axes, ids + 0.5, secs * factor, ".-", band=True, **style)
         typical = float(np.median(known[-20:])) * factor
         ends.append((typical, "run", "this run", canvas.ACCENT))
     if np.isfinite(best).any():
@@ -63,14 +63,6 @@ def _top(secs: FloatArray, best: FloatArray, equal: float) -> float:
     top = 1.15 * max(usual, min(first, 3 * usual), np.nanmax(best, initial=0.0))
     top = max(top, 1.1 * equal) if 0 < equal < 4 * max(top, 1e-12) else top
     return top if top > 0 else 1.0
-
-
-def _run_line(axes: Axes, x: FloatArray, y: FloatArray) -> None:
-    middle, mean, low, high = series.thin(x, y)
-    if np.isfinite(y).sum() == 1 or len(middle) < 40:
-        axes.plot(middle, mean, ".", color=canvas.ACCENT, markersize=6)
-    axes.fill_between(middle, low, high, color=canvas.ACCENT, alpha=0.25, linewidth=0)
-    axes.plot(middle, mean, color=canvas.ACCENT, linewidth=1.5)
 
 
 def _level(axes: Axes, ids: FloatArray, values: FloatArray, *, style: str, colour: str) -> None:

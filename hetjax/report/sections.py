@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from hetjax.report import (
     canvas,
     gates,
     gossip,
+    line_panels,
     losses,
     order,
     quotas,
@@ -22,46 +24,48 @@ from hetjax.report.series import Record
 
 SCREENS = {"wide": 900, "narrow": 340}  # pixels; the reader sees the one that fits
 MOST_METRICS = 6
-TRAINING = '<span><i class="line muted"></i>training, each round</span>'
 
 
 def sections(summary: Record, history: Sequence[Record]) -> list[str]:
     """The sections of the page as HTML; those without numbers are left out."""
     if not history:
         return []
-    has_clock, parts = series.has_clock(summary), [_losses(summary, history)]
-    if has_clock:
-        parts = [_round_times(summary, history), *parts]
-    if series.count_workers(history):
-        parts = [_quotas(history), _gate(summary, history), *parts]
-        parts = [_timeline(summary, history), *parts] if has_clock else parts
-    if series.evaluations(history, "accuracy"):
-        parts.append(_accuracies(summary, history))
-    parts += [_evaluated(summary, history), _metrics(summary, history)]
-    return [part for part in (*parts, _gossip(summary, history), _order(summary, history)) if part]
+    has_clock, has_workers = series.has_clock(summary), series.count_workers(history) > 0
+    parts = [
+        has_workers and has_clock and _timeline(summary, history),
+        has_workers and _quotas(history),
+        has_workers and _gate(summary, history),
+        has_clock and _round_times(summary, history),
+        _losses(summary, history),
+        _accuracies(summary, history),
+        _evaluated(summary, history),
+        _metrics(summary, history),
+        _gossip(summary, history),
+        _order(summary, history),
+    ]
+    return [part for part in parts if part]
 
 
 def section(
     heading: str,
     caption: str,
-    draw: Callable[[int], str] | None,
+    draw: Callable[..., str] | None,
     *,
     key: str = "",
     below: str = "",
 ) -> str:
     """A heading, a caption, a key and a picture, if any, drawn for each of `SCREENS`.
 
-    Each line of the caption is a paragraph; `below` is HTML under the picture.
+    Each line of the caption is a paragraph; `draw(width=pixels)` gives a picture as HTML, and
+    `below` is HTML under it.
     """
-    paragraphs = "".join(f"<p>{words.escaped(line)}</p>" for line in caption.splitlines())
-    pictures = []
+    found = [f"<h2>{words.escaped(heading)}</h2>"]
+    found += [f"<p>{words.escaped(line)}</p>" for line in caption.splitlines()]
+    if key:
+        found.append(f'<div class="key">{key}</div>')
     if draw is not None:
-        pictures = [f'<div class="{name}">{draw(width)}</div>' for name, width in SCREENS.items()]
-    return (
-        f"<section><h2>{words.escaped(heading)}</h2>{paragraphs}"
-        + (f'<div class="key">{key}</div>' if key else "")
-        + f"{''.join(pictures)}{below}</section>"
-    )
+        found += [f'<div class="{name}">{draw(width=px)}</div>' for name, px in SCREENS.items()]
+    return f"<section>{''.join(found)}{below}</section>"
 
 
 def _timeline(summary: Record, history: Sequence[Record]) -> str:
@@ -92,9 +96,7 @@ def _timeline(summary: Record, history: Sequence[Record]) -> str:
     return section(
         "Who computes, who waits",
         caption,
-        lambda width: timeline.draw_timeline(
-            history, width=width, rounds=3 if width < canvas.NARROW else 6
-        ),
+        partial(timeline.draw_timeline, history),
         key=_timeline_key(series.count_workers(history), gated=bool(gate)),
     )
 
@@ -119,40 +121,27 @@ def _quotas(history: Sequence[Record]) -> str:
     caption += (
         " Single rounds of equal quotas are trials: adaptive quotas are compared with equal split."
     )
-    return section(
-        "Quotas",
-        caption + _left_out(history),
-        lambda width: quotas.draw_quotas(history, width=width),
-    )
+    return section("Quotas", caption + _left_out(history), partial(quotas.draw_quotas, history))
 
 
 def _gate(summary: Record, history: Sequence[Record]) -> str:
+    """Empty in runs without a gate."""
     part, num_workers = gates.gate(summary), series.count_workers(history)
     if not part:
         return ""
-    caption, key, drawn = gates.caption(part), "", gates.can_draw(history)
-    if drawn and num_workers > gates.TABLE_WORKERS:
+    heading, caption = "Rounds that close early", gates.caption(part)
+    if not gates.can_draw(history):
+        return section(heading, caption, None)
+    if num_workers > gates.TABLE_WORKERS:
         caption += f" The table holds the {gates.TABLE_WORKERS} workers that returned most."
-    if drawn and num_workers > canvas.NUM_COLOURS:
-        caption += " In the picture bright is finished, dark is returned."
-    elif drawn:
-        key = (
-            '<span><i class="computing"></i>finished</span>'
-            '<span><i class="returned"></i>returned</span>'
-        )
-    return section(
-        "Rounds that close early",
-        caption,
-        (
-            lambda width: gates.draw_microbatches(
-                history, width=width, rounds=3 if width < canvas.NARROW else 6
-            )
-        )
-        if drawn
-        else None,
-        key=key,
-        below=gates.table(history) if drawn else "",
+    key = (
+        '<span><i class="computing"></i>finished</span>'
+        '<span><i class="returned"></i>returned</span>'
     )
+    if num_workers > canvas.NUM_COLOURS:
+        caption, key = caption + " In the picture bright is finished, dark is returned.", ""
+    draw = partial(gates.draw_microbatches, history)
+    return section(heading, caption, draw, key=key, below=gates.table(history))
 
 
 def _round_times(summary: Record, history: Sequence[Record]) -> str:
@@ -166,11 +155,8 @@ def _round_times(summary: Record, history: Sequence[Record]) -> str:
             " The optimum is that of the best whole-numbered quotas for the true speeds: "
             "the closer the run lies to it, the less is left to gain."
         )
-    return section(
-        "Time of a round",
-        caption + _left_out(history),
-        lambda width: round_times.draw_round_times(history, summary, width=width),
-    )
+    draw = partial(round_times.draw_round_times, history, summary)
+    return section("Time of a round", caption + _left_out(history), draw)
 
 
 def _left_out(history: Sequence[Record]) -> str:
@@ -185,27 +171,24 @@ def _losses(summary: Record, history: Sequence[Record]) -> str:
     )
     if not series.has_clock(summary):
         caption = "Against epochs: how much each pass over the data teaches, whatever the speeds."
-    has_training = np.isfinite(series.column(history, "loss")).any()
-    if not (has_training or series.evaluations(history, "loss")):
+    has_training = bool(np.isfinite(series.column(history, "loss")).any())
+    evaluated = series.evaluations(history, "loss")
+    if not (has_training or evaluated):
         return ""
-    return section(
-        "Loss",
-        caption + _replicas("loss", history),
-        lambda width: losses.draw_losses(history, summary, width=width),
-        key=(TRAINING if has_training else "") + _evaluated_key("loss", history),
-    )
+    draw = partial(losses.draw_losses, history, summary)
+    key = _key(evaluated, has_training=has_training)
+    return section("Loss", caption + _replicas(evaluated), draw, key=key)
 
 
 def _accuracies(summary: Record, history: Sequence[Record]) -> str:
-    has_training = "accuracy" in series.training_metrics(history)
-    training = TRAINING if has_training else ""
-    return section(
-        "Accuracy",
-        "The share of examples classified correctly, at each evaluation."
-        + _replicas("accuracy", history),
-        lambda width: losses.draw_accuracies(history, summary, width=width),
-        key=training + _evaluated_key("accuracy", history),
-    )
+    """Empty where none was evaluated."""
+    evaluated = series.evaluations(history, "accuracy")
+    if not evaluated:
+        return ""
+    caption = "The share of examples classified correctly, at each evaluation."
+    draw = partial(losses.draw_accuracies, history, summary)
+    key = _key(evaluated, has_training="accuracy" in series.training_metrics(history))
+    return section("Accuracy", caption + _replicas(evaluated), draw, key=key)
 
 
 def _evaluated(summary: Record, history: Sequence[Record]) -> str:
@@ -213,35 +196,38 @@ def _evaluated(summary: Record, history: Sequence[Record]) -> str:
     found = series.evaluated_metrics(history)
     if not found:
         return ""
-    shown = dict(list(found.items())[:MOST_METRICS])
-    more = f" The first {MOST_METRICS} of {len(found)}." if len(found) > MOST_METRICS else ""
-    ending, of_sets = max(shown.items(), key=lambda item: len(item[1]))
-    return section(
-        "Evaluated metrics",
-        f"Of the evaluated sets, at each evaluation.{more}" + _replicas(ending, history),
-        lambda width: losses.draw_evaluated(shown, history, summary, width=width),
-        key=_key_of([name.removesuffix(f"_{ending}") for name in of_sets]),
-    )
+    ending, of_sets = max(list(found.items())[:MOST_METRICS], key=lambda item: len(item[1]))
+    lines: losses.Metrics = {name.replace("_", " "): (None, own) for name, own in found.items()}
+    caption = "Of the evaluated sets, at each evaluation." + _more(found) + _replicas(of_sets)
+    draw = partial(losses.draw_metrics, "evaluated", _first(lines), history, summary)
+    key = _key([name.removesuffix(f"_{ending}") for name in of_sets])
+    return section("Evaluated metrics", caption, draw, key=key)
 
 
 def _metrics(summary: Record, history: Sequence[Record]) -> str:
     """Empty where the loss function returned none, or those that are drawn elsewhere."""
-    names = list(series.training_metrics(history))
-    if "accuracy" in names and series.evaluations(history, "accuracy"):
-        names.remove("accuracy")
-    if not names:
+    found = series.training_metrics(history)
+    if series.evaluations(history, "accuracy"):
+        found.pop("accuracy", None)
+    if not found:
         return ""
-    more = f" The first {MOST_METRICS} of {len(names)}." if len(names) > MOST_METRICS else ""
-    return section(
-        "Training metrics",
-        f"What the loss function returned beside its losses: the mean over each round.{more}",
-        lambda width: losses.draw_metrics(names[:MOST_METRICS], history, summary, width=width),
-    )
+    caption = "What the loss function returned beside its losses: the mean over each round."
+    lines: losses.Metrics = {name: (values, {}) for name, values in found.items()}
+    draw = partial(losses.draw_metrics, "training", _first(lines), history, summary)
+    return section("Training metrics", caption + _more(found), draw)
 
 
-def _replicas(ending: str, history: Sequence[Record]) -> str:
+def _first(metrics: losses.Metrics) -> losses.Metrics:
+    return dict(list(metrics.items())[:MOST_METRICS])
+
+
+def _more(found: Collection[str]) -> str:
+    return f" The first {MOST_METRICS} of {len(found)}." if len(found) > MOST_METRICS else ""
+
+
+def _replicas(found: Collection[str]) -> str:
     """Whose numbers those of the test set are, where the replicas differ; else empty."""
-    if not {f"test_{ending}", f"worst_test_{ending}"} <= set(series.evaluations(history, ending)):
+    if not any(name.startswith("test_") and f"worst_{name}" in found for name in found):
         return ""
     return (
         " The replicas differ: the test set is tried on the mean of their parameters and on the "
@@ -251,7 +237,7 @@ def _replicas(ending: str, history: Sequence[Record]) -> str:
 
 def _gossip(summary: Record, history: Sequence[Record]) -> str:
     """Empty for replicas that stay equal."""
-    if not gossip.gossip(summary):
+    if not series.part(summary, "gossip"):
         return ""
     caption = (
         "The consensus distance is how far the replicas lie from the mean of their parameters, "
@@ -261,16 +247,13 @@ def _gossip(summary: Record, history: Sequence[Record]) -> str:
     drawn = len(gossip.consensus(history, summary)[0]) > 0
     if not drawn:
         caption += " None that was measured is finite and above zero."
-    return section(
-        "Gossip",
-        f"{caption}\n{gossip.mixing(summary, history)}".strip(),
-        (lambda width: gossip.draw_consensus(history, summary, width=width)) if drawn else None,
-    )
+    draw = partial(gossip.draw_consensus, history, summary) if drawn else None
+    return section("Gossip", f"{caption}\n{gossip.mixing(summary, history)}".strip(), draw)
 
 
 def _order(summary: Record, history: Sequence[Record]) -> str:
     """Empty for an order that costs nothing and was not measured."""
-    part, measured = order.ordering(summary), order.measurements(history)
+    part, measured = series.part(summary, "ordering"), order.measurements(history)
     if not measured and not series.number(part.get("running_sum_bytes")) > 0:
         return ""
     caption = (
@@ -282,25 +265,19 @@ def _order(summary: Record, history: Sequence[Record]) -> str:
         caption += " It was not measured; ordering.herding_every switches that on."
     elif not drawn:
         caption += " None that was measured is finite and above zero."
-    return section(
-        "Example order",
-        f"{caption} {order.compared(measured)}\n{order.cost(part, measured)}".strip(),
-        (lambda width: order.draw_bounds(measured, width=width)) if drawn else None,
-    )
+    told = f"{caption} {order.compared(measured)}\n{order.cost(part, measured)}".strip()
+    return section("Example order", told, partial(order.draw_bounds, measured) if drawn else None)
 
 
-def _evaluated_key(ending: str, history: Sequence[Record]) -> str:
-    return _key_of(list(series.evaluations(history, ending)))
-
-
-def _key_of(found: Sequence[str]) -> str:
-    """The names of the lines of `losses.EVALUATION_STYLES`."""
-    styles = ["line", "line ink", "line dotted"]
+def _key(found: Collection[str], *, has_training: bool = False) -> str:
+    """What the lines are: the one of training, and the evaluated ones of these names."""
     names = [name.replace("_", " ") for name in found]
     for i, name in enumerate(found):
         if f"worst_{name}" in found:
             names[i] += ", mean of the replicas"
         elif name.startswith("worst_"):
             names[i] = f"{names[i].removeprefix('worst ')}, worst replica"
-    pairs = zip(styles, names, strict=False)
-    return "".join(f'<span><i class="{css}"></i>{words.escaped(n)}</span>' for css, n in pairs)
+    styled = zip(losses.EVALUATION_STYLES, names, strict=False)
+    lines = [("", colour, shape, name) for (colour, shape), name in styled]
+    training = [("", canvas.MUTED, "-", "training, each round")]
+    return line_panels.key([*training, *lines] if has_training else lines)

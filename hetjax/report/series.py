@@ -26,7 +26,11 @@ def number(value: Any) -> float:
 
 def column(history: Sequence[Record], name: str) -> FloatArray:
     """Field `name` of each round, f64[num_rounds]; NaN where there is none."""
-    values = [record.get(name) for record in history]
+    return _numbers([record.get(name) for record in history])
+
+
+def _numbers(values: list[Any]) -> FloatArray:
+    """`number` of each, f64[len(values)]."""
     try:  # the usual case, much faster; None becomes NaN
         result = np.array(values, dtype=float).reshape(len(values))
         return np.where(np.isfinite(result), result, np.nan)
@@ -34,22 +38,26 @@ def column(history: Sequence[Record], name: str) -> FloatArray:
         return np.array([number(value) for value in values], dtype=float)
 
 
+def part(record: Record, name: str) -> Record:
+    """Field `name` of a record where it is a record itself, else an empty one."""
+    found = record.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def parts(history: Sequence[Record], name: str) -> list[Record]:
+    """`part` of each round."""
+    return [part(record, name) for record in history]
+
+
 def matrix(history: Sequence[Record], name: str) -> FloatArray:
     """Field `name` of each round and worker, f64[num_rounds, num_workers], NaN for gaps."""
-    rows = [record.get(name) for record in history]
-    lists = [row if isinstance(row, list | tuple | np.ndarray) else [] for row in rows]
     num_workers = count_workers(history)
-    if all(len(row) == num_workers for row in lists):
-        try:  # as in `column`
-            result = np.array(lists, dtype=float).reshape(len(lists), num_workers)
-            return np.where(np.isfinite(result), result, np.nan)
-        except (TypeError, ValueError):
-            pass
-    result = np.full((len(lists), num_workers), np.nan)
-    for i, row in enumerate(lists):
-        cells = [number(value) for value in row[:num_workers]]
-        result[i, : len(cells)] = cells
-    return result
+    cells: list[Any] = []
+    for record in history:
+        given = record.get(name)
+        known = list(given[:num_workers]) if isinstance(given, list | tuple | np.ndarray) else []
+        cells += known + [None] * (num_workers - len(known))
+    return _numbers(cells).reshape(len(history), num_workers)
 
 
 def count_workers(history: Sequence[Record]) -> int:
@@ -114,8 +122,7 @@ def evaluations(history: Sequence[Record], ending: str) -> dict[str, FloatArray]
 
     Those of the test set come first, which decides who is drawn in which style.
     """
-    cells = [record.get("eval") for record in history]
-    records: list[Record] = [cell if isinstance(cell, Mapping) else {} for cell in cells]
+    records = parts(history, "eval")
     names = {name for record in records for name in record if str(name).endswith(ending)}
     found = {str(name): column(records, name) for name in names}
     known = [name for name, values in found.items() if np.isfinite(values).any()]
@@ -129,7 +136,7 @@ def not_finite(history: Sequence[Record]) -> list[str]:
         >>> not_finite([{"eval": {"test_loss": 1.0}}, {"eval": {"test_loss": None}}, {}])
         ['test loss was not finite at 1 of 2 evaluations.']
     """
-    records = [cell for record in history if isinstance(cell := record.get("eval"), Mapping)]
+    records = parts(history, "eval")
     found = []
     for name in dict.fromkeys(name for record in records for name in record):
         values = column([record for record in records if name in record], name)
@@ -154,11 +161,16 @@ def evaluated_metrics(history: Sequence[Record]) -> dict[str, dict[str, FloatArr
 
 def training_metrics(history: Sequence[Record]) -> dict[str, FloatArray]:
     """Metrics of the loss function: name -> f64[num_rounds], those alone that have a number."""
-    cells = [record.get("metrics") for record in history]
-    records: list[Record] = [cell if isinstance(cell, Mapping) else {} for cell in cells]
+    records = parts(history, "metrics")
     names = sorted({str(name) for record in records for name in record})
     found = {name: column(records, name) for name in names}
     return {name: values for name, values in found.items() if np.isfinite(values).any()}
+
+
+def drawable(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The points whose heights a logarithmic axis can show."""
+    known = (x >= 0) & (x < 1e9) & (y > 1e-300) & (y < 1e300)
+    return x[known], y[known]
 
 
 def first_and_last(history: Sequence[Record], count: int) -> list[Sequence[Record]]:

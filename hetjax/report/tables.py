@@ -8,30 +8,21 @@ from hetjax.report import series, words
 from hetjax.report.series import Record
 
 TABLE_ROUNDS = 12  # at each end of the run
-HEADS = [
-    "round",
-    "epoch",
-    "examples",
-    "loss",
-    "round time",
-    "waiting",
-    "quotas",
-    "evaluated",
-]
+HEADS = ["round", "epoch", "examples", "loss", "round time", "waiting", "quotas", "evaluated"]
 
 
 def rounds_table(history: Sequence[Record]) -> str:
     """The first and the last `TABLE_ROUNDS` rounds as an HTML table."""
-    hidden = len(history) - 2 * TABLE_ROUNDS
-    gap = f'<tr><td colspan="{len(HEADS)}">… {hidden:,} rounds …</td></tr>' if hidden > 0 else ""
-    parts = series.first_and_last(history, TABLE_ROUNDS)
-    rows = gap.join("".join(_row(record) for record in part) for part in parts)
-    head = "".join(f"<th>{name}</th>" for name in HEADS)
-    return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
+    first, *last = series.first_and_last(history, TABLE_ROUNDS)
+    rows = [_row(record) for record in first]
+    if (hidden := len(history) - 2 * TABLE_ROUNDS) > 0:
+        rows.append([f"… {hidden:,} rounds …"])
+    rows += [_row(record) for part in last for record in part]
+    return words.table(HEADS, rows, kind="rounds")
 
 
-def _row(record: Record) -> str:
-    cells = [
+def _row(record: Record) -> list[str]:
+    return [
         words.count(record.get("round")),
         words.count(record.get("epoch")),
         words.count(record.get("examples")),
@@ -41,7 +32,6 @@ def _row(record: Record) -> str:
         _quotas(record),
         _evaluated(record.get("eval")),
     ]
-    return f"<tr>{''.join(f'<td>{words.escaped(cell)}</td>' for cell in cells)}</tr>"
 
 
 def _quotas(record: Record) -> str:

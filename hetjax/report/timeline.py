@@ -29,27 +29,18 @@ class _Layout(NamedTuple):
 
 
 @canvas.own_settings
-def draw_timeline(history: Sequence[Record], *, width: int, rounds: int) -> str:
+def draw_timeline(history: Sequence[Record], *, width: int, rounds: int | None = None) -> str:
     """Computing and waiting of each worker in the first and in the last `rounds` rounds."""
-    parts = series.first_and_last(history, rounds)
-    num_workers, narrow = series.count_workers(history), width < canvas.NARROW
+    num_workers = series.count_workers(history)
     row = 25.0 if num_workers <= 8 else 17.0 if num_workers <= 16 else 300.0 / num_workers
-    left, head, foot = (30 if narrow else 66), 50, 46
-    panel = row * num_workers
-    figure = canvas.make_figure(width, len(parts) * (panel + head + foot))
-    longest = max(_lay_out(part).end() for part in parts)
+    figure, panels = canvas.worker_rows(history, rounds, width=width, row=row, foot=46)
+    longest = max(_lay_out(part).end() for _, part in panels)
     factor, unit = words.time_unit(longest)
-    for i, part in enumerate(parts):
-        top = head + i * (panel + head + foot)
-        axes = canvas.add_axes(figure, left, top, width - left - 8, panel)
+    for axes, part in panels:
         axes.set_xlim(0, max(longest, 1e-9) * factor)
-        axes.set_ylim(num_workers - 0.5, -0.5)
-        named = "First rounds" if i == 0 else "Last rounds"
-        canvas.title(axes, named if len(parts) > 1 else "All rounds", above=28)
         layout = _lay_out(part, factor=factor)
         _bars(axes, part, layout, factor=factor, row=row)
         _round_names(axes, part, layout)
-        canvas.worker_names(axes, series.count_workers(part), narrow=narrow)
         since = f"{unit} since the start of round {series.round_ids(part)[0]:,.0f}"
         axes.set_xlabel(since, **canvas.AXIS_LABEL)
     return canvas.to_svg(figure, f"timeline-{width}", "Timeline of each worker")
@@ -98,35 +89,31 @@ def _bars(
         )
         idle = np.flatnonzero(here[:, j] & (end - split > 0.5 * pixel))
         waiting += [(split[i], end[i], j) for i in idle]
-        if row < ROW_WITH_TEXT:
-            continue
-        size = 11 if row > 20 else 10
-        for i in np.flatnonzero((compute[:, j] > 16 * pixel) & np.isfinite(done[:, j])):
-            middle = start[i] + compute[i, j] / 2
-            style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size}
-            axes.text(middle, j, f"{done[i, j]:.0f}", color=canvas.ink_on(colour), **style)
+        if row >= ROW_WITH_TEXT:
+            for i in np.flatnonzero((compute[:, j] > 16 * pixel) & np.isfinite(done[:, j])):
+                middle, text = start[i] + compute[i, j] / 2, f"{done[i, j]:.0f}"
+                size = 11 if row > 20 else 10
+                canvas.number(axes, middle, j, text, color=canvas.ink_on(colour), fontsize=size)
+    style: dict[str, Any] = {"facecolor": "none", "hatch": "////", "alpha": 0.65}
     if row < ROW_WITH_TEXT:
-        plain: dict[str, Any] = {"facecolor": canvas.MUTED, "alpha": 0.22}
-        canvas.fill_boxes(axes, waiting, half=half, edgecolor=canvas.MUTED, **plain)
-    else:
-        hatched: dict[str, Any] = {"facecolor": "none", "hatch": "////", "alpha": 0.65}
-        canvas.fill_boxes(axes, waiting, half=half, edgecolor=canvas.MUTED, **hatched)
+        style = {"facecolor": canvas.MUTED, "alpha": 0.22}
+    canvas.fill_boxes(axes, waiting, half=half, edgecolor=canvas.MUTED, **style)
 
 
 def _round_names(axes: Axes, part: Sequence[Record], layout: _Layout) -> None:
     """Above the axes: where each round starts, and how long the pauses are that are cut."""
     pixel = canvas.pixel(axes)
-    style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": canvas.MUTED}
-    style |= {"va": "bottom", "clip_on": False}
-    for i, name in enumerate(series.round_ids(part)):
-        start, local, gap, pause = (secs[i] for secs in layout)
-        text = f"round {name:.0f}" if local > 62 * pixel else ""
-        text = text or (f"{name:.0f}" if local > 22 * pixel else "")
-        axes.text(start, 1.0, text, fontsize=11, **style)
-        axes.axvline(start, color=canvas.GRID, linewidth=1)
+    names = [
+        f"round {name:.0f}" if local > 62 * pixel else f"{name:.0f}" if local > 22 * pixel else ""
+        for name, local in zip(series.round_ids(part), layout.local, strict=True)
+    ]
+    canvas.name_rounds(axes, layout.start.tolist(), names)
+    ends = np.append(layout.start[1:], axes.get_xlim()[1])
+    for end, start, local, _, pause in zip(ends, *layout, strict=True):
         if pause > 0:
             factor, unit = words.time_unit(pause)
-            last = i + 1 == len(part)
-            room = axes.get_xlim()[1] - start - local if last else gap
-            text = f"// {pause * factor:.3g} {unit}" if room > 54 * pixel else "//"
-            axes.text(start + local + 3 * pixel, 1.0, text, fontsize=10, **style)
+            wide = end - start - local > 54 * pixel
+            text = f"// {pause * factor:.3g} {unit}" if wide else "//"
+            style: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 10}
+            style |= {"color": canvas.MUTED, "va": "bottom", "clip_on": False}
+            axes.text(start + local + 3 * pixel, 1.0, text, **style)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,19 @@ def escaped(value: Any) -> str:
 def pretty(record: Record) -> str:
     """`record` as indented JSON."""
     return json.dumps(record, indent=2, default=str, ensure_ascii=False)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "names") -> str:
+    """An HTML table, scrolled where it is wide; `kind` is its class in style.css.
+
+    A row of one cell is as wide as all columns.
+    """
+    heads = "".join(f"<th>{escaped(name)}</th>" for name in head)
+    lines = [f"<tr>{heads}</tr>"]
+    for cells in rows:
+        start = f'<td colspan="{len(head)}">' if len(cells) == 1 else "<td>"
+        lines.append(f"<tr>{start}{'</td><td>'.join(map(escaped, cells))}</td></tr>")
+    return f'<div class="scroll"><table class="{kind}">{"".join(lines)}</table></div>'
 
 
 def time_unit(secs: float) -> tuple[float, str]:

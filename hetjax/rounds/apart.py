@@ -114,6 +114,8 @@ def find(
         examples: a microbatch of them, leaves `[B, ...]`.
         rng: its key, or keys `[B]`.
     """
+    if getattr(loss_fn, "examples_are_apart", False):  # by construction: `hetjax.per_example`
+        return None
     if _is_proven(loss_fn, params, examples, rng):
         return None
     # The jit of the user's own function, where it can be: another run with it finds it compiled.
@@ -163,20 +165,20 @@ def _is_proven(
 
 
 def _drawn(
-    walk: row_walk.Walk, whole: Any, part: Any, ins: Sequence[by_rows.Relation]
+    proof: row_walk.Proof, whole: Any, part: Any, ins: Sequence[by_rows.Relation]
 ) -> Sequence[by_rows.Relation]:
     """Numbers drawn by one key for all examples, as dropout does, belong to an example each.
 
     They depend on where it stands, which is not asked here, and on no other example.
     """
     if any(relation is not None for relation in ins):
-        return row_rules.RULES["random_bits"](walk, whole, part, ins)
-    walk.same_params(whole, part, "shape")
+        return row_rules.RULES["random_bits"](proof, whole, part, ins)
+    proof.same_params(whole, part, "shape")
     shapes = [equation.outvars[0].aval.shape for equation in (whole, part)]
     axes = [axis for axis, (one, other) in enumerate(zip(*shapes, strict=True)) if one != other]
     if len(axes) != 1:
         raise by_rows.NotByRowsError("the examples lie along no axis of what is drawn, or several")
-    return [by_rows.Rows(axes[0], shapes[0][axes[0]] // walk.counts[0])]
+    return [by_rows.Rows(axes[0], shapes[0][axes[0]] // proof.counts[0])]
 
 
 _RULES = {**row_rules.RULES, "random_bits": _drawn, "random_split": _drawn}

@@ -254,10 +254,10 @@ def test_no_conclusion_about_a_random_program_is_wrong(seed):
             program = random_program(rng)
             x, weights = rng.standard_normal((WHOLE, WIDTH)), rng.standard_normal((WIDTH, WIDTH))
             chosen = np.sort(rng.choice(WHOLE, PART, replace=False))
-            walk = row_walk.Walk((WHOLE, PART), row_rules.RULES)
+            proof = row_walk.Proof((WHOLE, PART), row_rules.RULES)
             programs = [jax.make_jaxpr(program)(y, weights) for y in (x, x[chosen])]
             try:
-                (relation,) = walk.program(*programs, [by_rows.Rows(0), None])
+                (relation,) = proof.program(*programs, [by_rows.Rows(0), None])
             except by_rows.NotByRowsError:
                 concluded["refused"] += 1
                 continue

@@ -1,0 +1,53 @@
+"""From the loss of one example to the core's `loss_fn(params, batch, rng)`, by `jax.vmap`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hetjax.adapters import fits
+
+OneExampleLoss = Callable[[Any, Any, jax.Array], Any]
+
+
+def per_example(one_example_loss: OneExampleLoss) -> Callable[[Any, Any, jax.Array], Any]:
+    """The loss of a microbatch from that of one example: `jax.vmap` over the examples.
+
+    No example can see another one by it, so `fit` does not look whether they do
+    (`examples_apart`), also with orders that balance gradients.
+
+    Args:
+        one_example_loss: `(params, example, rng) -> loss f[]`, `(loss f[], weight f[])` or a
+            `hetjax.Losses` of such; the leaves of `example` have no axis of the batch. Of an
+            example with several losses, such as one a token, `(losses f[T], weights f[T])`.
+
+    Returns:
+        `loss_fn(params, batch, rng)`. With `per_example_rng=True` the key of an example is
+        folded from its id, so neither its microbatch nor its place in it changes the key.
+        Otherwise `rng` is the microbatch's key, and the example at place i of B has
+        `jax.random.split(rng, B)[i]`.
+
+    Raises:
+        ValueError: it is no function of three arguments.
+
+    Example:
+        >>> loss_fn = per_example(lambda w, example, rng: (example["x"] @ w - example["y"]) ** 2)
+        >>> batch = {"x": jnp.eye(2), "y": jnp.array([0.0, 3.0])}
+        >>> loss_fn(jnp.array([1.0, 1.0]), batch, jax.random.key(0)).tolist()
+        [1.0, 4.0]
+    """
+    fits.check_one_example_loss("per_example", one_example_loss)
+
+    @functools.wraps(one_example_loss)
+    def loss_fn(params: Any, batch: Any, rng: jax.Array) -> Any:
+        keys = rng
+        if fits.is_one_key(rng):
+            keys = jax.random.split(rng, jnp.shape(jax.tree.leaves(batch)[0])[0])
+        return jax.vmap(one_example_loss, in_axes=(None, 0, 0))(params, batch, keys)
+
+    loss_fn.examples_are_apart = True  # type: ignore[attr-defined]
+    return loss_fn
