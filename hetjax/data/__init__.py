@@ -1,6 +1,6 @@
 """Data: sources of examples, data sets by name, and the way from an order to microbatches.
 
-`sources` reads by index (`given` is what people give in place of one, `leaves` what an example is
+`sources` reads by index (`source_checks` refuses what can be none, `leaves` has what an example is
 made of), `datasets` knows sets by name (`builders` are imported when one is asked for), `feed`
 brings examples to the devices, by threads (`readers`), and `choosing` says which feed a run takes,
 after a `trial`. `stream` cuts an order into the microbatches of each round, over `passes`, and
