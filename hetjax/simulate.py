@@ -135,7 +135,7 @@ def simulate(
         raise ValueError("\n".join(f"gate.{line}" for line in wrong))
     exchanging = kinds.resolve("reducer", reducer)
     network = _network(exchanging, cluster, param_bytes, link)
-    links.check_name("wait_for", wait_for, WAIT_FOR)
+    emulate.check_name("wait_for", wait_for, WAIT_FOR)
     if wait_for == "neighbours":
         _check_neighbours(exchanging, closes)
 

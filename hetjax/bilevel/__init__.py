@@ -4,10 +4,10 @@
 `value_gap` penalises how far the lower loss is from its least value. An estimator is a `machine`
 that asks for sums (`problem`) over `batches`. Here `hypergradient` answers, on one device, under
 `jit`. `lower` has the lower dynamics, `solvers` and `multipliers` what `implicit` and `value_gap`
-take, `forwards`, `reverse` and `walks` the two ways of `unroll`. `recipes` are the methods of the
-literature as expressions; `diagnosis` says what is wrong. The update with the gradient is the
-user's own optimiser's. Imports `trees`, `types` and `weights`. Losses, x, y and batches come in; a
-gradient like x, a state and what was found go out.
+take. `trajectory` has what `unroll` carries, `forwards` and `reverse` its two modes. `recipes` are
+the methods of the literature as expressions; `diagnosis` says what is wrong. The update with the
+gradient is the user's own optimiser's. Imports `trees`, `types` and `weights`. Losses, x, y and
+batches come in; a gradient like x, a state and what was found go out.
 """
 
 from hetjax.bilevel.batches import Batches, Blocks, Stack
@@ -29,9 +29,9 @@ from hetjax.bilevel.per_example import PerExample
 from hetjax.bilevel.problem import Answer, At, Bilevel, Cost, Kind, What
 from hetjax.bilevel.recipes import RECIPES, Recipe, per_coordinate
 from hetjax.bilevel.solvers import Solver, cg, neumann, one_step, rank_one, scaled
+from hetjax.bilevel.trajectory import Learned
 from hetjax.bilevel.unroll import unroll
 from hetjax.bilevel.value_gap import value_gap
-from hetjax.bilevel.walks import Learned
 
 __all__ = [
     "RECIPES",

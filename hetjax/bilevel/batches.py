@@ -17,11 +17,11 @@ class Stack(NamedTuple):
 class Blocks(NamedTuple):
     """One batch in B equal blocks, leaves `[B, size, ...]`, of which one at a time is in memory.
 
-    Of losses that are scalars the mean over the blocks is taken. Where they are means over the
-    examples of a batch, and for what they add without examples, that is the same as of all
-    examples at once, and so are the derivatives. A mean by weights is that of all examples: sums
-    over the blocks are divided once. A loss that reads numbers of x for each example finds them by
-    an index in the batch: `x[batch.index]`.
+    A loss that is a scalar is averaged over the blocks. If it is a mean over the examples of its
+    batch, plus terms without examples, the result is that of all examples at once; so are the
+    derivatives. A mean by weights is that of all examples too: sums over the blocks are divided
+    once. A loss that reads numbers of x for each example finds them by an index in the batch:
+    `x[batch.index]`.
 
     A `Stack` of batches in blocks is `Stack(Blocks(tree))`, leaves `[K, B, size, ...]`.
 
@@ -97,7 +97,7 @@ class Blocks(NamedTuple):
 
 
 def lengths_of(tree: PyTree) -> set[int]:
-    """Those of the leading axes; 0 for a leaf without axes."""
+    """The lengths of the leaves' leading axes; 0 for a leaf without axes."""
     return {(*jnp.shape(leaf), 0)[0] for leaf in jax.tree.leaves(tree)}
 
 

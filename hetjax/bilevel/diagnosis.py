@@ -14,8 +14,8 @@ from hetjax.bilevel import machine
 from hetjax.bilevel import problem as problem_lib
 from hetjax.types import PyTree
 
-_GROWS = 1.0  # a residual over its right side: no solution was found
-_INSTEAD = "implicit or value_gap"  # of lower steps that have no derivative
+_GROWS = 1.0  # times its right side: a residual above this is that of no solution
+_INSTEAD = "implicit or value_gap"  # to take where lower steps have no derivative
 
 
 def check_floating(**given: PyTree) -> None:
@@ -78,7 +78,7 @@ def pull_through(step: Callable, *arguments: PyTree, instead: str = _INSTEAD) ->
     Args:
         step: of the lower level.
         *arguments: where it is differentiated.
-        instead: what does not differentiate it.
+        instead: what to take where it has no derivative, for the message.
 
     Raises:
         ValueError: it has no derivative, or one that is 0 everywhere.

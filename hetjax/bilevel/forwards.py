@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from hetjax.bilevel import lower as lower_lib
-from hetjax.bilevel import machine, vectors, walks
+from hetjax.bilevel import machine, trajectory, vectors
 from hetjax.bilevel.problem import UPPER, Kind, What
+from hetjax.bilevel.trajectory import Moment, Trajectory
 from hetjax.types import PyTree
 
 
@@ -21,9 +22,9 @@ class Unrolled:
         self.lower, self.num_steps, self.back = lower, num_steps, back
         self.start, self.picks_worst = start, pick == "worst"
 
-    def begin(self, x: PyTree, y: PyTree, state: machine.State | None) -> walks.Walk:
+    def begin(self, x: PyTree, y: PyTree, state: machine.State | None) -> Trajectory:
         if self.start == "learned":
-            if not isinstance(x, walks.Learned):
+            if not isinstance(x, trajectory.Learned):
                 raise ValueError(
                     "unroll: with start='learned' the upper variable is "
                     "hetjax.bilevel.Learned(x, start), and start is where the lower level begins"
@@ -37,15 +38,15 @@ class Unrolled:
         gradients = tuple(vectors.zeros_like(y) for _ in self.lower.levels)
         zero, loss = jnp.zeros((), jnp.int32), jnp.zeros((), vectors.dtype_of(y))
         tangents = self.first_tangents(x, y, opt)
-        return walks.Walk(
+        return Trajectory(
             x=x,
             y=y,
             opt=opt,
             k=zero,
             gradients=gradients,
-            past=self.first_past(walks.Moment(y, opt, gradients)),
+            past=self.first_past(Moment(y, opt, gradients)),
             tangents=tangents,
-            chosen=walks.Choice(loss - jnp.inf, zero, y, tangents) if self.picks_worst else (),
+            chosen=trajectory.Choice(loss - jnp.inf, zero, y, tangents) if self.picks_worst else (),
             reached=(y, opt),
             loss=loss,
             lower_loss=loss,
@@ -57,58 +58,60 @@ class Unrolled:
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
         raise NotImplementedError
 
-    def first_past(self, moment: walks.Moment) -> PyTree:
+    def first_past(self, moment: Moment) -> PyTree:
         del moment
         return ()
 
-    def first_tangents(self, x: PyTree, y: PyTree, opt: PyTree) -> walks.Tangents | tuple[()]:
+    def first_tangents(self, x: PyTree, y: PyTree, opt: PyTree) -> trajectory.Tangents | tuple[()]:
         del x, y, opt
         return ()
 
     def ways(self, x: PyTree) -> tuple[machine.Step, ...]:
         """All steps forward, and the upper gradient where they end."""
         one = self.forward(x, self.made)
-        at = functools.partial(walks.at_end, self.num_steps if UPPER in self.lower.levels else 0)
+        at = functools.partial(
+            trajectory.at_end, self.num_steps if UPPER in self.lower.levels else 0
+        )
         what = What(Kind.GRADIENT, UPPER, ("x", "y"), is_new=not self.picks_worst)
-        upper = machine.Ask(what, at, walks.take_upper)
+        upper = machine.Ask(what, at, trajectory.take_upper)
         if not self.picks_worst:
             return machine.Repeat(self.num_steps, one), upper
         first, held = (
-            machine.Ask(What(Kind.LOSS, UPPER, is_new=is_new), at, walks.take_loss)
+            machine.Ask(What(Kind.LOSS, UPPER, is_new=is_new), at, trajectory.take_loss)
             for is_new in (True, False)
         )
         others = machine.Repeat(self.num_steps - 1, (*one, held))
-        return (*one, first, others, machine.Then(walks.to_chosen), upper)
+        return (*one, first, others, machine.Then(trajectory.to_chosen), upper)
 
     def forward(self, x: PyTree, made: Any, *, is_new: bool = True) -> tuple[machine.Step, ...]:
         """One step: a gradient of each level, and then the optimiser."""
-        del x
-        asks = [
-            machine.Ask(
-                What(Kind.GRADIENT, level, is_new=is_new),
-                walks.at_step,
-                functools.partial(walks.take_gradient, index),
-            )
-            for index, level in enumerate(self.lower.levels)
-        ]
+        levels = enumerate(self.lower.levels)
+        asks = [self.gradient(x, index, level, is_new) for index, level in levels]
         return (*asks, machine.Then(made))
 
-    def made(self, walk: walks.Walk) -> walks.Walk:
-        """The step itself, from the gradients that were asked for."""
-        y, opt = self.lower.step(walk.x, walk.y, walk.opt, walk.gradients, walk.k)
-        y, opt = vectors.like(y, walk.y), vectors.like(opt, walk.opt)
-        return walk._replace(y=y, opt=opt, k=walk.k + 1)
+    def gradient(self, x: PyTree, index: int, level: str, is_new: bool) -> machine.Ask:
+        """Asks for the gradient of a level that a step takes."""
+        del x
+        what = What(Kind.GRADIENT, level, is_new=is_new)
+        take = functools.partial(trajectory.take_gradient, index)
+        return machine.Ask(what, trajectory.at_step, take)
 
-    def end(self, walk: walks.Walk) -> machine.Result:
-        grad_x = walk.grad_x
+    def made(self, carry: Trajectory) -> Trajectory:
+        """The step itself, from the gradients that were asked for."""
+        y, opt = self.lower.step(carry.x, carry.y, carry.opt, carry.gradients, carry.k)
+        y, opt = vectors.like(y, carry.y), vectors.like(opt, carry.opt)
+        return carry._replace(y=y, opt=opt, k=carry.k + 1)
+
+    def end(self, carry: Trajectory) -> machine.Result:
+        grad_x = carry.grad_x
         if self.start == "learned":
-            grad_x = walks.Learned(grad_x, walk.adjoint[0])
-        chosen = walk.chosen.step if self.picks_worst else ()
-        y, opt = walk.reached
+            grad_x = trajectory.Learned(grad_x, carry.adjoint[0])
+        chosen = carry.chosen.step if self.picks_worst else ()
+        y, opt = carry.reached
         return machine.Result(
             grad_x,
-            machine.State(y, () if self.picks_worst else opt, (), walk.turn + 1),
-            machine.Info(walk.loss, walk.lower_loss, step_chosen=chosen),
+            machine.State(y, () if self.picks_worst else opt, (), carry.turn + 1),
+            machine.Info(carry.loss, carry.lower_loss, step_chosen=chosen),
         )
 
 
@@ -119,71 +122,56 @@ class Displaced(Unrolled):
         steps = machine.Repeat(self.num_steps, self.forward(x, self.made))
         return steps, machine.Then(self.displaced)
 
-    def displaced(self, walk: walks.Walk) -> walks.Walk:
-        away = vectors.add(walk.reached[0], walk.y, -1.0)
-        return walk._replace(reached=(walk.y, walk.opt), adjoint=(away, walk.adjoint[1]))
+    def displaced(self, carry: Trajectory) -> Trajectory:
+        away = vectors.add(carry.reached[0], carry.y, -1.0)
+        return carry._replace(reached=(carry.y, carry.opt), adjoint=(away, carry.adjoint[1]))
 
-    def end(self, walk: walks.Walk) -> machine.Result:
-        found = super().end(walk)
+    def end(self, carry: Trajectory) -> machine.Result:
+        found = super().end(carry)
         return found._replace(info=found.info._replace(upper_loss=()))  # nobody asked for it
 
 
 class Forward(Unrolled):
     """Carries `d y / d x`, a tangent for each number of x; nothing is held of the steps."""
 
-    def first_tangents(self, x: PyTree, y: PyTree, opt: PyTree) -> walks.Tangents:
+    def first_tangents(self, x: PyTree, y: PyTree, opt: PyTree) -> trajectory.Tangents:
         basis = vectors.basis(x)
-        num = vectors.size_of(x)
-
-        def none(leaf: jax.Array) -> jax.Array:
-            return jnp.zeros((num, *leaf.shape), leaf.dtype)
 
         def begun(x: PyTree) -> list[jax.Array]:
             return vectors.floats(vectors.like(self.lower.init(x, y), opt))
 
         of_opt = jax.vmap(lambda dx: jax.jvp(begun, (x,), (dx,))[1])(basis)
-        of_y = jax.tree.map(none, y)
-        return walks.Tangents(basis, of_y, of_opt, tuple(of_y for _ in self.lower.levels))
+        of_y = vectors.rows_of(y, vectors.size_of(x))
+        return trajectory.Tangents(basis, of_y, of_opt, tuple(of_y for _ in self.lower.levels))
 
-    def forward(self, x: PyTree, made: Any, *, is_new: bool = True) -> tuple[machine.Step, ...]:
-        asks = [
-            machine.Ask(
-                What(
-                    Kind.TANGENTS,
-                    level,
-                    is_new=is_new,
-                    num_tangents=vectors.size_of(x),
-                ),
-                walks.tangents_at,
-                functools.partial(walks.take_tangents, index),
-            )
-            for index, level in enumerate(self.lower.levels)
-        ]
-        return (*asks, machine.Then(made))
+    def gradient(self, x: PyTree, index: int, level: str, is_new: bool) -> machine.Ask:
+        what = What(Kind.TANGENTS, level, is_new=is_new, num_tangents=vectors.size_of(x))
+        take = functools.partial(trajectory.take_tangents, index)
+        return machine.Ask(what, trajectory.tangents_at, take)
 
-    def made(self, walk: walks.Walk) -> walks.Walk:
-        floats, rebuilt = vectors.split(walk.opt)
+    def made(self, carry: Trajectory) -> Trajectory:
+        floats, rebuilt = vectors.split(carry.opt)
 
         def step(x: PyTree, y: PyTree, floats: list, gradients: tuple) -> tuple[PyTree, list]:
-            y, opt = self.lower.step(x, y, rebuilt(floats), gradients, walk.k)
-            return vectors.like(y, walk.y), vectors.floats(vectors.like(opt, walk.opt))
+            y, opt = self.lower.step(x, y, rebuilt(floats), gradients, carry.k)
+            return vectors.like(y, carry.y), vectors.floats(vectors.like(opt, carry.opt))
 
-        tangents = walk.tangents
-        _, along = jax.linearize(step, walk.x, walk.y, floats, walk.gradients)
+        tangents = carry.tangents
+        _, along = jax.linearize(step, carry.x, carry.y, floats, carry.gradients)
         y, opt = jax.vmap(along)(tangents.x, tangents.y, tangents.opt, tangents.gradients)
-        return super().made(walk._replace(tangents=tangents._replace(y=y, opt=opt)))
+        return super().made(carry._replace(tangents=tangents._replace(y=y, opt=opt)))
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
         return (*self.ways(x), machine.Then(self.gathered))
 
-    def gathered(self, walk: walks.Walk) -> walks.Walk:
+    def gathered(self, carry: Trajectory) -> Trajectory:
         """`d_x F + Z' d_y F`; the adjoint is the upper gradient."""
-        along = jax.vmap(lambda dy: vectors.inner(dy, walk.adjoint[0]))(walk.tangents.y)
-        leaves, treedef = jax.tree.flatten(walk.x)
+        along = jax.vmap(lambda dy: vectors.inner(dy, carry.adjoint[0]))(carry.tangents.y)
+        leaves, treedef = jax.tree.flatten(carry.x)
         parts, start = [], 0
         for leaf in leaves:
             part = along[start : start + leaf.size].reshape(leaf.shape)
             parts.append(part.astype(leaf.dtype))
             start += leaf.size
         indirect = jax.tree.unflatten(treedef, parts)
-        return walk._replace(grad_x=vectors.add(walk.grad_x, indirect))
+        return carry._replace(grad_x=vectors.add(carry.grad_x, indirect))

@@ -27,7 +27,7 @@ def hypergradient(
         problem: the two losses.
         estimator: from `unroll`, `implicit` or `value_gap`.
         x: the upper variable, a pytree of floating-point arrays.
-        y: where the lower level begins, where no state says it.
+        y: where the lower level begins if there is no state.
         batches: of each level; None for losses that need none. Either may be a `Stack`, a batch
             for each request, and in `Blocks`, of which one at a time is in memory.
         state: what the last hypergradient kept; None for the first.

@@ -16,7 +16,6 @@ from hetjax.bilevel import lower as lower_lib
 from hetjax.bilevel.problem import LOWER, UPPER, Answer, At, Kind, What
 from hetjax.types import PyTree
 
-_CROSSES = ("jvp", "fd")
 _WITHOUT_STEP = "another solve, such as cg(10) or scaled(eta), or value_gap"
 _NEEDS_ALL = (
     "its linear system is that of one Hessian at one point; of replicas that differ the products "
@@ -80,7 +79,7 @@ def implicit(
             f"implicit: solve is {solve!r}; give one of hetjax.bilevel.cg(10), neumann(Q, eta), "
             "scaled(eta), one_step(), rank_one()"
         )
-    if cross not in _CROSSES:
+    if cross not in ("jvp", "fd"):
         raise ValueError(f"implicit: cross is {cross!r}; it must be one of 'jvp', 'fd'")
     if lower.levels != (LOWER,) or num_steps < 0:
         raise ValueError(
@@ -98,17 +97,14 @@ def implicit(
     return machine.Estimator(made.begin, made.program, made.end, needs_all=_NEEDS_ALL)
 
 
-class _Implicit:
-    def __init__(
-        self,
-        lower: lower_lib.Lower,
-        num_steps: int,
-        solve: solvers.Solver,
-        fd_step: float | None,
-        warm: bool,
-    ) -> None:
-        self.lower, self.num_steps, self.solve = lower, num_steps, solve
-        self.fd_step, self.warm = fd_step, warm
+class _Implicit(NamedTuple):
+    """Its options, checked, and the functions that an `Estimator` is made of."""
+
+    lower: lower_lib.Lower
+    num_steps: int
+    solve: solvers.Solver
+    fd_step: float | None  # None: exact cross products
+    warm: bool
 
     def begin(self, x: PyTree, y: PyTree, state: machine.State | None) -> Implied:
         zero = jnp.zeros((), jnp.int32)
@@ -137,7 +133,7 @@ class _Implicit:
             machine.Then(self.made),
         )
         what = What(Kind.GRADIENT, UPPER, ("x", "y"), is_new=True)
-        upper = machine.Ask(what, _here, self.take_upper)
+        upper = machine.Ask(what, lambda carry: At(carry.x, carry.y), self.take_upper)
         first = (machine.Repeat(self.num_steps, step), upper)
         match self.solve.kind:
             case "rank_one":
@@ -159,35 +155,33 @@ class _Implicit:
 
             return machine.Ask(What(Kind.PRODUCTS, LOWER, is_new=is_new), _along_vector, taken)
 
-        num = self.solve.num_products
+        first, num_others = self.solve.take, self.solve.num_products - 1
         if self.warm:
             assert self.solve.warm is not None
-            begun = product(self.solve.warm, is_new=True)
-            return (begun, machine.Repeat(num, (product(self.solve.take, is_new=False),)))
-        if num < 1:
+            first, num_others = self.solve.warm, self.solve.num_products
+        if num_others < 0:
             return ()
-        begun = product(self.solve.take, is_new=True)
-        return (begun, machine.Repeat(num - 1, (product(self.solve.take, is_new=False),)))
+        others = machine.Repeat(num_others, (product(self.solve.take, is_new=False),))
+        return product(first, is_new=True), others
 
     def cross(self, *, is_new: bool) -> tuple[machine.Step, ...]:
         """Subtracts the cross product with v."""
         if self.fd_step is None:
             what = What(Kind.PRODUCTS, LOWER, ("x",), is_new=is_new)
             return (machine.Ask(what, _along_solution, _take_cross),)
-        asks = [
+        return tuple(
             machine.Ask(
                 What(Kind.GRADIENT, LOWER, ("x",), is_new=is_new and sign > 0),
                 functools.partial(self.beside, sign),
                 functools.partial(self.take_difference, sign),
             )
             for sign in (1.0, -1.0)
-        ]
-        return tuple(asks)
+        )
 
     def distance(self, carry: Implied) -> jax.Array:
         """Of the points of a central difference from y, over v."""
         assert self.fd_step is not None
-        size = jnp.sqrt(vectors.inner(carry.solving.solution, carry.solving.solution))
+        size = vectors.norm(carry.solving.solution)
         return self.fd_step / jnp.where(size > 0, size, 1)
 
     def beside(self, sign: float, carry: Implied) -> At:
@@ -236,8 +230,7 @@ class _Implicit:
     def end(self, carry: Implied) -> machine.Result:
         solving = carry.solving
         has_system = self.solve.num_products > 0 or self.warm
-        size = jnp.sqrt(vectors.inner(solving.right, solving.right))
-        left = jnp.sqrt(vectors.inner(solving.residual, solving.residual))
+        size, left = vectors.norm(solving.right), vectors.norm(solving.residual)
         info = machine.Info(
             carry.loss,
             carry.lower_loss if self.num_steps else (),
@@ -248,10 +241,6 @@ class _Implicit:
         return machine.Result(
             carry.grad_x, machine.State(carry.y, carry.opt, memory, carry.turn + 1), info
         )
-
-
-def _here(carry: Implied) -> At:
-    return At(carry.x, carry.y)
 
 
 def _at_step(carry: Implied) -> At:

@@ -19,13 +19,13 @@ class Lower(NamedTuple):
     """
 
     levels: tuple[str, ...]
-    """Of the gradients in y that a step takes."""
+    """Whose gradients in y a step takes, in this order."""
     init: Callable[[PyTree, PyTree], PyTree]
     """`(x, y) -> state`, such as an optimiser's."""
     step: Callable[[PyTree, PyTree, PyTree, tuple[PyTree, ...], Any], tuple[PyTree, PyTree]]
     """`(x, y, state, gradients, k) -> (y, state)`; k counts the steps from 0."""
     keeps_state: bool = True
-    """From one hypergradient to the next, where y goes on, too."""
+    """Whether the state goes on from one hypergradient to the next, where y does."""
 
     def first_state(self, x: PyTree, y: PyTree, kept: PyTree = ()) -> PyTree:
         """The state before the first step: what was kept, or a new one."""
@@ -66,9 +66,7 @@ def descent(tx: Optimizer) -> Lower:
     Example:
         >>> lower = descent(lambda x: optax.sgd(jnp.exp(x["log_rate"])))
     """
-    _check_optimizer("descent", tx)
-    step = _step(tx, lambda gradients, k: gradients[0])
-    return Lower((problem.LOWER,), _init(tx), step, _is_fixed(tx))
+    return _of_optimizer("descent", tx, (problem.LOWER,), lambda gradients, k: gradients[0])
 
 
 def aggregate(
@@ -81,7 +79,7 @@ def aggregate(
     """Bilevel descent aggregation: steps down both losses, for lower problems with many solutions.
 
     The direction is `mu alpha(k) upper_scale grad_y F + (1 - mu) grad_y f`. As `alpha` falls to 0
-    too slowly to be summed, the limit is, of the lower solutions, the one that F likes best.
+    too slowly to be summed, the steps end at the lower solution with the least F.
 
     Args:
         tx: as for `descent`; plain gradient descent in the paper.
@@ -93,7 +91,6 @@ def aggregate(
         Liu, Mu, Yuan, Zeng, Zhang, "A generic first-order algorithmic framework for bi-level
         programming beyond lower-level singleton", 2020, arXiv 2006.04045.
     """
-    _check_optimizer("aggregate", tx)
 
     def direction(gradients: tuple[PyTree, ...], k: Any) -> PyTree:
         dtype = trees.wider(jnp.float32, vectors.dtype_of(gradients))
@@ -102,35 +99,30 @@ def aggregate(
             lambda upper, lower: share.astype(upper.dtype) * upper + (1 - mu) * lower, *gradients
         )
 
-    levels = problem.UPPER, problem.LOWER
-    return Lower(levels, _init(tx), _step(tx, direction), _is_fixed(tx))
+    return _of_optimizer("aggregate", tx, (problem.UPPER, problem.LOWER), direction)
 
 
-def _check_optimizer(caller: str, tx: Any) -> None:
+def _of_optimizer(
+    caller: str,
+    tx: Optimizer,
+    levels: tuple[str, ...],
+    direction: Callable[[tuple[PyTree, ...], Any], PyTree],
+) -> Lower:
+    """Steps of an optimiser along a direction made of the gradients of these levels."""
     if not (isinstance(tx, optax.GradientTransformation) or callable(tx)):
         raise ValueError(
             f"{caller}: {tx!r} is no optimiser; give one of optax, such as optax.sgd(0.1), or a "
             "function of x that makes one"
         )
 
+    def made(x: PyTree) -> optax.GradientTransformation:
+        return tx if isinstance(tx, optax.GradientTransformation) else tx(x)
 
-def _is_fixed(tx: Optimizer) -> bool:
-    return isinstance(tx, optax.GradientTransformation)
-
-
-def _made(tx: Optimizer, x: PyTree) -> optax.GradientTransformation:
-    return tx if isinstance(tx, optax.GradientTransformation) else tx(x)
-
-
-def _init(tx: Optimizer) -> Callable[[PyTree, PyTree], PyTree]:
-    return lambda x, y: _made(tx, x).init(y)
-
-
-def _step(tx: Optimizer, direction: Callable[[tuple[PyTree, ...], Any], PyTree]) -> Callable:
     def step(
         x: PyTree, y: PyTree, state: PyTree, gradients: tuple[PyTree, ...], k: Any
     ) -> tuple[PyTree, PyTree]:
-        updates, state = _made(tx, x).update(direction(gradients, k), state, y)
+        updates, state = made(x).update(direction(gradients, k), state, y)
         return optax.apply_updates(y, updates), state
 
-    return step
+    keeps_state = isinstance(tx, optax.GradientTransformation)
+    return Lower(levels, lambda x, y: made(x).init(y), step, keeps_state)

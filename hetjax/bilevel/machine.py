@@ -5,7 +5,7 @@ some steps. `Estimator.request` and `receive` walk through it one request at a t
 answers; `run` walks through it with `lax.scan`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -22,8 +22,8 @@ class Ask(NamedTuple):
     what: problem_lib.What
     at: Callable[[PyTree], problem_lib.At]  # carry -> where
     receive: Callable[[PyTree, problem_lib.Answer], PyTree]  # carry, answer -> carry
-    moves: tuple[str, ...] = ()  # fields of the carry that it moves, which gossip averages then
-    keeps: tuple[str, ...] = ()  # fields beside them that stay with a worker which did nothing
+    moves: tuple[str, ...] = ()  # fields of the carry that it moves; gossip averages them
+    keeps: tuple[str, ...] = ()  # more fields that it leaves to a worker that did nothing
 
 
 class Then(NamedTuple):
@@ -42,6 +42,7 @@ class Repeat(NamedTuple):
 
 
 Step: TypeAlias = Ask | Then | Repeat
+Answering: TypeAlias = Callable[[problem_lib.What, problem_lib.At], problem_lib.Answer]
 
 
 class Info(NamedTuple):
@@ -156,11 +157,7 @@ def whole(estimator: Estimator) -> Callable[[PyTree, PyTree], tuple[Result, Resu
     return computed
 
 
-def run(
-    program: tuple[Step, ...],
-    carry: PyTree,
-    answer: Callable[[problem_lib.What, problem_lib.At], problem_lib.Answer],
-) -> PyTree:
+def run(program: tuple[Step, ...], carry: PyTree, answer: Answering) -> PyTree:
     """The whole program; traceable, a `Repeat` is a `lax.scan`."""
     for step in program:
         match step:
@@ -168,56 +165,55 @@ def run(
                 carry = receive(carry, answer(what, at(carry)))
             case Then(function):
                 carry = function(carry)
-            case Repeat(times, steps, fewer) if times:
-                carry = _repeated(times, steps, fewer, carry, answer)
+            case Repeat() if step.times:
+                carry = _repeated(step, carry, answer)
     return carry
 
 
-def _repeated(
-    times: int,
-    steps: tuple[Step, ...],
-    fewer: Callable[[PyTree], jax.Array] | None,
-    carry: PyTree,
-    answer: Callable[[problem_lib.What, problem_lib.At], problem_lib.Answer],
-) -> PyTree:
-    if fewer is None:
-        return jax.lax.scan(lambda c, _: (run(steps, c, answer), None), carry, length=times)[0]
-    return jax.lax.fori_loop(0, fewer(carry), lambda _, c: run(steps, c, answer), carry)
+def _repeated(repeat: Repeat, carry: PyTree, answer: Answering) -> PyTree:
+    def once(carry: PyTree) -> PyTree:
+        return run(repeat.steps, carry, answer)
+
+    if repeat.fewer is None:
+        return jax.lax.scan(lambda c, _: (once(c), None), carry, length=repeat.times)[0]
+    return jax.lax.fori_loop(0, repeat.fewer(carry), lambda _, c: once(c), carry)
 
 
 def num_batches(program: tuple[Step, ...]) -> dict[str, int]:
     """How many batches of each level a program asks for."""
     found = {problem_lib.UPPER: 0, problem_lib.LOWER: 0}
-    for step in program:
-        if isinstance(step, Ask):
-            found[step.what.level] += step.what.is_new
-        elif isinstance(step, Repeat):
-            for level, number in num_batches(step.steps).items():
-                found[level] += step.times * number
+    for what, times in _asked_for(program):
+        found[what.level] += times * what.is_new
     return found
 
 
 def cost(program: tuple[Step, ...]) -> problem_lib.Cost:
     """The calls of a program; at most, where a `Repeat` may do fewer."""
     total = problem_lib.Cost()
+    for what, times in _asked_for(program):
+        total = total.plus(problem_lib.cost_of(what), times)
+    return total
+
+
+def _asked_for(program: tuple[Step, ...], times: int = 1) -> Iterator[tuple[problem_lib.What, int]]:
+    """What a program asks for, and how often; at most, where a `Repeat` may do fewer."""
     for step in program:
         if isinstance(step, Ask):
-            total = total.plus(problem_lib.cost_of(step.what))
+            yield step.what, times
         elif isinstance(step, Repeat):
-            total = total.plus(cost(step.steps), step.times)
-    return total
+            yield from _asked_for(step.steps, times * step.times)
 
 
 # --- One request at a time: where the program stands, as Python numbers ---
 
 
-def _step_at(program: tuple[Step, ...], path: tuple[int, ...]) -> Step:
-    *outer, last = path
-    for index in outer:
+def _steps_around(program: tuple[Step, ...], path: tuple[int, ...]) -> tuple[Step, ...]:
+    """The program that a place is in: the steps of the innermost `Repeat`, or the whole."""
+    for index in path[:-1]:
         repeat = program[index]
         assert isinstance(repeat, Repeat)
         program = repeat.steps
-    return program[last]
+    return program
 
 
 def _asked(position: Position) -> Ask:
@@ -245,11 +241,7 @@ def stop(program: tuple[Step, ...], path: tuple[int, ...], left: tuple[int, ...]
     """From a place to the next `Ask`, to a `Repeat` whose number is not known, or to the end."""
     thens: list[Callable[[PyTree], PyTree]] = []
     while True:
-        steps = program
-        if len(path) > 1:
-            repeat = _step_at(program, path[:-1])
-            assert isinstance(repeat, Repeat)
-            steps = repeat.steps
+        steps = _steps_around(program, path)
         if path[-1] == len(steps):
             if len(path) == 1:
                 return Stop(tuple(thens), (), ())
@@ -280,7 +272,7 @@ def entered(
 
 def ask_at(program: tuple[Step, ...], path: tuple[int, ...]) -> Ask:
     """The `Ask` at a place."""
-    ask = _step_at(program, path)
+    ask = _steps_around(program, path)[path[-1]]
     assert isinstance(ask, Ask)
     return ask
 

@@ -60,7 +60,7 @@ def ramp(start: float, stop: float, num_steps: int) -> Multiplier:
 
 
 def exterior(sigma: Number, *, shift: Number = 0.0, ridge: Number = 0.0) -> Multiplier:
-    """Of the penalty `(f - f* - shift)^2 / (2 sigma)` outside: `max(gap - shift, 0) / sigma`."""
+    """`max(gap - shift, 0) / sigma`, of the penalty `(f - f* - shift)^2 / (2 sigma)` outside."""
     at, beyond = _function(sigma), _function(shift)
     return Multiplier(
         lambda count, gap: jnp.maximum(gap - beyond(count), 0) / at(count),
@@ -73,7 +73,7 @@ def exterior(sigma: Number, *, shift: Number = 0.0, ridge: Number = 0.0) -> Mult
 def barrier(
     sigma: Number, shift: Number, *, ridge: Number = 0.0, upper_ridge: Number = 0.0
 ) -> Multiplier:
-    """Of the barrier `-sigma ln(f* + shift - f)`: `sigma / (shift - gap)`.
+    """`sigma / (shift - gap)`, of the barrier `-sigma ln(f* + shift - f)`.
 
     A step that crosses it is halved until it does not. `info.crossed` counts the halvings and
     `info.stood` the steps that stood; `check` warns of the first, and refuses it if none stood.

@@ -68,7 +68,7 @@ def joined(like: PyTree, others: list[Any], own: list[PerExample]) -> PyTree:
 
 
 def add_rows(total: PerExample, part: PerExample, level: str, example_ids: jax.Array) -> PerExample:
-    """A sum over all examples with the rows of some added, or with a part of the whole added."""
+    """Adds a batch's rows to a sum over all examples; a leaf of the other level has all rows."""
     added = part.values.astype(total.values.dtype)
     if total.level != level:
         return PerExample(total.values + added, total.level)

@@ -52,7 +52,7 @@ class What(NamedTuple):
     kind: Kind
     level: str  # UPPER or LOWER
     wrt: tuple[str, ...] = ("y",)  # of "x" and "y"
-    is_new: bool = False  # a batch that no request had before; else one that is held
+    is_new: bool = False  # takes a batch that no request had before; else one that is held
     num_tangents: int = 0
 
 
@@ -92,7 +92,7 @@ class Cost:
 
 
 def cost_of(what: What) -> Cost:
-    """Of one request."""
+    """What one request costs."""
     match what.kind:
         case Kind.LOSS:
             return Cost(losses=1)
@@ -120,8 +120,8 @@ def ratio(loss: Callable[[PyTree, PyTree, Any], Any]) -> Callable[..., tuple[jax
         losses, weights = found[:2] if isinstance(found, tuple) else (found, None)
         if weights is None:
             return jnp.mean(losses) if jnp.ndim(losses) else losses, None
-        total = jnp.sum(weights)
-        return jnp.sum(losses * weights), total
+        denominator = jnp.sum(weights)
+        return jnp.sum(losses * weights), denominator
 
     return both
 
@@ -158,7 +158,7 @@ def answer(problem: Bilevel, what: What, at: At, batch: Any) -> Answer:
             "Blocks: x has PerExample leaves, one row for each example of the whole batch. Give a "
             "plain array, and let the loss find its rows by an index: x[batch.index]"
         )
-    both, num_blocks, first = ratio(loss), batch.num_blocks, batch.block(0)
+    both, first = ratio(loss), batch.block(0)
     depends = weights_depend(both, what, at, first)
 
     def of_block(block: PyTree) -> tuple[tuple[Answer, ...], Any]:
@@ -173,7 +173,7 @@ def answer(problem: Bilevel, what: What, at: At, batch: Any) -> Answer:
 
     def over_all(leaf: jax.Array, like: Any) -> jax.Array:
         if weight is None:
-            return (leaf / num_blocks).astype(like.dtype)
+            return (leaf / batch.num_blocks).astype(like.dtype)
         return _divided(leaf, weight.astype(leaf.dtype)).astype(like.dtype)
 
     like = jax.eval_shape(lambda parts: quotient(what, parts), shapes[0])
@@ -261,7 +261,6 @@ def quotient(what: What, sums: tuple[Answer, ...]) -> Answer:
         }
 
     here, along = sums[:2], sums[2:]
-    numerator, denominator = here
     if what.kind is Kind.PRODUCTS:
         found = Answer(**jax.jvp(gradients, here, along)[1])
     else:
@@ -269,42 +268,32 @@ def quotient(what: What, sums: tuple[Answer, ...]) -> Answer:
     if what.kind is Kind.TANGENTS:
         tangents = jax.vmap(lambda *along: jax.jvp(gradients, here, along)[1]["y"])(*along)
         found = found._replace(tangents=tangents)
-    found = jax.tree.map(lambda leaf: denominator.loss.astype(leaf.dtype) * leaf, found)
-    return found if what.kind is Kind.PRODUCTS else found._replace(loss=numerator.loss)
+    numerator, denominator = here[0].loss, here[1].loss
+    found = jax.tree.map(lambda leaf: denominator.astype(leaf.dtype) * leaf, found)
+    return found if what.kind is Kind.PRODUCTS else found._replace(loss=numerator)
 
 
 def _answer(function: Callable, what: What, at: At, batch: Any) -> Answer:
-    match what.kind:
-        case Kind.LOSS:
-            return Answer(loss=function(at.x, at.y, batch))
-        case Kind.GRADIENT:
-            return _gradient(function, what, at, batch)
-        case Kind.PRODUCTS:
-            return _products(function, what, at, batch)
-        case Kind.TANGENTS:
-            return _tangents(function, at, batch)
+    """What a request asks for, of a scalar `(x, y, batch) -> f[]`."""
 
-
-def _gradient(function: Callable, what: What, at: At, batch: Any) -> Answer:
-    argnums = tuple("xy".index(name) for name in what.wrt)
-    loss, grads = jax.value_and_grad(function, argnums)(at.x, at.y, batch)
-    return Answer(loss=loss, **dict(zip(what.wrt, grads, strict=True)))
-
-
-def _products(function: Callable, what: What, at: At, batch: Any) -> Answer:
-    def along(x: PyTree, y: PyTree) -> jax.Array:
+    def inner_product(x: PyTree, y: PyTree) -> jax.Array:
         """`<grad_y f(x, y), v>`, whose gradient in y is H v since H is symmetric."""
         return jax.jvp(lambda y: function(x, y, batch), (y,), (at.vector,))[1]
 
-    argnums = tuple("xy".index(name) for name in what.wrt)
-    products = jax.grad(along, argnums)(at.x, at.y)
-    return Answer(**dict(zip(what.wrt, products, strict=True)))
-
-
-def _tangents(function: Callable, at: At, batch: Any) -> Answer:
     def gradient(x: PyTree, y: PyTree) -> tuple[PyTree, jax.Array]:
         loss, of_y = jax.value_and_grad(function, 1)(x, y, batch)
         return of_y, loss
 
-    of_y, along, loss = jax.linearize(gradient, at.x, at.y, has_aux=True)
-    return Answer(loss=loss, y=of_y, tangents=jax.vmap(along)(*at.tangents))
+    argnums = tuple("xy".index(name) for name in what.wrt)
+    match what.kind:
+        case Kind.LOSS:
+            return Answer(loss=function(at.x, at.y, batch))
+        case Kind.GRADIENT:
+            loss, grads = jax.value_and_grad(function, argnums)(at.x, at.y, batch)
+            return Answer(loss=loss, **dict(zip(what.wrt, grads, strict=True)))
+        case Kind.PRODUCTS:
+            products = jax.grad(inner_product, argnums)(at.x, at.y)
+            return Answer(**dict(zip(what.wrt, products, strict=True)))
+        case Kind.TANGENTS:
+            of_y, along, loss = jax.linearize(gradient, at.x, at.y, has_aux=True)
+            return Answer(loss=loss, y=of_y, tangents=jax.vmap(along)(*at.tangents))

@@ -20,9 +20,9 @@ from hetjax.bilevel import machine, multipliers, solvers
 from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.implicit import implicit
 from hetjax.bilevel.lower import aggregate, descent
+from hetjax.bilevel.trajectory import Learned
 from hetjax.bilevel.unroll import unroll
 from hetjax.bilevel.value_gap import value_gap
-from hetjax.bilevel.walks import Learned
 from hetjax.types import PyTree
 
 
@@ -45,6 +45,14 @@ def per_coordinate(x: PyTree) -> optax.GradientTransformation:
     return optax.stateless(
         lambda updates, _: jax.tree.map(lambda rate, u: -rate * u, x["rates"], updates)
     )
+
+
+def _falls(start: float) -> Callable[[Any], Any]:
+    return lambda k: start / (k + 1.0) ** 0.25
+
+
+def _grows(start: float, power: float) -> multipliers.Multiplier:
+    return multipliers.growing(lambda k: start * (k + 1.0) ** power)
 
 
 _CONVEX = "strongly convex in y"
@@ -174,11 +182,7 @@ RECIPES: dict[str, Recipe] = {
         lambda tx, T, sigma=0.1, shift=0.1, ridge=1e-3: value_gap(
             descent(tx),
             T,
-            multiplier=multipliers.barrier(
-                lambda k: sigma / (k + 1.0) ** 0.25,
-                lambda k: shift / (k + 1.0) ** 0.25,
-                ridge=lambda k: ridge / (k + 1.0) ** 0.25,
-            ),
+            multiplier=multipliers.barrier(_falls(sigma), _falls(shift), ridge=_falls(ridge)),
         ),
         "BVFIM, interior points of the value function",
         "Liu, Liu, Yuan, Zeng, Zhang, 2021, arXiv 2106.07991",
@@ -186,9 +190,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "bvfsm": Recipe(
         lambda tx, T, sigma=0.1: value_gap(
-            descent(tx),
-            T,
-            multiplier=multipliers.exterior(lambda k: sigma / (k + 1.0) ** 0.25),
+            descent(tx), T, multiplier=multipliers.exterior(_falls(sigma))
         ),
         "BVFSM, sequential minimisation, by a quadratic penalty",
         "Liu, Liu, Zeng, Zhang, 2021, arXiv 2110.04974",
@@ -202,9 +204,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "f2sa": Recipe(
         lambda tx, T, start=1.0, power=1 / 7: value_gap(
-            descent(tx),
-            T,
-            multiplier=multipliers.growing(lambda k: start * (k + 1.0) ** power),
+            descent(tx), T, multiplier=_grows(start, power)
         ),
         "F2SA, a growing multiplier",
         "Kwon, Kwon, Wright, Nowak, 2023, arXiv 2301.10945",
@@ -228,11 +228,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "meha": Recipe(
         lambda tx, T, start=1.0, power=0.3, gamma=1.0: value_gap(
-            descent(tx),
-            1,
-            multiplier=multipliers.growing(lambda k: start * (k + 1.0) ** power),
-            upper_steps=1,
-            prox=gamma,
+            descent(tx), 1, multiplier=_grows(start, power), upper_steps=1, prox=gamma
         ),
         "MEHA, the gap of the Moreau envelope (T is 1)",
         "Liu, Liu, Yao, Zeng, Zhang, 2024, arXiv 2405.09927",

@@ -6,15 +6,16 @@ import math
 import jax
 import jax.numpy as jnp
 
-from hetjax.bilevel import diagnosis, forwards, machine, vectors, walks
+from hetjax.bilevel import diagnosis, forwards, machine, trajectory, vectors
 from hetjax.bilevel.problem import At, Kind, What
+from hetjax.bilevel.trajectory import Moment, Trajectory
 from hetjax.types import PyTree
 
 
 class Backwards(forwards.Unrolled):
     """Reverse mode: one step back is a pull through the optimiser, and a product of each level."""
 
-    def moment(self, walk: walks.Walk) -> walks.Moment:
+    def moment(self, carry: Trajectory) -> Moment:
         """Of step k - 1, which the adjoint goes through next."""
         raise NotImplementedError
 
@@ -23,29 +24,29 @@ class Backwards(forwards.Unrolled):
             machine.Ask(
                 What(Kind.PRODUCTS, level, ("x", "y")),
                 functools.partial(self.product_at, index),
-                walks.take_products,
+                trajectory.take_products,
             )
             for index, level in enumerate(self.lower.levels)
         ]
-        return (machine.Then(self.pulled), *asks, machine.Then(walks.one_less))
+        return (machine.Then(self.pulled), *asks, machine.Then(trajectory.one_less))
 
-    def pulled(self, walk: walks.Walk) -> walks.Walk:
-        """The adjoint before the optimiser of step k - 1, but for what goes through gradients."""
-        moment = self.moment(walk)
+    def pulled(self, carry: Trajectory) -> Trajectory:
+        """Pulls the adjoint through the optimiser of step k - 1; products come next."""
+        moment = self.moment(carry)
         floats, rebuilt = vectors.split(moment.opt)
 
         def step(x: PyTree, y: PyTree, floats: list, gradients: tuple) -> tuple[PyTree, list]:
-            y, opt = self.lower.step(x, y, rebuilt(floats), gradients, walk.k - 1)
+            y, opt = self.lower.step(x, y, rebuilt(floats), gradients, carry.k - 1)
             return vectors.like(y, moment.y), vectors.floats(vectors.like(opt, moment.opt))
 
-        pull = diagnosis.pull_through(step, walk.x, moment.y, floats, moment.gradients)
-        x, y, opt, gradients = pull(walk.adjoint)
-        grad_x = vectors.add(walk.grad_x, x)
-        return walk._replace(adjoint=(y, opt), grad_x=grad_x, gradients=gradients)
+        pull = diagnosis.pull_through(step, carry.x, moment.y, floats, moment.gradients)
+        x, y, opt, gradients = pull(carry.adjoint)
+        grad_x = vectors.add(carry.grad_x, x)
+        return carry._replace(adjoint=(y, opt), grad_x=grad_x, gradients=gradients)
 
-    def product_at(self, index: int, walk: walks.Walk) -> At:
-        at = walks.at_step(walk._replace(y=self.moment(walk).y, k=walk.k - 1))
-        return at._replace(vector=walk.gradients[index])
+    def product_at(self, index: int, carry: Trajectory) -> At:
+        at = trajectory.at_step(carry._replace(y=self.moment(carry).y, k=carry.k - 1))
+        return at._replace(vector=carry.gradients[index])
 
 
 class Reverse(Backwards):
@@ -55,29 +56,31 @@ class Reverse(Backwards):
     def held(self) -> int:
         return self.num_steps if self.picks_worst and self.back else self.back
 
-    def first_past(self, moment: walks.Moment) -> PyTree:
+    def first_past(self, moment: Moment) -> PyTree:
         return vectors.rows_of(moment, self.held) if self.held else ()
 
-    def made(self, walk: walks.Walk) -> walks.Walk:
+    def made(self, carry: Trajectory) -> Trajectory:
         if self.held:
-            moment = walks.Moment(walk.y, walk.opt, walk.gradients)
-            row = jnp.maximum(walk.k - (self.num_steps - self.held), 0)  # written over, before
-            walk = walk._replace(past=vectors.put(walk.past, row, moment))
-        return super().made(walk)
+            moment = Moment(carry.y, carry.opt, carry.gradients)
+            row = jnp.maximum(carry.k - (self.num_steps - self.held), 0)  # 0: written over later
+            carry = carry._replace(past=vectors.put(carry.past, row, moment))
+        return super().made(carry)
 
-    def moment(self, walk: walks.Walk) -> walks.Moment:
-        return vectors.row(walk.past, walk.k - 1 - (self.num_steps - self.held))
+    def moment(self, carry: Trajectory) -> Moment:
+        return vectors.row(carry.past, carry.k - 1 - (self.num_steps - self.held))
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
-        def fewer(walk: walks.Walk) -> jax.Array:  # steps back, from the iterate that was taken
-            return jnp.minimum(walk.k, self.back)
+        def fewer(
+            carry: Trajectory,
+        ) -> jax.Array:  # steps back, from the iterate that was taken
+            return jnp.minimum(carry.k, self.back)
 
         back = self.backward(), fewer if self.picks_worst else None
         way = (*self.ways(x), machine.Repeat(self.back, *back))
         return (*way, machine.Then(self.begun)) if self.held == self.num_steps else way
 
-    def begun(self, walk: walks.Walk) -> walks.Walk:
-        return walks.through_first(self.lower.init, vectors.row(walk.past, 0).y, walk)
+    def begun(self, carry: Trajectory) -> Trajectory:
+        return trajectory.through_first(self.lower.init, vectors.row(carry.past, 0).y, carry)
 
 
 class Checkpointed(Backwards):
@@ -91,38 +94,38 @@ class Checkpointed(Backwards):
     def num_segments(self) -> int:
         return -(-self.num_steps // self.length)
 
-    def first_past(self, moment: walks.Moment) -> PyTree:
+    def first_past(self, moment: Moment) -> PyTree:
         start = moment._replace(gradients=())
         return vectors.rows_of(start, self.num_segments), vectors.rows_of(moment, self.length)
 
-    def made(self, walk: walks.Walk) -> walks.Walk:
-        starts, segment = walk.past
-        row = walk.k // self.length
-        is_start = walk.k % self.length == 0
+    def made(self, carry: Trajectory) -> Trajectory:
+        starts, segment = carry.past
+        row = carry.k // self.length
+        is_start = carry.k % self.length == 0
         kept = jax.tree.map(
             lambda new, old: jnp.where(is_start, new, old),
-            walks.Moment(walk.y, walk.opt, ()),
+            Moment(carry.y, carry.opt, ()),
             vectors.row(starts, row),
         )
-        return super().made(walk._replace(past=(vectors.put(starts, row, kept), segment)))
+        return super().made(carry._replace(past=(vectors.put(starts, row, kept), segment)))
 
-    def made_again(self, walk: walks.Walk) -> walks.Walk:
-        starts, segment = walk.past
-        moment = walks.Moment(walk.y, walk.opt, walk.gradients)
-        segment = vectors.put(segment, walk.k % self.length, moment)
-        return super().made(walk._replace(past=(starts, segment)))
+    def made_again(self, carry: Trajectory) -> Trajectory:
+        starts, segment = carry.past
+        moment = Moment(carry.y, carry.opt, carry.gradients)
+        segment = vectors.put(segment, carry.k % self.length, moment)
+        return super().made(carry._replace(past=(starts, segment)))
 
-    def moment(self, walk: walks.Walk) -> walks.Moment:
-        return vectors.row(walk.past[1], (walk.k - 1) % self.length)
+    def moment(self, carry: Trajectory) -> Moment:
+        return vectors.row(carry.past[1], (carry.k - 1) % self.length)
 
-    def begun(self, walk: walks.Walk) -> walks.Walk:
-        return walks.through_first(self.lower.init, vectors.row(walk.past[0], 0).y, walk)
+    def begun(self, carry: Trajectory) -> Trajectory:
+        return trajectory.through_first(self.lower.init, vectors.row(carry.past[0], 0).y, carry)
 
-    def to_start(self, walk: walks.Walk) -> walks.Walk:
+    def to_start(self, carry: Trajectory) -> Trajectory:
         """To the first step of the segment that step k - 1 is in."""
-        row = (walk.k - 1) // self.length
-        start = vectors.row(walk.past[0], row)
-        return walk._replace(y=start.y, opt=start.opt, k=row * self.length)
+        row = (carry.k - 1) // self.length
+        start = vectors.row(carry.past[0], row)
+        return carry._replace(y=start.y, opt=start.opt, k=row * self.length)
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
         again = self.forward(x, self.made_again, is_new=False)

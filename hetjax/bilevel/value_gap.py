@@ -60,8 +60,8 @@ def value_gap(
         multiplier: a number, or one of `const`, `ramp`, `growing`, `exterior`, `barrier`,
             `dynamic`.
         upper_steps: of y; by default as many. Behind a barrier 2 or more: the last one is not
-            taken, since nobody has seen on which side it is. With prox 1: beside a z that does not
-            move, y's loss may be concave, and more steps run away.
+            taken, since nobody has seen on which side it is. With prox 1 by default: beside a z
+            that does not move, y's loss may be concave, and more steps run away.
         prox: gamma of the Moreau envelope `min_z f(x, z) + |z - y|^2 / (2 gamma)`, which takes the
             place of the least value where f is not convex (MEHA).
         central: z and y go to the minima of `f - F / lambda` and `f + F / lambda`, and the
@@ -107,36 +107,24 @@ def value_gap(
             "way of their own; take one of them"
         )
     made = _ValueGap(lower, num_steps, upper_steps, multiplier, prox, central)
-    of_x = "" if multiplier.pull is None else "inner products of gradients in x"
-    return machine.Estimator(
-        made.begin,
-        made.program,
-        made.end,
-        needs_all=_needs_all(multiplier),
-        needs_x=of_x and f"a dynamic multiplier is made of {of_x}",
-    )
-
-
-def _needs_all(multiplier: multipliers.Multiplier) -> str:
+    needs_all = needs_x = ""
     if multiplier.pull is not None:
-        return "a dynamic multiplier is made of inner products of whole gradients"
-    if multiplier.is_barrier:
-        return "a barrier takes back a step by the loss of all examples, for all workers alike"
-    return ""
+        needs_all = "a dynamic multiplier is made of inner products of whole gradients"
+        needs_x = "a dynamic multiplier is made of inner products of gradients in x"
+    elif multiplier.is_barrier:
+        needs_all = "a barrier takes back a step by the loss of all examples, for all workers alike"
+    return machine.Estimator(made.begin, made.program, made.end, needs_all, needs_x)
 
 
-class _ValueGap:
-    def __init__(
-        self,
-        lower: lower_lib.Lower,
-        num_steps: int,
-        upper_steps: int,
-        multiplier: multipliers.Multiplier,
-        prox: float | None,
-        central: bool,
-    ) -> None:
-        self.lower, self.num_steps, self.upper_steps = lower, num_steps, upper_steps
-        self.multiplier, self.prox, self.central = multiplier, prox, central
+class _ValueGap(NamedTuple):
+    """Its options, checked, and the functions that an `Estimator` is made of."""
+
+    lower: lower_lib.Lower
+    num_steps: int
+    upper_steps: int
+    multiplier: multipliers.Multiplier
+    prox: float | None
+    central: bool
 
     @property
     def is_dynamic(self) -> bool:
@@ -209,10 +197,8 @@ class _ValueGap:
         )
         if which == "z" and not self.central:
             return (lower,)
-        upper = machine.Ask(
-            What(Kind.GRADIENT, UPPER, is_new=True), _upper_at(which), _take_upper_gradient
-        )
-        return (upper, lower)
+        what = What(Kind.GRADIENT, UPPER, is_new=True)
+        return (machine.Ask(what, _at(which, "upper_k"), _take_upper_gradient), lower)
 
     def begun(self, gap: Gap) -> Gap:
         """The multiplier before the gap is known."""
@@ -343,18 +329,9 @@ class _ValueGap:
         return machine.Result(grad_x, state, info)
 
 
-def _at(which: str) -> Callable[[Gap], At]:
-    def at(gap: Gap) -> At:
-        return At(gap.x, getattr(gap, which), gap.k)
-
-    return at
-
-
-def _upper_at(which: str) -> Callable[[Gap], At]:
-    def at(gap: Gap) -> At:
-        return At(gap.x, getattr(gap, which), gap.upper_k)
-
-    return at
+def _at(which: str, number: str = "k") -> Callable[[Gap], At]:
+    """At y or z, on the next batch of the lower level, or, by 'upper_k', of the upper one."""
+    return lambda gap: At(gap.x, getattr(gap, which), getattr(gap, number))
 
 
 def _take_upper_gradient(gap: Gap, answer: Answer) -> Gap:

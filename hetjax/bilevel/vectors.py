@@ -32,6 +32,10 @@ def inner(a: PyTree, b: PyTree) -> jax.Array:
     return sum((p.astype(dtype) for p in products), jnp.zeros((), dtype))
 
 
+def norm(tree: PyTree) -> jax.Array:
+    return jnp.sqrt(inner(tree, tree))
+
+
 def add(a: PyTree, b: PyTree, scale: Any = 1.0) -> PyTree:
     """`a + scale b`, in the types of `a`."""
     return jax.tree.map(

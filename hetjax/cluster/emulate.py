@@ -24,7 +24,7 @@ DELAY_PER = ("microbatch", "round")
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """From the beginning of a round on, a worker is another one, until changed again.
+    """From a round on, a worker has other speeds, comes or leaves, until it is changed again.
 
     Args:
       round: the first round that sees it, ≥ 0.
@@ -87,8 +87,8 @@ class EmulatedCluster:
         object.__setattr__(self, "overhead_secs", overhead)
         object.__setattr__(self, "changes", tuple(self.changes))
         costs = costs_lib.WorkerCosts(overhead, secs)
-        _check_name("delay", self.delay, DELAYS)
-        _check_name("delay_per", self.delay_per, DELAY_PER)
+        check_name("delay", self.delay, DELAYS)
+        check_name("delay_per", self.delay_per, DELAY_PER)
         if not (math.isfinite(self.delay_cv) and self.delay_cv > 0):
             raise ValueError(
                 f"delay_cv is {self.delay_cv}; it must be above 0 (0.1 for 10 % noise). For "
@@ -104,15 +104,12 @@ class EmulatedCluster:
         present = np.ones(costs.num_workers, bool)
         starts, segments = [0], [(costs, present)]
         for change in sorted(self.changes, key=lambda change: change.round):
-            worker = change.worker
             overhead, secs = costs.overhead_secs.copy(), costs.secs_per_microbatch.copy()
             present = present.copy()
-            if change.overhead_secs is not None:
-                overhead[worker] = change.overhead_secs
-            if change.secs_per_microbatch is not None:
-                secs[worker] = change.secs_per_microbatch
-            if change.present is not None:
-                present[worker] = change.present
+            given = change.overhead_secs, change.secs_per_microbatch, change.present
+            for of_workers, value in zip((overhead, secs, present), given, strict=True):
+                if value is not None:
+                    of_workers[change.worker] = value
             costs = costs_lib.WorkerCosts(overhead, secs)
             starts.append(change.round)
             segments.append((costs, present))
@@ -254,7 +251,12 @@ def ends_of(cluster: EmulatedCluster, round: int, quotas: np.ndarray) -> np.ndar
     return ends
 
 
-def _check_name(field: str, name: str, allowed: tuple[str, ...]) -> None:
+def check_name(field: str, name: str, allowed: tuple[str, ...]) -> None:
+    """Refuses a name that is not allowed.
+
+    Raises:
+      ValueError: it is none; says the nearest one.
+    """
     if name not in allowed:
         nearest = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.4)
         hint = f" Did you mean {nearest[0]!r}?" if nearest else ""

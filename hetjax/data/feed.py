@@ -10,7 +10,7 @@ finite for padding, so that masking it leaves no NaN in the gradient (0 * inf).
 
 import concurrent.futures
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +23,22 @@ from hetjax.data import readers, sources, stream
 _BLOCK_ROWS = 8  # microbatches that one thread reads at a time
 
 
-class Feed(Protocol):
-    """What the local phase asks for its data."""
+class Feed:
+    """What the local phase asks for its data.
 
-    reads_ahead: bool
+    Args:
+        held: of the source; None: nobody is told of changes.
+    """
+
+    reads_ahead = False
     """Whether hints of what comes next are of any use."""
+
+    def __init__(self, held: held_lib.Held | None) -> None:
+        self._held = held
 
     def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
         """`example_ids i32[..., B]` as a microbatch on the worker's device."""
+        raise NotImplementedError
 
     def read_ahead(self, example_ids: np.ndarray) -> None:
         """A hint: these rows i32[k, B] come next."""
@@ -38,9 +46,10 @@ class Feed(Protocol):
     def wait(self, example_ids: np.ndarray) -> None:
         """Returns when these rows i32[k, B] are in memory, host or device."""
 
-    def compare(self, at: int) -> None:
-        """Tells what of the source has changed since the feed was made, once for each `at`, as of
-        the epochs from 0."""
+    def compare(self, epoch: int) -> None:
+        """Tells what of the source has changed since epoch 0, once for each epoch."""
+        if self._held is not None:
+            self._held.compare(epoch)
 
     def close(self) -> None:
         """Frees threads."""
@@ -54,7 +63,7 @@ def _gather(arrays: types.PyTree, example_ids: jax.Array) -> types.Microbatch:
     return types.Microbatch(example_ids, is_example.astype(jnp.float32), examples)
 
 
-class ResidentFeed:
+class ResidentFeed(Feed):
     """The data set in the memory of each device; a gather is a program of its own.
 
     Args:
@@ -66,8 +75,6 @@ class ResidentFeed:
         held: of the source; None: nobody is told of changes.
     """
 
-    reads_ahead = False
-
     def __init__(
         self,
         source: Any,
@@ -77,7 +84,7 @@ class ResidentFeed:
         on_read: Callable[[int], object] = lambda count: None,
         held: held_lib.Held | None = None,
     ) -> None:
-        self._held = held
+        super().__init__(held)
         loaded = sources.load_all(source, num_readers=num_readers, on_read=on_read)
         arrays = loaded.arrays
         if loaded is source:  # the user's own, on which a CPU device may lie as they are
@@ -90,27 +97,14 @@ class ResidentFeed:
     def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
         return self._gather(self._arrays[worker], example_ids)
 
-    def read_ahead(self, example_ids: np.ndarray) -> None:
-        pass
-
-    def wait(self, example_ids: np.ndarray) -> None:
-        pass
-
-    def compare(self, at: int) -> None:
-        if self._held is not None:
-            self._held.compare(at)
-
-    def close(self) -> None:
-        pass
-
 
 class _Block(NamedTuple):
-    """Examples that are read, or will be: each of the parts by one thread at once."""
+    """Examples that are read or being read, each part by one thread."""
 
     parts: list[concurrent.futures.Future]
 
     def rows(self, start: int, stop: int) -> types.PyTree:
-        """Those from one place to another, where all parts are there."""
+        """Those from one place to another; all parts have to be read."""
 
         def cut(*leaves: np.ndarray) -> np.ndarray:
             return (leaves[0] if len(leaves) == 1 else np.concatenate(leaves))[start:stop]
@@ -118,7 +112,7 @@ class _Block(NamedTuple):
         return jax.tree.map(cut, *[part.result() for part in self.parts])
 
 
-class StreamedFeed:
+class StreamedFeed(Feed):
     """Reads from the source while training goes on; memory is the microbatches of two rounds.
 
     Which examples are read, and how often, does not depend on the number of threads. With one, no
@@ -141,7 +135,7 @@ class StreamedFeed:
         num_readers: int = 1,
         held: held_lib.Held | None = None,
     ) -> None:
-        self._held = held
+        super().__init__(held)
         self._like = like = sources.read(source, 0)
         self._devices = list(devices)
         self._num_readers = num_readers
@@ -202,10 +196,6 @@ class StreamedFeed:
         size = _BLOCK_ROWS if self._num_readers == 1 else 1  # so that the first are there soon
         for start in range(0, len(missing), size):
             self._submit(missing[start : start + size])
-
-    def compare(self, at: int) -> None:
-        if self._held is not None:
-            self._held.compare(at)
 
     def close(self) -> None:
         self._readers.close()

@@ -1,4 +1,4 @@
-"""Is a source still what a run holds of it? Its length and a few examples, as each pass begins.
+"""Is a source still what a run holds of it? Its length and a few examples, as each epoch begins.
 
 A run takes the number of examples once, and a resident feed their values. What changes afterwards
 (a buffer that grows, an epoch that is set) is no part of the run, which its user must hear.
@@ -19,9 +19,9 @@ class Held:
 
     Args:
         source: a data source.
-        name: of it, for what is told.
-        values: whether the values stay too: they are read once, and were the same again.
-        way: what has the new values read.
+        name: what messages call the source.
+        values: whether a run holds its values too: read once, and the same when read again.
+        way: how to have the new values read, for the message.
     """
 
     def __init__(self, source: Any, *, name: str, values: bool, way: str) -> None:
@@ -32,13 +32,13 @@ class Held:
             self._ids = np.unique(np.linspace(0, self._length - 1, _MOST).astype(np.int64))
             self._examples = self._read()
         self._has_told_length = False
-        self._at = 0
+        self._epoch = 0
 
-    def compare(self, at: int) -> None:
-        """Looks at the source as it is now, once for each `at`; that of the beginning is 0."""
-        if at == self._at:
+    def compare(self, epoch: int) -> None:
+        """Looks at the source as it is now, once for each epoch after the first, which is 0."""
+        if epoch == self._epoch:
             return
-        self._at = at
+        self._epoch = epoch
         try:
             length = len(self._source)
         except Exception:  # closed by now, such as a file: nothing of it is asked for any more

@@ -80,9 +80,9 @@ class Shard:
         """
         size = self._microbatch_size
         example_ids = own.remaining[: count * size]
-        rows = np.full((-(-len(example_ids) // size), size), PADDING, np.int32)
-        rows.reshape(-1)[: len(example_ids)] = example_ids
-        return rows
+        microbatches = np.full((-(-len(example_ids) // size), size), PADDING, np.int32)
+        microbatches.reshape(-1)[: len(example_ids)] = example_ids
+        return microbatches
 
     def commit(
         self,
@@ -124,7 +124,7 @@ class Shard:
         return self._example_ids[order]
 
 
-def without_padding(rows: np.ndarray) -> np.ndarray:
-    """i[k]: the examples in rows of microbatches."""
-    example_ids = rows.reshape(-1)
+def without_padding(microbatches: np.ndarray) -> np.ndarray:
+    """i[k]: the examples in microbatches."""
+    example_ids = microbatches.reshape(-1)
     return example_ids[example_ids != PADDING]

@@ -8,8 +8,8 @@ so by an attribute `thread_safe = False`.
 
 This module turns items into batches, `fetch` for the streamed feed and `load_all` for the
 resident one, and names the record that cannot be read. Which ids make a batch is not its
-business (`hetjax.data.stream`), nor are names of data sets (`hetjax.zoo.datasets`), nor what is
-given in place of a source (`hetjax.data.given`). It needs NumPy alone.
+business (`hetjax.data.stream`), nor are names of data sets (`hetjax.zoo.datasets`), nor what can
+be a source (`hetjax.data.source_checks`). It needs NumPy alone.
 """
 
 import collections
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hetjax.data import given, leaves, readers
+from hetjax.data import leaves, readers, source_checks
 
 LOAD_CHUNK = 1024  # most records that load_all reads at once: a few MB of images
 _PIECE = 16  # records that load_all reads at once at first, and each of several threads
@@ -103,7 +103,7 @@ def as_source(data: Any) -> Source:
       ValueError: it is none of them, or the arrays do not fit together, or it has no examples, or
         no end. The message says what to give instead.
     """
-    data = given.opened(data)
+    data = source_checks.opened(data)
     if isinstance(data, np.ndarray | Mapping | tuple):
         return ArraySource(data)
     return data

@@ -61,9 +61,9 @@ def _cut(example_ids: np.ndarray, size: int) -> list[np.ndarray]:
     return [example_ids[start : start + size] for start in range(0, len(example_ids), size)]
 
 
-def examples_in(rows: np.ndarray) -> int:
+def examples_in(microbatches: np.ndarray) -> int:
     """Examples in microbatches, without padding."""
-    return int(np.sum(rows != PADDING))
+    return int(np.sum(microbatches != PADDING))
 
 
 class SharedStream:
@@ -144,9 +144,9 @@ class SharedStream:
     ) -> np.ndarray:
         """i32[k, B]: what these workers do in the next two rounds, if quotas stay as they are."""
         total, stops = int(quotas.sum()), np.cumsum(quotas)
-        rows = self._shard.peek(state.passes[0], 2 * total)
+        microbatches = self._shard.peek(state.passes[0], 2 * total)
         cuts = [
-            rows[start + stops[worker] - quotas[worker] : start + stops[worker]]
+            microbatches[start + stops[worker] - quotas[worker] : start + stops[worker]]
             for start in (0, total)
             for worker in workers
         ]
@@ -200,10 +200,10 @@ class SharedStream:
         )
         return StreamState((own,), ledger, state.examples_processed + examples_in(processed))
 
-    def again(self, rows: Assignment, quotas: np.ndarray) -> Assignment:
+    def again(self, past: Assignment, quotas: np.ndarray) -> Assignment:
         """The microbatches of a round that is past, cut anew by quotas i64[W] of the same sum."""
         starts = np.concatenate([[0], np.cumsum(quotas)])
-        return rows._replace(starts=starts)
+        return past._replace(starts=starts)
 
 
 class PrivateStream:
@@ -266,7 +266,7 @@ class PrivateStream:
         return state.examples_processed // self.num_examples
 
     def total(self, state: StreamState, budget: int, *, gated: bool = False) -> int:
-        """Microbatches of the next round: the budget, less what `fitted` cuts off."""
+        """Microbatches of the next round: the budget, of which `fitted` may cut some off."""
         del gated
         return budget
 
@@ -292,8 +292,8 @@ class PrivateStream:
         self, state: StreamState, quotas: np.ndarray, workers: Sequence[int]
     ) -> np.ndarray:
         """i32[k, B]: what these workers do in the next two rounds, if quotas stay as they are."""
-        rows = [self._shards[w].peek(state.passes[w], 2 * int(quotas[w])) for w in workers]
-        return np.concatenate(rows)
+        microbatches = [self._shards[w].peek(state.passes[w], 2 * int(quotas[w])) for w in workers]
+        return np.concatenate(microbatches)
 
     def whole_pass(self, state: StreamState, quotas: np.ndarray) -> list[np.ndarray]:
         """The ids i32[k] of each round until each worker with a quota has done its whole pass."""
@@ -310,10 +310,10 @@ class PrivateStream:
     def plan(self, state: StreamState, quotas: np.ndarray) -> Assignment:
         """Takes the next `quotas[w]` microbatches of each shard; changes nothing."""
         triples = zip(self._shards, state.passes, quotas, strict=True)
-        rows = [shard.peek(own, int(quota)) for shard, own, quota in triples]
-        starts = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
+        microbatches = [shard.peek(own, int(quota)) for shard, own, quota in triples]
+        starts = np.concatenate([[0], np.cumsum([len(own) for own in microbatches])])
         passes = np.asarray([own.pass_index for own in state.passes])
-        return Assignment(np.concatenate(rows), starts, passes)
+        return Assignment(np.concatenate(microbatches), starts, passes)
 
     def commit(
         self,
@@ -325,35 +325,35 @@ class PrivateStream:
         """As `SharedStream.commit`, shard by shard."""
         passes, ledger, examples = list(state.passes), state.ledger, state.examples_processed
         for worker, shard in enumerate(self._shards):
-            rows, count = plan.microbatches(worker), int(done[worker])
-            if len(rows) == 0:
+            microbatches, count = plan.microbatches(worker), int(done[worker])
+            if len(microbatches) == 0:
                 continue
             passes[worker], ledger = shard.commit(
                 passes[worker],
                 ledger,
-                taken=len(rows),
-                processed=rows[:count],
-                returned=rows[count:],
+                taken=len(microbatches),
+                processed=microbatches[:count],
+                returned=microbatches[count:],
                 example_signs=None if example_signs is None else np.asarray(example_signs[worker]),
             )
-            examples += examples_in(rows[:count])
+            examples += examples_in(microbatches[:count])
         return StreamState(tuple(passes), ledger, examples)
 
-    def again(self, rows: Assignment, quotas: np.ndarray) -> Assignment:
+    def again(self, past: Assignment, quotas: np.ndarray) -> Assignment:
         """The microbatches of a round that is past; each worker has its own."""
         del quotas
-        return rows
+        return past
 
 
 def done_of(plan: Assignment, done: np.ndarray) -> Assignment:
     """What was done of a round: the first `done[w]` microbatches of each worker."""
-    rows = [plan.microbatches(worker, int(count)) for worker, count in enumerate(done)]
+    microbatches = [plan.microbatches(worker, int(count)) for worker, count in enumerate(done)]
     starts = np.concatenate([[0], np.cumsum(done)])
-    return plan._replace(example_ids=np.concatenate(rows), starts=starts)
+    return plan._replace(example_ids=np.concatenate(microbatches), starts=starts)
 
 
 def with_every_worker(quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """The same sum, and no worker that is present without a microbatch, as far as they go round.
+    """Quotas of the same sum that give each present worker a microbatch, if there are enough.
 
     Example:
         >>> with_every_worker(np.array([5, 3, 0, 0]), np.array([True, True, True, False])).tolist()

@@ -1,9 +1,9 @@
 """A few examples are read before the run: are they the same again, and do several threads help?
 
 A source that changes what it gives (random augmentation) must not be read once for all epochs.
-Several threads are good for a source that waits, for a disk or a network, and bad for one that is
-not made for them, such as a file with one position that is moved and then read. Nobody can see
-that from outside, so they read examples that are known already, and those are compared.
+Several threads help where a source waits for a disk or a network. They break one that is not made
+for them, such as a file with one position that is moved and then read. Nobody can see that from
+outside. So the threads read examples that are known already, and the two readings are compared.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def look(source: Any, *, num_readers: int = 0) -> Trial:
 
     Args:
         source: a data source.
-        num_readers: threads that are to read it; 0: so many as are found to help.
+        num_readers: threads that are to read it; 0: as many as are found to help.
 
     Raises:
         ValueError: an example cannot be read, or several threads are asked for and the source says
@@ -77,12 +77,12 @@ def look(source: Any, *, num_readers: int = 0) -> Trial:
         return _read_together(source, found, kept)
 
 
-def _read_twice(source: Any) -> tuple[Trial, dict[int, list[np.ndarray]]]:
+def _read_twice(source: Any) -> tuple[Trial, dict[int, list[bytes]]]:
     """What two readings of the same examples tell, and the examples."""
     rng = np.random.default_rng(0)
     ids = rng.permutation(np.unique(rng.integers(0, len(source), _MOST)))
     like = sources.read(source, int(ids[0]))
-    kept: dict[int, list[np.ndarray]] = {}
+    kept: dict[int, list[bytes]] = {}
     secs, found, began = np.inf, None, time.perf_counter()
     for start in range(0, len(ids), _BLOCK):
         block = ids[start : start + _BLOCK]
@@ -91,20 +91,16 @@ def _read_twice(source: Any) -> tuple[Trial, dict[int, list[np.ndarray]]]:
         second = sources.fetch(source, block, like=like)
         now = time.perf_counter()
         secs = min(secs, (now - before) / len(block))
-        kept |= {int(id_): _rows(first, row) for row, id_ in enumerate(block)}
+        kept |= {int(id_): _bytes_of(first, row) for row, id_ in enumerate(block)}
         found = difference(first, second, block)
         if found or (start + _BLOCK >= _LEAST and now - began > _LIMIT_SECS):
             break
     return Trial(found, float(secs)), kept
 
 
-def _rows(examples: Any, row: int) -> list[np.ndarray]:
-    return [leaf[row] for _, leaf in leaves.walk(examples)]
-
-
-def _same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    """To the bit, so that a NaN is itself."""
-    return all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
+def _bytes_of(examples: Any, row: int) -> list[bytes]:
+    """The leaves of an example, to be compared to the bit: so a NaN is itself."""
+    return [leaf[row].tobytes() for _, leaf in leaves.walk(examples)]
 
 
 def difference(first: Any, second: Any, ids: np.ndarray) -> Difference | None:
@@ -123,7 +119,7 @@ def difference(first: Any, second: Any, ids: np.ndarray) -> Difference | None:
     return None
 
 
-def _read_together(source: Any, found: Trial, kept: dict[int, list[np.ndarray]]) -> Trial:
+def _read_together(source: Any, found: Trial, kept: dict[int, list[bytes]]) -> Trial:
     """Has several threads read examples that are known."""
     like = sources.read(source, next(iter(kept)))
     ids = (list(kept) * NUM_READERS)[: 2 * NUM_READERS]
@@ -137,14 +133,14 @@ def _read_together(source: Any, found: Trial, kept: dict[int, list[np.ndarray]])
             return found._replace(unsafe=str(error) or type(error).__name__)
         secs = time.perf_counter() - began
     for id_, example in zip(ids, read, strict=True):
-        if not _same(_rows(example, 0), kept[id_]):
+        if _bytes_of(example, 0) != kept[id_]:
             return found._replace(unsafe=f"example {id_} was another one")
     return found._replace(num_readers=NUM_READERS if secs * _GAIN <= alone_secs else 1)
 
 
 @contextlib.contextmanager
 def global_generators_as_they_are() -> Iterator[None]:
-    """Has what is drawn inside from NumPy's and Python's global generators not count."""
+    """Puts NumPy's and Python's global generators back to where they were."""
     of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         yield

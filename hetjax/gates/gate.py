@@ -126,8 +126,8 @@ class Closing(NamedTuple):
     round_secs: np.ndarray  # f64[...]: until the last worker has
 
 
-class _Asked:
-    """A live gate whose answers are looked at.
+class _Checked:
+    """A live gate, each answer of which must be True or False.
 
     Args:
         gate: that made it.
@@ -163,7 +163,7 @@ def begin(gate: Gate, board: Board | None = None, clock: Clock = time.perf_count
             f"{', '.join(missing)}; it must make what workers ask: begin(quotas), is_open() -> "
             "bool and finished(worker, microbatches_done), such as hetjax.gates.AlwaysOpen(board)"
         )
-    return _Asked(gate, live)
+    return _Checked(gate, live)
 
 
 def close(gate: Gate, ends: np.ndarray, quotas: np.ndarray, *, drop: bool = False) -> Closing:

@@ -10,7 +10,7 @@ from typing import Any
 import optax
 
 from hetjax import starting, types
-from hetjax.bilevel import machine, per_example, walks
+from hetjax.bilevel import machine, per_example, trajectory
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
 from hetjax.levels import driver, lines, results, summary
 from hetjax.levels import run as run_lib
@@ -202,7 +202,7 @@ def _evaluations(
     def metrics(params: types.PyTree, examples: types.PyTree) -> dict[str, Any]:
         if metrics_fn is not None:
             return metrics_fn(params["y"], examples)
-        x = params["x"].x if isinstance(params["x"], walks.Learned) else params["x"]
+        x = params["x"].x if isinstance(params["x"], trajectory.Learned) else params["x"]
         found = loss(x, params["y"], examples)
         return {"loss": found[:2] if isinstance(found, tuple) else found}
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from hetjax import kinds, types
-from hetjax.bilevel import diagnosis, machine, per_example, walks
+from hetjax.bilevel import diagnosis, machine, per_example, trajectory
 from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
 from hetjax.config import experiment as config_lib
@@ -80,7 +80,7 @@ def build(
         )
     try:  # all that it computes, from its first hypergradient to the second
         carry = jax.eval_shape(lambda x, y: estimator.begin(x, y, None), x, y)
-        if isinstance(x, walks.Learned) and isinstance(carry.x, walks.Learned):
+        if isinstance(x, trajectory.Learned) and isinstance(carry.x, trajectory.Learned):
             raise ValueError(
                 "x is Learned, and this estimator learns no start; take "
                 "unroll(…, start='learned'), or give x without it"
@@ -258,7 +258,7 @@ def _point(
 
 def _x_of(x: types.PyTree) -> types.PyTree:
     """As requests have it: a learned start is no part of it."""
-    return x.x if isinstance(x, walks.Learned) else x
+    return x.x if isinstance(x, trajectory.Learned) else x
 
 
 def _options(

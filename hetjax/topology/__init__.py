@@ -2,13 +2,9 @@
 
 `reducer` says what a reducer is, `methods` are the factories, by name in `REDUCERS`; `graphs`,
 `matchings`, `mixing` and `schedules` plan the exchanges, `reducers` make them. A graph and a budget
-go in; the exchanges of each round, and what is sent, come out. Imports `parts` and `values`. The
-plan (graphs, matchings, mixing weights) is NumPy alone; the names that need JAX are resolved when
-they are first used.
+go in; the exchanges of each round, and what is sent, come out. Imports `parts` and `values`. NumPy
+alone but for `reducers`, which a run imports.
 """
-
-import importlib
-from typing import TYPE_CHECKING, Any
 
 from hetjax.topology.graphs import GRAPHS, Graph, PeriodicGraph, make_graph
 from hetjax.topology.matchings import decompose_matchings
@@ -27,13 +23,8 @@ from hetjax.topology.mixing import (
     mixing_matrices,
     spectral_gap,
 )
-from hetjax.topology.reducer import Facts, Reducer
+from hetjax.topology.reducer import Facts, Mixing, Reducer, Reduction
 from hetjax.topology.schedules import Schedule, matcha_schedule
-
-if TYPE_CHECKING:
-    from hetjax.topology.reducers import Mixing, Reduction
-
-_NEED_JAX = ("Mixing", "Reduction")
 
 __all__ = [
     "GRAPHS",
@@ -59,13 +50,3 @@ __all__ = [
     "ring",
     "spectral_gap",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NEED_JAX:
-        return getattr(importlib.import_module("hetjax.topology.reducers"), name)
-    raise AttributeError(f"module 'hetjax.topology' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_NEED_JAX])

@@ -34,9 +34,9 @@ class Found(NamedTuple):
 class Search:
     """The least ρ that is found for some matchings, at any budget.
 
-    What it returns at a budget has no greater ρ than what it returns at any smaller one: it is
-    the best on rays through points on the line between the solutions at the two budgets of
-    `_BUDGETS` around it; and the upper one of these is at least as good there as all these rays.
+    What it returns at a budget has no greater ρ than what it returns at any smaller one. It is the
+    best on rays through points on a line: that between the solutions at the two budgets of
+    `_BUDGETS` around it. At the upper one, the solution is at least as good as each of these rays.
 
     Args:
         problem: its own budget does not matter.

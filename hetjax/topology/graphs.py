@@ -7,13 +7,14 @@ matchings of `matchings`. No JAX here: a launcher can plan a topology without it
 """
 
 import dataclasses
-import difflib
 import numbers
 import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from hetjax import values
 
 _PLACE = "reducer.graph: "
 
@@ -288,11 +289,9 @@ def make_graph(
     if text in GRAPHS:
         return GRAPHS[text](num_workers)
     if not re.search(r"\d", text):
-        near = difflib.get_close_matches(text, GRAPHS, n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"{_PLACE}{text!r} is no graph.{hint} Allowed are {', '.join(GRAPHS)}, or edges such "
-            "as '0-1,1-2,2-3'."
+            f"{_PLACE}{text!r} is no graph.{values.nearest(text, list(GRAPHS))} Allowed are "
+            f"{', '.join(GRAPHS)}, or edges such as '0-1,1-2,2-3'."
         )
     items = text.replace(",", " ").split()
     for item in items:

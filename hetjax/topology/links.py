@@ -4,9 +4,8 @@ NumPy alone; links are equal and do not disturb each other.
 """
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +77,7 @@ def of_sum(num_workers: int, param_bytes: float, link: LinkModel) -> Network:
 
 
 def of_graph(graph: graphs.Graph | graphs.PeriodicGraph, copy_secs: float) -> Network:
-    """All links of a graph in every round, or its phases in turn; `copy_secs` a copy and link."""
+    """All links of a graph in every round, or its phases in turn; a copy takes `copy_secs`."""
     if isinstance(graph, graphs.PeriodicGraph):
         turns = [_of_phase(phase, copy_secs) for phase in graph.phases]
         return lambda round: turns[round % len(turns)]
@@ -97,7 +96,7 @@ def of_gossip(gossip: gossip_lib.Gossip, num_workers: int, copy_secs: float) -> 
 
 
 def check_bytes(param_bytes: float) -> None:
-    """Refuses a size of the parameters that there is not.
+    """Refuses a size of the parameters that none can have.
 
     Raises:
       ValueError: it is negative or not finite.
@@ -145,13 +144,6 @@ def _of_gossip(gossip: gossip_lib.Gossip, round: int, copy_secs: float) -> Excha
 
 
 # --- What a caller can get wrong ---
-
-
-def check_name(field: str, name: str, allowed: Sequence[str]) -> None:
-    if name not in allowed:
-        nearest = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.4)
-        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"{field} is {name!r}; it must be one of {', '.join(allowed)}.{hint}")
 
 
 def check_size(what: str, found: int, num_workers: int) -> None:

@@ -1,14 +1,13 @@
-"""What a reducer is: how it is made for a run, and what others may ask of it. NumPy alone."""
+"""What a reducer is: what others may ask of it, and what it makes for a run. NumPy alone."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from hetjax import parts
 from hetjax.topology import gossip as gossip_lib
 from hetjax.topology import links
 
-if TYPE_CHECKING:
-    from hetjax.topology import reducers
+PyTree = Any
 
 
 class Facts(NamedTuple):
@@ -19,10 +18,87 @@ class Facts(NamedTuple):
     solve_once: gossip_lib.SolveOnce = gossip_lib.solve_here  # what is solved in floating point
 
 
-class Reducer(NamedTuple):
-    """What a synchronisation does with the workers' sums and parameters."""
+class Mixing(NamedTuple):
+    """How the parameters of the workers are averaged; `active` is bool[M], the same on all."""
 
-    make: Callable[[Facts], "reducers.Reduction"]
+    gossip: gossip_lib.Gossip
+    collective: Callable[[PyTree, Any, str], PyTree]
+    """`(params, active, axis_name) -> params`, leaves without worker axis."""
+
+    array: Callable[[PyTree, Any], PyTree]
+    """`(params, active) -> params`, leaves `[num_workers, ...]`. Not `jax.vmap` of `collective`,
+    under which all workers would have to take part in an exchange; a matching leaves some out."""
+
+    before_update: bool
+    """Whether the update, computed at the parameters as they were, is added to the mixed ones
+    (D-PSGD), or the updated parameters are mixed (MATCHA)."""
+
+
+class Reduction(NamedTuple):
+    """How the workers' sums become those that each one updates from.
+
+    The functions that a `Reducer` makes for one run. The weight of all workers' examples, which
+    divides the sums, is not among them. So without `mixing` the result has to be the total, or what
+    stands for it, and not the mean.
+    """
+
+    collective: Callable[[PyTree, str], PyTree]
+    """`(sums, axis_name) -> sums`, leaves without worker axis; of the same shapes and types."""
+
+    array: Callable[[PyTree], PyTree] | None = None
+    """`sums -> sums`, leaves `[num_workers, ...]`; None: `jax.vmap` of `collective`."""
+
+    mixing: Mixing | None = None
+    """How parameters are averaged; None where the sums are those of all workers."""
+
+    keeps_replicas_equal: bool = True  # as its `Reducer` says, which sets this
+    is_plain_sum: bool = False  # the same
+    num_workers: int = 1  # the same
+    name: str = "reducer"  # what messages call it
+
+    def check(self, given: PyTree, made: PyTree) -> None:
+        """Refuses what `collective` or `array` made of the sums; looks at shapes and types alone.
+
+        Raises:
+            ValueError: they are others than it was given.
+        """
+        import jax
+
+        before, after = (
+            {
+                jax.tree_util.keystr(path): f"{jax.numpy.result_type(x)}{list(jax.numpy.shape(x))}"
+                for path, x in leaves
+            }
+            for leaves in map(jax.tree.leaves_with_path, (given, made))
+        )
+        if before == after:
+            return
+        was, now = (
+            next(
+                (f"sums{at} {kind}" for at, kind in one.items() if other.get(at) != kind), "nothing"
+            )
+            for one, other in ((before, after), (after, before))
+        )
+        raise ValueError(
+            f"{self.name}: its collective(sums, axis_name) or array(sums) made {now} of {was}; it "
+            "must return the sums of all workers, of the same structure, shapes and types (array: "
+            "each row of its leaves [W, ...])"
+        )
+
+    def copies_sent(self, active: Any) -> float:
+        """Copies of the parameters that all workers together send in a round."""
+        if self.mixing is not None:
+            return float(self.mixing.gossip.sends(active).sum())
+        return gossip_lib.ring_copies(self.num_workers) * self.num_workers
+
+
+class Reducer(NamedTuple):
+    """What a synchronisation does with the workers' sums and parameters, in any run.
+
+    What does it on the devices of one run is the `Reduction` that `for_run` makes.
+    """
+
+    make: Callable[[Facts], Reduction]
     """`facts -> Reduction`: what runs on the devices; here JAX may be imported."""
 
     keeps_replicas_equal: bool
@@ -39,11 +115,11 @@ class Reducer(NamedTuple):
     """`(facts, param_bytes, link) -> Network`: what it costs on links, for the simulator."""
 
     most_workers: int | None = None
-    """That it can plan for; None: any number."""
+    """The most that it can plan for; None: any number."""
 
     made_by: parts.Made | None = None
 
-    def for_run(self, facts: Facts) -> "reducers.Reduction":
+    def for_run(self, facts: Facts) -> Reduction:
         """What runs on the devices, for a run of these facts.
 
         Raises:

@@ -12,7 +12,7 @@ neighbours'.
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,81 +20,11 @@ import numpy as np
 
 from hetjax import trees
 from hetjax.topology import gossip as gossip_lib
+from hetjax.topology.reducer import Mixing, Reduction
 
 PyTree = Any
 
-_LONG_ROW = 65_536  # elements; shorter rows XLA may add up in another order, and is fast enough
-
-
-class Mixing(NamedTuple):
-    """How the parameters of the workers are averaged; `active` is bool[M], the same on all."""
-
-    gossip: gossip_lib.Gossip
-    collective: Callable[[PyTree, jax.Array, str], PyTree]
-    """`(params, active, axis_name) -> params`, leaves without worker axis."""
-
-    array: Callable[[PyTree, jax.Array], PyTree]
-    """`(params, active) -> params`, leaves `[num_workers, ...]`. Not `jax.vmap` of `collective`,
-    under which all workers would have to take part in an exchange; a matching leaves some out."""
-
-    before_update: bool
-    """Whether the update, computed at the parameters as they were, is added to the mixed ones
-    (D-PSGD), or the updated parameters are mixed (MATCHA)."""
-
-
-class Reduction(NamedTuple):
-    """How the workers' sums become those that each one updates from.
-
-    What divides them, the weight of all workers' examples, is no part of them: so without `mixing`
-    the result has to be their total, or what stands for it, and not their mean.
-    """
-
-    collective: Callable[[PyTree, str], PyTree]
-    """`(sums, axis_name) -> sums`, leaves without worker axis; of the same shapes and types."""
-
-    array: Callable[[PyTree], PyTree] | None = None
-    """`sums -> sums`, leaves `[num_workers, ...]`; None: `jax.vmap` of `collective`."""
-
-    mixing: Mixing | None = None
-    """None where the sums are those of all workers."""
-
-    keeps_replicas_equal: bool = True  # as its `Reducer` says, which sets this
-    is_plain_sum: bool = False  # the same
-    num_workers: int = 1  # the same
-    name: str = "reducer"  # what messages call it
-
-    def check(self, given: PyTree, made: PyTree) -> None:
-        """Refuses what `collective` or `array` made of the sums; looks at shapes and types alone.
-
-        Raises:
-            ValueError: they are others than it was given.
-        """
-        before, after = (
-            {
-                jax.tree_util.keystr(path): f"{jnp.result_type(x)}{list(jnp.shape(x))}"
-                for path, x in leaves
-            }
-            for leaves in map(jax.tree.leaves_with_path, (given, made))
-        )
-        if before == after:
-            return
-        was, now = (
-            next(
-                (f"sums{at} {kind}" for at, kind in one.items() if other.get(at) != kind), "nothing"
-            )
-            for one, other in ((before, after), (after, before))
-        )
-        raise ValueError(
-            f"{self.name}: its collective(sums, axis_name) or array(sums) made {now} of {was}; it "
-            "must return the sums of all workers, of the same structure, shapes and types (array: "
-            "each row of its leaves [W, ...])"
-        )
-
-    def copies_sent(self, active: Any) -> float:
-        """Copies of the parameters that all workers together send in a round."""
-        if self.mixing is not None:
-            return float(self.mixing.gossip.sends(active).sum())
-        return gossip_lib.ring_copies(self.num_workers) * self.num_workers
+_LONG_ROW = 65_536  # elements; XLA may add up shorter rows in another order, and is fast enough
 
 
 def all_reduce() -> Reduction:

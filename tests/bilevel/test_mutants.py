@@ -6,7 +6,7 @@ import pytest
 
 from hetjax import bilevel
 from hetjax.bilevel import problem as problem_lib
-from hetjax.bilevel import solvers, vectors, walks
+from hetjax.bilevel import solvers, trajectory, vectors
 from tests.bilevel import identities, problems
 
 WHOLE = 1e-11  # what test_identities asks for
@@ -134,7 +134,7 @@ MUTANTS = {
         "hypergradients of example weights are their formulas",
     ),
     "the first batch for every step": (
-        (walks, "at_step", lambda walk: problem_lib.At(walk.x, walk.y)),
+        (trajectory, "at_step", lambda walk: problem_lib.At(walk.x, walk.y)),
         "every step has its own batch",
     ),
     "the rate's own gradient left out": (

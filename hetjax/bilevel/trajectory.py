@@ -44,7 +44,7 @@ class Choice(NamedTuple):
     tangents: PyTree
 
 
-class Walk(NamedTuple):
+class Trajectory(NamedTuple):
     """What an unrolled estimator carries."""
 
     x: PyTree
@@ -63,85 +63,87 @@ class Walk(NamedTuple):
     turn: jax.Array  # i32[]: hypergradients before this one
 
 
-def at_end(batch: int, walk: Walk) -> At:
+def at_end(batch: int, carry: Trajectory) -> At:
     """Where the upper loss is looked at: on the batch after those of the steps, if any."""
-    return At(walk.x, walk.y, batch)
+    return At(carry.x, carry.y, batch)
 
 
-def at_step(walk: Walk) -> At:
+def at_step(carry: Trajectory) -> At:
     """Step k has the k-th batch of each level that it asks."""
-    return At(walk.x, walk.y, walk.k)
+    return At(carry.x, carry.y, carry.k)
 
 
-def tangents_at(walk: Walk) -> At:
-    return at_step(walk)._replace(tangents=(walk.tangents.x, walk.tangents.y))
+def tangents_at(carry: Trajectory) -> At:
+    return at_step(carry)._replace(tangents=(carry.tangents.x, carry.tangents.y))
 
 
-def take_gradient(index: int, walk: Walk, answer: Answer) -> Walk:
+def take_gradient(index: int, carry: Trajectory, answer: Answer) -> Trajectory:
     """The gradients of a step are in the order of its levels, the lower one last."""
-    walk = walk._replace(gradients=_with(walk.gradients, index, answer.y))
-    if index < len(walk.gradients) - 1 or isinstance(answer.loss, tuple):
-        return walk
-    return walk._replace(lower_loss=answer.loss.astype(walk.loss.dtype))
+    carry = carry._replace(gradients=_with(carry.gradients, index, answer.y))
+    if index < len(carry.gradients) - 1 or isinstance(answer.loss, tuple):
+        return carry
+    return carry._replace(lower_loss=answer.loss.astype(carry.loss.dtype))
 
 
-def take_tangents(index: int, walk: Walk, answer: Answer) -> Walk:
-    walk = take_gradient(index, walk, answer)
-    gradients = _with(walk.tangents.gradients, index, answer.tangents)
-    return walk._replace(tangents=walk.tangents._replace(gradients=gradients))
+def take_tangents(index: int, carry: Trajectory, answer: Answer) -> Trajectory:
+    carry = take_gradient(index, carry, answer)
+    gradients = _with(carry.tangents.gradients, index, answer.tangents)
+    return carry._replace(tangents=carry.tangents._replace(gradients=gradients))
 
 
-def take_loss(walk: Walk, answer: Answer) -> Walk:
+def take_loss(carry: Trajectory, answer: Answer) -> Trajectory:
     """Keeps the iterate where its upper loss is the highest so far."""
-    loss = answer.loss.astype(walk.chosen.loss.dtype)
-    now = Choice(loss, walk.k, walk.y, walk.tangents)
-    is_worse = loss > walk.chosen.loss
-    chosen = jax.tree.map(lambda new, old: jnp.where(is_worse, new, old), now, walk.chosen)
-    return walk._replace(chosen=chosen)
+    loss = answer.loss.astype(carry.chosen.loss.dtype)
+    now = Choice(loss, carry.k, carry.y, carry.tangents)
+    is_worse = loss > carry.chosen.loss
+    chosen = jax.tree.map(lambda new, old: jnp.where(is_worse, new, old), now, carry.chosen)
+    return carry._replace(chosen=chosen)
 
 
-def to_chosen(walk: Walk) -> Walk:
-    chosen = walk.chosen
-    return walk._replace(y=chosen.y, k=chosen.step, tangents=chosen.tangents)
+def to_chosen(carry: Trajectory) -> Trajectory:
+    chosen = carry.chosen
+    return carry._replace(y=chosen.y, k=chosen.step, tangents=chosen.tangents)
 
 
-def take_upper(walk: Walk, answer: Answer) -> Walk:
-    return walk._replace(
-        reached=(walk.y, walk.opt),
-        loss=answer.loss.astype(walk.loss.dtype),
-        grad_x=vectors.like(answer.x, walk.x),
-        adjoint=(vectors.like(answer.y, walk.y), walk.adjoint[1]),
+def take_upper(carry: Trajectory, answer: Answer) -> Trajectory:
+    return carry._replace(
+        reached=(carry.y, carry.opt),
+        loss=answer.loss.astype(carry.loss.dtype),
+        grad_x=vectors.like(answer.x, carry.x),
+        adjoint=(vectors.like(answer.y, carry.y), carry.adjoint[1]),
     )
 
 
-def take_products(walk: Walk, answer: Answer) -> Walk:
-    of_y, of_opt = walk.adjoint
-    return walk._replace(
+def take_products(carry: Trajectory, answer: Answer) -> Trajectory:
+    of_y, of_opt = carry.adjoint
+    return carry._replace(
         adjoint=(vectors.add(of_y, answer.y), of_opt),
-        grad_x=vectors.add(walk.grad_x, answer.x),
+        grad_x=vectors.add(carry.grad_x, answer.x),
     )
 
 
-def one_less(walk: Walk) -> Walk:
-    return walk._replace(k=walk.k - 1)
+def one_less(carry: Trajectory) -> Trajectory:
+    return carry._replace(k=carry.k - 1)
 
 
-def through_first(init: Callable[[PyTree, PyTree], PyTree], y: PyTree, walk: Walk) -> Walk:
+def through_first(
+    init: Callable[[PyTree, PyTree], PyTree], y: PyTree, carry: Trajectory
+) -> Trajectory:
     """Through the optimiser's first state, made of x and the first y, after all steps back.
 
     A learning rate that the state holds has its gradient here.
     """
-    of_y, of_opt = walk.adjoint
+    of_y, of_opt = carry.adjoint
     if not of_opt:
-        return walk
+        return carry
 
     def made(x: PyTree, y: PyTree) -> list[jax.Array]:
-        return vectors.floats(vectors.like(init(x, y), walk.opt))
+        return vectors.floats(vectors.like(init(x, y), carry.opt))
 
-    _, pull = jax.vjp(made, walk.x, y)
-    of_x, of_first = pull([jnp.where(walk.k == 0, adjoint, 0) for adjoint in of_opt])
+    _, pull = jax.vjp(made, carry.x, y)
+    of_x, of_first = pull([jnp.where(carry.k == 0, adjoint, 0) for adjoint in of_opt])
     adjoint = vectors.add(of_y, of_first), of_opt
-    return walk._replace(adjoint=adjoint, grad_x=vectors.add(walk.grad_x, of_x))
+    return carry._replace(adjoint=adjoint, grad_x=vectors.add(carry.grad_x, of_x))
 
 
 def _with(items: tuple, index: int, item: PyTree) -> tuple:

@@ -1,6 +1,6 @@
-"""What people give in place of a source: what can be made of it, or what to give instead.
+"""Can what a user gives be a source? Opens tables; refuses the rest, and says what to give instead.
 
-Nothing is read here, and no library is imported: a table or a loader is known by what it has.
+Nothing is read here, and no library is imported: a table or a loader is known by its attributes.
 """
 
 from collections.abc import Mapping
