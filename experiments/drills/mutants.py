@@ -42,6 +42,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 OUTCOMES = ("killed", "timed out", "survived", "unsure", "gone")
 """`unsure`: a test failed that fails without the mutant too, or no test ran."""
 
+_NO_TESTS_RAN = (3, 4, 5)  # pytest's exit codes: of its own errors, its arguments, no tests
+
 Record = dict[str, Any]
 
 
@@ -102,11 +104,11 @@ def run_in(
         return record("timed out", f"after {secs:.0f} s", file)
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", printed, re.MULTILINE)
     if failed is None:
-        if code == 0 and re.search(r"\d+ passed", printed):
+        is_whole = "[100%]" in printed
+        if code == 0 and is_whole:
             return record("survived", "", file)
-        ended = re.search(r"\d+ (?:passed|failed)", printed) is None and code != 5
-        told = f"pytest ended with {code}"
-        return record("killed" if ended else "unsure", told, file)
+        told = f"pytest ended with {code}" + ", before the last test" * (not is_whole)
+        return record("unsure" if code in _NO_TESTS_RAN else "killed", told, file)
     test = failed.group(1)
     again, _ = _run_tests(root, [test], secs)
     if again != 0:
