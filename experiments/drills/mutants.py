@@ -70,7 +70,12 @@ def tests_of(root: pathlib.Path, room: str, file: str) -> list[str]:
 
 
 def run_in(
-    root: pathlib.Path, mutant: Mutant, *, secs: float, include_slow: bool = False
+    root: pathlib.Path,
+    mutant: Mutant,
+    *,
+    secs: float,
+    include_slow: bool = False,
+    running: set[subprocess.Popen] | None = None,
 ) -> Record:
     """Makes a mistake in a copy of a commit, which is spent, and runs its room's tests.
 
@@ -79,6 +84,7 @@ def run_in(
         mutant: the mistake.
         secs: tests that take longer are ended.
         include_slow: tests marked `slow` run too.
+        running: has the processes of tests while they run, for who ends them before.
 
     Returns:
         `outcome`, `secs`, `file` where the lines are, and `by`: the test that failed, or why
@@ -97,8 +103,9 @@ def run_in(
         return record("gone", str(error))
     text = (root / file).read_text()
     (root / file).write_text(mutant_list.mutated(text, mutant))
+    running = set() if running is None else running
     chosen = [] if include_slow else ["-m", "not slow"]
-    code, printed = _run_tests(root, [*tests, *chosen], secs)
+    code, printed = _run_tests(root, [*tests, *chosen], secs, running)
     (root / file).write_text(text)
     if code is None:
         return record("timed out", f"after {secs:.0f} s", file)
@@ -110,13 +117,15 @@ def run_in(
         told = f"pytest ended with {code}" + ", before the last test" * (not is_whole)
         return record("unsure" if code in _NO_TESTS_RAN else "killed", told, file)
     test = failed.group(1)
-    again, _ = _run_tests(root, [test], secs)
+    again, _ = _run_tests(root, [test], secs, running)
     if again != 0:
         return record("unsure", f"{test}, which fails without the mutant too", file)
     return record("killed", test, file)
 
 
-def _run_tests(root: pathlib.Path, arguments: Sequence[str], secs: float) -> tuple[int | None, str]:
+def _run_tests(
+    root: pathlib.Path, arguments: Sequence[str], secs: float, running: set[subprocess.Popen]
+) -> tuple[int | None, str]:
     """The exit code of pytest, None where it was ended, and what it printed."""
     environment = {
         **{n: v for n, v in os.environ.items() if n != "JAX_COMPILATION_CACHE_DIR"},
@@ -134,12 +143,14 @@ def _run_tests(root: pathlib.Path, arguments: Sequence[str], secs: float) -> tup
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        running.add(process)
         try:
             code = process.wait(secs)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             _end(process)
+            running.discard(process)
         output.seek(0)
         return code, output.read()
 
@@ -204,11 +215,13 @@ def run_all(
         if key(started := {"name": mutant.name, "digest": mutant.digest, **asked}) not in done
     ]
 
+    running: set[subprocess.Popen] = set()
+
     def one(mutant: Mutant) -> Record:
         with tempfile.TemporaryDirectory(prefix="hetjax-mutant-") as directory:
             root = pathlib.Path(directory, "copy")
             export(commit, root)
-            return run_in(root, mutant, secs=secs, include_slow=include_slow)
+            return run_in(root, mutant, secs=secs, include_slow=include_slow, running=running)
 
     with concurrent.futures.ThreadPoolExecutor(workers) as threads:
         runs = {threads.submit(one, mutant): started for mutant, started in left}
@@ -220,6 +233,8 @@ def run_all(
                     file.write(json.dumps({**runs[run], **run.result()}) + "\n")
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                _end(process)
             raise
 
 
@@ -295,6 +310,7 @@ def main(argv: list[str]) -> None:
         names = ", ".join(mutant.name for mutant in mutants)
         sys.exit(f"--only: no mutant is like {', '.join(given.only)}; there are {names}")
     results = pathlib.Path(given.results)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the tests, too
     if given.workers:
         run_all(
             chosen[:: given.every],
