@@ -91,6 +91,19 @@ def test_a_mutant_that_a_test_finds_is_killed_by_it(tiny):
     assert record["by"] == "tests/tiny/test_sums.py::test_the_whole_is_the_sum_of_its_parts"
 
 
+def test_tests_with_the_name_of_a_module_come_first_wherever_they_lie(tiny):
+    for name in ("test_all", "test_sums"):
+        (tiny / f"tests/{name}.py").write_text(TESTS)
+    (tiny / "tests/tiny/test_another.py").write_text("")
+    assert mutants.tests_of(tiny, "tiny", "hetjax/tiny/sums.py") == [
+        "hetjax/tiny/sums.py",
+        "tests/test_sums.py",
+        "tests/tiny/test_sums.py",
+        "tests/tiny/test_another.py",
+        "hetjax/tiny/__init__.py",
+    ]
+
+
 def test_a_mutant_that_no_test_finds_survives(tiny):
     record = mutants.run_in(tiny, UNTESTED, secs=60)
     assert (record["outcome"], record["by"]) == ("survived", "")

@@ -53,16 +53,23 @@ Record = dict[str, Any]
 def tests_of(root: pathlib.Path, room: str, file: str) -> list[str]:
     """What may kill a mutant of a file: its doctests, the room's tests, the room's doctests.
 
-    Tests that name the file's module most often come first.
+    Tests that name the file's module most often come first. A file of tests that has the module's
+    name is the room's, wherever it lies.
     """
     stem = pathlib.Path(file).stem
 
     def farness(path: pathlib.Path) -> tuple[bool, int, str]:
         mentions = len(re.findall(rf"\b{stem}\b", path.read_text()))
-        return path.stem != f"test_{stem}", -mentions, path.name
+        return path.stem != f"test_{stem}", -mentions, path.as_posix()
 
-    tests = sorted((root / "tests" / room).rglob("test_*.py"), key=farness)
-    if not tests:
+    in_room = set((root / "tests" / room).rglob("test_*.py"))
+    elsewhere = {
+        path
+        for path in (root / "tests").rglob(f"test_{stem}.py")
+        if f"hetjax.{room} import" in path.read_text()
+    }
+    tests = sorted(in_room | elsewhere, key=farness)
+    if not in_room:
         raise NotFoundError(f"there are no tests/{room}; name the mutant by the room it is in now")
     doctests = sorted((root / "hetjax" / room).rglob("*.py"))
     found = [path.relative_to(root).as_posix() for path in tests + doctests]
