@@ -1,1 +1,1 @@
-"""Programs that disturb: `faults`, `checkpoints`; and `checkouts`, which compares two versions."""
+"""Programs that disturb: `faults`, `checkpoints`, `mutants`; `checkouts` compares two versions."""

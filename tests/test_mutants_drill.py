@@ -1,0 +1,189 @@
+"""The drill of mutants: its list is true, and a mutant dies where a test looks for it."""
+
+import ast
+import pathlib
+
+import pytest
+
+from experiments.drills import mutant_draws, mutant_list, mutants
+from experiments.drills.mutant_list import Mutant
+
+ROOT = pathlib.Path(__file__).parent.parent
+LIST = mutant_list.read()
+
+MODULE = '''"""Sums.
+
+>>> total([1, 2])
+3
+"""
+
+
+def total(values):
+    if not values:
+        return 0
+    return values[0] + total(values[1:])
+
+
+def spread(values):
+    return max(values) - min(values)
+'''
+TESTS = """from hetjax.tiny import sums
+
+
+def test_the_whole_is_the_sum_of_its_parts():
+    assert sums.total([2, 3]) == sums.total([2]) + sums.total([3])
+
+
+def test_nothing_adds_up_to_zero():
+    assert sums.total([]) == 0
+"""
+RETURN = "    return values[0] + total(values[1:])"
+ZERO = Mutant("tiny/1", "hetjax/tiny/sums.py", "step", "        return 0", "        return 1")
+UNTESTED = Mutant(
+    "tiny/2",
+    "hetjax/tiny/sums.py",
+    "extreme",
+    "    return max(values) - min(values)",
+    "    return max(values) - max(values)",
+)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A checkout with one module and its tests."""
+    root = tmp_path / "copy"
+    for file, text in {
+        "hetjax/__init__.py": "",
+        "hetjax/tiny/__init__.py": "",
+        "hetjax/tiny/sums.py": MODULE,
+        "tests/tiny/test_sums.py": TESTS,
+        "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "--doctest-modules"\n',
+    }.items():
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize("mutant", LIST, ids=lambda mutant: mutant.name)
+def test_a_listed_mutant_stands_once_in_its_file_and_parses(mutant):
+    assert mutant_list.locate(ROOT, mutant) == mutant.file
+    text = (ROOT / mutant.file).read_text()
+    changed = mutant_list.mutated(text, mutant)
+    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
+    assert mutants.tests_of(ROOT, mutant.room, mutant.file)
+
+
+def test_the_list_has_all_kinds_from_all_rooms_in_equal_shares():
+    assert len({mutant.name for mutant in LIST}) == len(LIST) == 60
+    rooms = [mutant.room for mutant in LIST]
+    assert {rooms.count(room) for room in mutant_draws.ROOMS} == {8, 9}
+    kinds = {mutant.kind for mutant in LIST}
+    for room in mutant_draws.ROOMS:
+        assert {mutant.kind for mutant in LIST if mutant.room == room} == kinds
+
+
+def test_a_mutant_that_a_test_finds_is_killed_by_it(tiny):
+    record = mutants.run_in(tiny, ZERO, secs=60)
+    assert record["outcome"] == "killed"
+    assert record["by"] == "hetjax/tiny/sums.py::hetjax.tiny.sums"  # the doctest is nearest
+    (tiny / ZERO.file).write_text(MODULE.replace(">>>", "..."))
+    record = mutants.run_in(tiny, ZERO, secs=60)
+    assert record["by"] == "tests/tiny/test_sums.py::test_the_whole_is_the_sum_of_its_parts"
+
+
+def test_tests_with_the_name_of_a_module_come_first_wherever_they_lie(tiny):
+    for name in ("test_all", "test_sums"):
+        (tiny / f"tests/{name}.py").write_text(TESTS)
+    (tiny / "tests/tiny/test_another.py").write_text("")
+    assert mutants.tests_of(tiny, "tiny", "hetjax/tiny/sums.py") == [
+        "hetjax/tiny/sums.py",
+        "tests/test_sums.py",
+        "tests/tiny/test_sums.py",
+        "tests/tiny/test_another.py",
+        "hetjax/tiny/__init__.py",
+    ]
+
+
+def test_a_mutant_that_no_test_finds_survives(tiny):
+    record = mutants.run_in(tiny, UNTESTED, secs=60)
+    assert (record["outcome"], record["by"]) == ("survived", "")
+    assert (tiny / UNTESTED.file).read_text() == MODULE
+
+
+def test_a_test_that_fails_by_itself_kills_nothing(tiny):
+    broken = TESTS.replace("sums.total([]) == 0", "sums.total([]) == 7")
+    (tiny / "tests/tiny/test_sums.py").write_text(broken)
+    record = mutants.run_in(tiny, UNTESTED, secs=60)
+    assert record["outcome"] == "unsure"
+    assert "test_nothing_adds_up_to_zero, which fails without the mutant too" in record["by"]
+
+
+def test_a_mutant_that_hangs_is_ended(tiny):
+    hangs = ZERO._replace(new="        while True:\n            pass")
+    record = mutants.run_in(tiny, hangs, secs=2)
+    assert (record["outcome"], record["by"]) == ("timed out", "after 2 s")
+
+
+def test_lines_that_moved_are_found_with_another_indentation(tiny):
+    moved = MODULE.replace(RETURN, f"    else:\n    {RETURN}")
+    (tiny / "hetjax/tiny/sums.py").write_text("")
+    (tiny / "hetjax/sums.py").write_text(moved)
+    mutant = ZERO._replace(old=RETURN, new=RETURN.replace("+", "-"))
+    assert mutant_list.locate(tiny, mutant) == "hetjax/sums.py"
+    assert mutant_list.mutated(moved, mutant) == moved.replace("+", "-")
+
+
+def test_lines_that_are_gone_or_stand_twice_are_named(tiny):
+    record = mutants.run_in(tiny, ZERO._replace(old="    return 5"), secs=60)
+    assert record["outcome"] == "gone"
+    assert "its lines are gone; write in mutants.jsonl what they are now" in record["by"]
+    (tiny / "hetjax/tiny/more.py").write_text(MODULE + MODULE)
+    (tiny / "hetjax/tiny/sums.py").unlink()
+    record = mutants.run_in(tiny, ZERO, secs=60)
+    assert "in 2 places (hetjax/tiny/more.py:10, hetjax/tiny/more.py:25)" in record["by"]
+
+
+def test_the_tables_count_what_became_of_each_and_show_who_lives():
+    def record(mutant, commit, outcome, by="", **more):
+        own = {"name": mutant.name, "digest": mutant.digest, "commit": commit}
+        own |= {"include_slow": False, "outcome": outcome, "by": by, "secs": 30.0}
+        return {**own, "file": mutant.file, **more}
+
+    records = [
+        record(ZERO, "1234567", "killed", "tests/tiny/test_sums.py::test_nothing"),
+        record(UNTESTED, "1234567", "survived"),
+        record(ZERO, "89abcde", "gone", "its lines are gone"),
+        record(UNTESTED._replace(new="    return 0"), "89abcde", "killed"),  # not of the list
+        record(UNTESTED, "89abcde", "timed out", "after 9 s", file="hetjax/sums.py"),
+    ]
+    text = mutants.table([ZERO, UNTESTED], records)
+    for row in (
+        "| tiny | 2 | 1 | 0 | 1 | 0 | 0 | 1.0 |",
+        "| all | 2 | 0 | 1 | 0 | 0 | 1 | 1.0 |",
+        "killed, 30 s: `tests/tiny/test_sums.py::test_nothing` | gone, 30 s: its lines are gone |",
+        "| survived, 30 s | timed out, 30 s: after 9 s (in hetjax/sums.py) |",
+        "-     return max(values) - min(values)\n+     return max(values) - max(values)",
+    ):
+        assert row in text
+    assert "return 1" not in text  # it was killed
+
+
+def test_changes_are_drawn_by_the_seed_and_are_other_code(tiny):
+    def drawn(seed):
+        return list(mutant_draws.draw(tiny, "tiny", seed=seed))
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert {(record["kind"], record["new"]) for record in drawn(1)} == {
+        ("condition", "    if values:"),
+        ("sign", RETURN.replace("+", "-")),
+        ("worker", RETURN.replace("[0]", "[-1]")),
+        ("sign", "    return max(values) + min(values)"),
+        ("extreme", "    return min(values) - min(values)"),
+        ("extreme", UNTESTED.new),
+    }
+
+
+def test_a_change_is_where_it_belongs_after_letters_of_two_bytes():
+    text = 'name = "é ü", max(1, 2)\n'
+    (change,) = mutant_draws.changes(text)
+    assert mutant_draws.snippet(text, change) == (text.strip(), 'name = "é ü", min(1, 2)')
