@@ -46,9 +46,11 @@ LAYERS = {
     "optimizers": 5,
     "rounds": 5,
     "records": 6,
-    "driver": 7,
-    "fitting": 8,
-    "levels": 8,
+    "task": 7,
+    "driver": 8,
+    "training": 9,
+    "fitting": 10,
+    "levels": 9,
 }
 
 
