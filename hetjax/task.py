@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from hetjax import types
 from hetjax.checkpoints import checkpoint
 from hetjax.records import evaluations, workdir
-from hetjax.rounds import gathering, setup
-from hetjax.rounds import run as run_lib
+from hetjax.rounds import engine, gathering, setup
 
 Asks = Callable[[], gathering.Request]
 """What this process asks of all of them, when a round begins."""
@@ -42,7 +41,7 @@ class Task(abc.ABC):
 
     def __init__(
         self,
-        runs: Sequence[run_lib.Run],
+        runs: Sequence[engine.Engine],
         recorded: dict[str, Any],
         summary: Any,
         evaluate: evaluations.Evaluations,

@@ -86,7 +86,7 @@ def _bare_loop(
     spec = P(axis)
     body = jax.shard_map(update, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec))
     step = jax.jit(body, donate_argnums=(1,))
-    carry = {"state": parts.state, "sums": parts.main.begin(parts.state)}
+    carry = {"state": parts.state, "sums": parts.main.begin(parts.state.params, parts.state.kept)}
     keys = [jax.device_put(parts.rng, device) for device in parts.devices]
 
     def work(worker: int, state: Any, sums: Any) -> Any:

@@ -38,7 +38,7 @@ def _row(width: int) -> Row:
     fields: dict[str, Any] = {"budget": 4, "quota": "equal", "examples_apart": "skip"}
     with hetjax.Run(loss_fn, params, optax.adam(1e-3), data, workers=_WORKERS, **fields) as run:
         state = run.init()
-        shapes = run.parts.main.contribution_shapes(state.train, state.carried, ())
+        shapes = run.parts.main.contribution_shapes(state.train.params, state.carried, ())
         contributed = jax.tree.map(
             lambda s: jax.device_put(np.zeros(s.shape, s.dtype), s.sharding), shapes
         )

@@ -95,7 +95,7 @@ class OuterSteps(task_lib.Task):
     def ended_trace(self) -> str:
         at_level = {UPPER: self.state.upper, LOWER: self.state.lower}
         runs = {name: self._run.levels[name].run for name in at_level}
-        ended = (n for n, at in at_level.items() if runs[n].is_end_of_trace(at.run))
+        ended = (n for n, at in at_level.items() if runs[n].is_end_of_trace(at.rounds))
         return next((runs[name].config.replay for name in ended), "")
 
     @property
@@ -187,7 +187,7 @@ class OuterSteps(task_lib.Task):
         return {
             "arrays": saving.to_arrays(run, state, params, self.best),
             "params": params,
-            "level_rounds": {name: at.run.rounds_done for name, at in at_level.items()},
+            "level_rounds": {name: at.rounds.rounds_done for name, at in at_level.items()},
             "quota": {
                 name: resume.policy_of(run.levels[name].run.parts) for name in (UPPER, LOWER)
             },
