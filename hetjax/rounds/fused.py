@@ -165,7 +165,6 @@ def make_train_step(
         raise ValueError("\n".join(lines))
     observer = _observer_of(order, mesh.size, microbatch_size, max_microbatches)
     reduction = reducer_part.for_run(topology.Facts(mesh.size))
-    gossips = reducer_part.gossips
 
     @functools.cache
     def programs(
@@ -199,16 +198,14 @@ def make_train_step(
         active: Any = (),
         given: types.PyTree = (),
     ) -> tuple:
-        _check_active(active, gossips=gossips)
+        _check_active(active, gossips=reducer_part.gossips)
         of_run = loss_fn, rule, optimizer, observer
         traced = _check_step(*of_run, state, microbatches, rng, per_example_rng=per_example_rng)
-        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
-        reads = second_moments.attach(observer, optimizer, row)
+        reads = second_moments.attach(observer, optimizer, _row_shapes(state.params))
         steps, run_local, begin, synchronise = programs(reads, *traced)
-        moments = steps.moments(state.opt_state)
+        moments, begun = steps.moments(state.opt_state), begin(state.params, state.kept, given)
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
-        begun = begin(state.params, state.kept, given)
         contributed, example_signs = run_local(
             given, state.params, begun, microbatches, counts, rngs, moments
         )
@@ -226,6 +223,10 @@ def make_train_step(
         return () if mixing is None else mixing.gossip.active(round_index)
 
     return TrainStep(step, observer, active)
+
+
+def _row_shapes(rows: types.PyTree) -> types.PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
 
 
 def _check_active(active: Any, *, gossips: bool) -> None:
