@@ -20,7 +20,8 @@ from experiments import config_flag
 from experiments.bilevel import settings
 from hetjax.config import recorded
 from hetjax.processes import endings, join, membership, watch
-from hetjax.records import lock, record
+from hetjax.records import lock
+from hetjax.records import workdir as workdir_lib
 
 config_flag.define(settings.SCHEMA)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
@@ -57,7 +58,7 @@ def clean_and_evaluate(
     if workdir is None or (place is not None and place.process_id):
         path = None if workdir is None else pathlib.Path(workdir).expanduser()
         return _run(config, path, progress=False, place=place)
-    workdir = record.made_directory(pathlib.Path(workdir).expanduser())
+    workdir = workdir_lib.made_directory(pathlib.Path(workdir).expanduser())
     with lock.held(workdir):
         recorded.check(workdir, settings.to_dict(config), may_differ=settings.MAY_DIFFER)
         return _run(config, workdir, progress=progress, place=place)
@@ -86,7 +87,7 @@ def _run(
     written = None if workdir is None else workdir / "config.json"
     began_here = written is not None and is_first and not written.exists()
     if written is not None and is_first:
-        record.write_whole(written, json.dumps(plain, indent=2) + "\n")
+        workdir_lib.write_whole(written, json.dumps(plain, indent=2) + "\n")
     shown = time.monotonic()
 
     def on_record(line: dict[str, Any]) -> None:
@@ -117,14 +118,14 @@ def _run(
         "jax_version": jax.__version__,
     }
     if workdir is not None:
-        record.write_whole(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
+        workdir_lib.write_whole(workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
         text = page.render(
             config=plain,
             summary=summary,
             history=found.history,
             rounds=rounds.lines_of(workdir),
         )
-        record.write_whole(workdir / "report.html", text)
+        workdir_lib.write_whole(workdir / "report.html", text)
     return summary
 
 

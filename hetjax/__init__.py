@@ -20,7 +20,7 @@ _HOMES = {
     "Microbatch": "hetjax.types",
     "OfMeans": "hetjax.types",
     "NonFiniteError": "hetjax.rounds.reporting",
-    "OuterReport": "hetjax.levels.lines",
+    "OuterReport": "hetjax.levels.outer_report",
     "Run": "hetjax.rounds.run",
     "STOP": "hetjax.driver",
     "SavedRun": "hetjax.records.results",

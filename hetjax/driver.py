@@ -1,33 +1,28 @@
-"""The driver of a whole run: rounds until the epochs are done, and what is done between them.
+"""The driver of a whole run: step after step until it is done, and what is done between them.
 
-It evaluates, calls the user's callbacks, writes the records and keeps checkpoints. While the
-workers compute a round, it reports the one before.
+A `Task` says what a step is: a round of training, or an outer step of a bilevel problem. The driver
+holds the workdir, finds where the run begins, calls the user's callbacks, listens to signals, keeps
+lines and checkpoints, and writes the files however the run ends.
 """
 
 import contextlib
-import dataclasses
 import enum
+import operator
+import pathlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from hetjax import interrupt, parts, types
+from hetjax import interrupt, parts
+from hetjax import task as task_lib
 from hetjax.processes import watch
-from hetjax.records import evaluations, record, results, summary, telemetry
-from hetjax.records import keeper as keeper_lib
-from hetjax.rounds import gathering, reporting, resume, round_report
-from hetjax.rounds import run as run_lib
-from hetjax.rounds import state as state_lib
-from hetjax.rounds.run_records import RunState
+from hetjax.records import keeper, lock, results, workdir
+from hetjax.rounds import gathering, reporting
 
-Callback = Callable[[round_report.RoundReport], Any]
-"""Called with the report of each round; see `STOP`."""
-
-ASK_OF_SIGNAL = {
+_ASK_OF_SIGNAL = {
     None: gathering.Request.NOTHING,
     signal.SIGINT: gathering.Request.END_BY_SIGINT,
     signal.SIGTERM: gathering.Request.END_BY_SIGTERM,
@@ -38,17 +33,267 @@ _SIGNALS = {
 }
 
 
-def signal_of(asked: gathering.Request) -> str:
-    """The signal that ends a run; '' where none does."""
-    return next((name for request, name in _SIGNALS.items() if request in asked), "")
-
-
 class _Stop(enum.Enum):
     STOP = "hetjax.STOP"
 
 
 STOP = _Stop.STOP
 """A callback that returns it, or True, ends the run after the round that is computing."""
+
+
+def drive(
+    stack: contextlib.ExitStack,
+    task: task_lib.Task,
+    *,
+    directory: pathlib.Path | None,
+    resume: bool | str,
+    progress: bool,
+    callbacks: Sequence[Callable[[Any], Any]],
+    raise_on_interrupt: bool,
+) -> Any:
+    """Drives a task to its end, from where the run in its workdir goes on.
+
+    Args:
+        stack: closes the files, after the run.
+        task: that has no state yet.
+        directory: the workdir; None: nothing is kept.
+        resume, callbacks, raise_on_interrupt: as of `fit`.
+        progress: show a bar.
+
+    Returns:
+        `task.result`.
+    """
+    parts, fingerprint = task.parts, {}
+    if directory is not None and parts.leads:
+        stack.enter_context(lock.held(workdir.made_directory(directory)))
+        fingerprint = task.fingerprint()
+    start = keeper.find(
+        directory,
+        task.recorded,
+        parts=parts,
+        fingerprint=fingerprint,
+        resume=resume,
+        may_grow=task.may_grow,
+        unit=task.unit,
+    )
+    lines, later = _lines(task, directory, start)
+    own = keeper.Keeper(directory, parts, fingerprint=fingerprint)
+    stack.enter_context(own)
+    recorder = workdir.Recorder(
+        directory if parts.leads else None,
+        task.recorded,
+        files=task.files,
+        lines=lines,
+        bar=task.bar if progress and parts.leads else None,
+    )
+    stack.callback(recorder.close)
+    if start.saved is None:
+        task.begin()
+    else:
+        task.go_on(start.saved, lines, later)
+        task.summary.stopped_by = start.stopped_by
+    result = Driver(task, recorder=recorder, callbacks=callbacks, keeper=own).drive()
+    parts.meeting.close()  # not after an error: who failed is to be the first that is gone
+    return _uninterrupted(result) if raise_on_interrupt else result
+
+
+def _lines(
+    task: task_lib.Task, directory: pathlib.Path | None, start: keeper.Start
+) -> tuple[dict[str, list[workdir.Line]], int]:
+    """The lines of the steps that are done, and the examples of those that are done again."""
+    lines: dict[str, list[workdir.Line]] = {name: [] for name in task.files}
+    if directory is None or start.saved is None:
+        return lines, 0
+    done, later = start.saved.about["rounds"], 0
+    for name, file in task.files.items():
+        is_main = name == "metrics"
+        check = task.examples_of if is_main else operator.itemgetter(task.number)
+        found, wrong = workdir.whole_lines(directory / file, check)
+        lines[name] = [line for line in found if line[task.number] < done]
+        if not is_main:
+            continue
+        later = sum(task.examples_of(line) for line in found[len(lines[name]) :])
+        if len(lines[name]) < done and task.parts.leads:
+            say(
+                f"{str(directory / file)!r} has {len(lines[name])} whole lines of the {done} "
+                f"{task.unit}s that are done ({wrong}); the report lacks the others"
+            )
+    return lines, keeper.agreed(task.parts, later)
+
+
+def _uninterrupted(result: results.SavedRun) -> results.SavedRun:
+    """The result, unless a signal ended its run: then what Python raises for that signal."""
+    stopped_by = result.summary["stopped_by"]
+    if stopped_by == "SIGINT":
+        raise KeyboardInterrupt
+    if stopped_by == "SIGTERM":
+        raise SystemExit(128 + signal.SIGTERM)
+    return result
+
+
+class Driver:
+    """Drives one task to its end.
+
+    Args:
+        task: at its first step, or where it goes on.
+        recorder: keeps the lines.
+        callbacks: called with the report of each step.
+        keeper: keeps checkpoints.
+    """
+
+    def __init__(
+        self,
+        task: task_lib.Task,
+        *,
+        recorder: workdir.Recorder,
+        callbacks: Sequence[Callable[[Any], Any]],
+        keeper: keeper.Keeper,
+    ) -> None:
+        self._task, self._recorder, self._keeper = task, recorder, keeper
+        self._callbacks = Callbacks(callbacks)
+        self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
+        self._signal: Callable[[], signal.Signals | None] = lambda: None
+
+    def drive(self) -> Any:
+        """All steps from there on; writes the files however they end."""
+        task = self._task
+        with interrupt.deferred(unit=task.unit) as self._signal:
+            try:
+                while not (task.is_complete or task.summary.stopped_by):
+                    self._ask()
+                    if self._asked.ends or self._trace_ends():
+                        break
+                    self._step()
+                if not self._by_signal:
+                    task.measure_at_end()
+                self._report()
+                self._end()
+                self._save()
+            except reporting.NonFiniteError as error:
+                error.result = self._result(interrupted=True)
+                raise
+            except Exception:
+                with contextlib.suppress(ValueError):  # the first error is the cause
+                    self._write_summary(interrupted=True)
+                raise
+            return self._result(interrupted=not self._is_finished)
+
+    def _ask(self) -> gathering.Request:
+        """What this process asks of all; alone, all have heard it at once."""
+        self._asks |= _ASK_OF_SIGNAL[self._signal()]
+        if self._task.parts.meeting.alone:
+            self._asked |= self._asks
+        return self._asks
+
+    def _trace_ends(self) -> bool:
+        """Whether the trace that is replayed has no more rounds; process 0 says so."""
+        trace, task = self._task.ended_trace(), self._task
+        if trace and task.parts.leads:
+            say(
+                f"the trace {trace!r} ends after {task.steps_done} {task.unit}s; so does this run, "
+                "before its end."
+            )
+        return bool(trace)
+
+    @watch.taking_part
+    def _step(self) -> None:
+        """One step, the line of the one before, and what is due after it."""
+        task, request = self._task, gathering.Request
+        self._asked |= task.step(self._ask, self._report)
+        task.measure()
+        if task.reports_at_once:
+            self._report()
+        self._ask()
+        if request.SAVE in self._asked or is_due(
+            task.steps_done, task.parts.config.checkpoint.every_rounds
+        ):
+            self._save()
+        self._asked &= ~request.SAVE
+        self._asks &= ~request.SAVE
+        if self._keeper.is_due():
+            self._asks |= request.SAVE
+
+    @watch.taking_part
+    def _report(self) -> None:
+        """Records the newest step, whose numbers have arrived by now, and calls the callbacks."""
+        task, beacons = self._task, self._task.parts.beacons
+        found = task.line()
+        if found is None:
+            return
+        report, others, text, amount = found
+        number = getattr(report, task.number)
+        self._recorder.add([("metrics", report.to_plain()), *others], text, amount)
+        task.check(report)
+        if self._callbacks:
+            beacons.at("reporting", number)
+            with task.shown(report) as shown:
+                if self._callbacks(shown):
+                    self._asks |= gathering.Request.END
+        beacons.at("waiting", number)
+
+    def _save(self) -> None:
+        """Keeps the run as it is; the run's clock stands still meanwhile."""
+        if not self._keeper.keeps:
+            return
+        task = self._task
+        task.settle()
+        self._report()
+        self._ask()
+        task.parts.beacons.at("checkpointing", task.steps_done)
+        self._keeper.save(
+            **task.saved(),
+            done=task.steps_done,
+            best_params=task.best,
+            finished=self._is_finished,
+            stopped_by=self._stopped_by,
+            summary=task.summary.save(),
+        )
+
+    @property
+    def _by_signal(self) -> str:
+        """The signal that ended the run; '' where none did."""
+        return next((name for asked, name in _SIGNALS.items() if asked in self._asked), "")
+
+    @property
+    def _is_finished(self) -> bool:
+        """Whether the run is at its end, which a callback may have said; no signal says it."""
+        task = self._task
+        ended = gathering.Request.END in self._asked or bool(task.summary.stopped_by)
+        return task.is_complete or (ended and not self._by_signal)
+
+    @property
+    def _stopped_by(self) -> str | None:
+        """Who ended the run before its last step."""
+        if self._by_signal:
+            return self._by_signal
+        if gathering.Request.END in self._asked:
+            return f"callback {self._callbacks.stopper}".strip()
+        return self._task.summary.stopped_by
+
+    def _end(self) -> None:
+        """Looks at what the last callback has changed, and says who ended the run."""
+        task = self._task
+        task.compare_sources()
+        self._ask()
+        task.summary.stopped_by = self._stopped_by
+        if not task.parts.leads:
+            return
+        told = task.told_at_end()
+        if self._asked.ends:
+            goes_on = self._by_signal and self._keeper.keeps
+            more = "; the same call goes on from there" if goes_on else ""
+            told.append(f"{task.summary.stopped_by} ended the run after {task.how_far}{more}.")
+        for text in told:
+            say(text)
+
+    def _write_summary(self, *, interrupted: bool) -> dict[str, Any]:
+        task = self._task
+        return self._recorder.finish(task.summarised(interrupted=interrupted), task.page)
+
+    def _result(self, *, interrupted: bool) -> Any:
+        return self._task.result(
+            self._recorder, lambda: self._write_summary(interrupted=interrupted)
+        )
 
 
 class Callbacks:
@@ -60,7 +305,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callable[[Any], Any]]) -> None:
         self._callbacks = callbacks
-        self._passed_over: set[int] = set()  # callbacks whose answer is
+        self._warned: set[int] = set()  # ids of callbacks already warned about
         self.stopper = ""  # the one that ended the run, in this process
 
     def __bool__(self) -> bool:
@@ -76,258 +321,20 @@ class Callbacks:
             says = isinstance(answer, bool) or is_truth
             if answer is STOP or (says and answer):
                 ends, self.stopper = True, self.stopper or name
-            elif answer is not None and not says and id(callback) not in self._passed_over:
-                self._passed_over.add(id(callback))
-                print(
-                    f"hetjax: callback {name} returned {parts.shown(answer)}, which is passed "
-                    "over: only True or hetjax.STOP ends the run",
-                    file=sys.stderr,
+            elif answer is not None and not says and id(callback) not in self._warned:
+                self._warned.add(id(callback))
+                say(
+                    f"callback {name} returned {parts.shown(answer)}, which is passed over: only "
+                    "True or hetjax.STOP ends the run"
                 )
         return ends
 
 
-class Driver:
-    """Drives one run to its end.
-
-    Args:
-        run: whose rounds they are.
-        state: where it begins.
-        best_params: of the run so far; None: there are none.
-        recorder: keeps the lines.
-        evaluate: the sets, in the process that evaluates.
-        callbacks: called with each line.
-        summary: of the run so far.
-        keeper: keeps checkpoints, if there is a workdir.
-    """
-
-    def __init__(
-        self,
-        run: run_lib.Run,
-        state: RunState,
-        best_params: types.PyTree,
-        *,
-        recorder: record.Recorder,
-        evaluate: evaluations.Evaluations,
-        callbacks: Sequence[Callback],
-        summary: summary.Summary,
-        keeper: keeper_lib.Keeper | None,
-    ) -> None:
-        self._run, self._state, self._recorder = run, state, recorder
-        self._evaluate, self._callbacks, self._keeper = evaluate, Callbacks(callbacks), keeper
-        self._summary, self._best_params = summary, best_params
-        self._telemetry = telemetry.OrderTelemetry(run.parts)
-        self._pending: reporting.Report | None = None  # not reported yet
-        self._measured: dict[str, Any] = {}  # after its round: eval, consensus, herding
-        self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
-        self._evaluated_at = -1  # rounds that were done then
-        self._told_of_weights = False
-
-    def drive(self) -> results.FitResult:
-        """All rounds from there on; writes the files however they end."""
-        run = self._run
-        params, _ = run.params(self._state)  # all processes take part
-        if run.parts.leads:
-            self._summary.order_cost = self._telemetry.cost(params, self._state.stream)
-        with interrupt.deferred() as interrupted:
-            try:
-                while not (run.done(self._state) or self._summary.stopped_by):
-                    self._asks |= ASK_OF_SIGNAL[interrupted()]
-                    if run.parts.meeting.alone:
-                        self._asked |= self._asks
-                    if self._asked.ends:
-                        break
-                    self._round()
-                if not self._asked.ends and run.is_end_of_trace(self._state):
-                    self._say_end_of_trace()
-                if not self._by_signal:
-                    self._evaluate_at_end()
-                self._report()
-                run.parts.feed.compare(-1)  # what the last callback has changed, too
-                self._say_who_stopped()
-                self._save()
-            except reporting.NonFiniteError as error:
-                error.result = self._result(interrupted=True)
-                raise
-            except Exception:
-                with contextlib.suppress(ValueError):  # the first error is the cause
-                    self._recorder.finish(self._summary.as_dict(self._state, interrupted=True))
-                raise
-            return self._result(interrupted=not self._is_finished)
-
-    @property
-    def _by_signal(self) -> str:
-        """The signal that ended the run; '' where none did."""
-        return signal_of(self._asked)
-
-    @property
-    def _is_finished(self) -> bool:
-        """Whether the run is at its end, which a callback may have said; no signal says it."""
-        ended = gathering.Request.END in self._asked or bool(self._summary.stopped_by)
-        return self._run.is_complete(self._state) or (ended and not self._by_signal)
-
-    def _say_who_stopped(self) -> None:
-        run, state = self._run, self._state
-        if self._by_signal:
-            self._summary.stopped_by = self._by_signal
-        elif gathering.Request.END in self._asked:
-            self._summary.stopped_by = f"callback {self._callbacks.stopper}".strip()
-        if run.parts.leads and self._asked.ends:
-            epochs = state.stream.examples_processed / run.parts.stream.num_examples
-            goes_on = self._by_signal and self._keeper is not None
-            more = "; the same call goes on from there" if goes_on else ""
-            print(
-                f"hetjax: {self._summary.stopped_by} ended the run after {state.rounds_done} "
-                f"rounds, {epochs:.4g} of {run.config.epochs} epochs{more}.",
-                file=sys.stderr,
-            )
-
-    def _result(self, *, interrupted: bool) -> results.FitResult:
-        params = jax.device_get(self._run.params(self._state)[0])
-        written = self._recorder.finish(self._summary.as_dict(self._state, interrupted=interrupted))
-        return results.FitResult(
-            params=params,
-            best_params=params if self._best_params is None else self._best_params,
-            summary=written,
-            history=self._recorder.history,
-            config=self._recorder.config,
-            workdir=self._recorder.workdir,
-            state=self._state.train,
-        )
-
-    @watch.taking_part
-    def _round(self) -> None:
-        """One round, the report of the one before, and what is due after it."""
-        run, stream = self._run, self._run.parts.stream
-        epoch = stream.epoch(self._state.stream)
-        self._state, report = run.round(self._state, request=self._asks, meanwhile=self._report)
-        self._pending = report
-        self._asked |= report.asked
-        if (epochs_done := stream.epoch(self._state.stream)) > epoch:
-            self._end_epoch(epochs_done)
-        elif is_due(self._state.rounds_done, run.config.eval_every_rounds):
-            self._evaluate_between_epochs()
-        if gathering.Request.SAVE in self._asked or is_due(
-            self._state.rounds_done, run.config.checkpoint.every_rounds
-        ):
-            self._save()
-        self._asked &= ~gathering.Request.SAVE
-        self._asks &= ~gathering.Request.SAVE
-        if self._keeper is not None and self._keeper.is_due():
-            self._asks |= gathering.Request.SAVE
-
-    @watch.taking_part
-    def _report(self) -> None:
-        """Reports the round before, whose numbers have arrived by now."""
-        report, self._pending = self._pending, None
-        measured, self._measured = self._measured, {}
-        if report is None:
-            return
-        line = self._summary.round_done(report, **measured)
-        self._recorder.add(line)
-        report.check()
-        if line.weight_sum is not None and self._run.parts.leads and not self._told_of_weights:
-            self._told_of_weights = True
-            print(
-                f"hetjax: round {line.round}: the weights of its examples add up to "
-                f"{line.weight_sum:g}, so it made no update. summary['rounds_without_update'] "
-                "counts such rounds; look at the weights that the loss returns",
-                file=sys.stderr,
-            )
-        beacons = self._run.beacons
-        if self._callbacks:
-            beacons.at("reporting", line.round)
-            self._call_back(line)
-        beacons.at("waiting", line.round)
-
-    def _call_back(self, line: round_report.RoundReport) -> None:
-        """Calls the callbacks; while they run, the line has the parameters after its round."""
-        state: RunState | None = self._state
-
-        def params() -> types.PyTree:
-            if state is None:
-                return line.params()  # raises
-            if self._run.parts.reducer.keeps_replicas_equal:
-                return jax.device_get(state_lib.own_row(state.train.params))
-            return state_lib.own_mean(state.train.params)
-
-        if self._callbacks(dataclasses.replace(line, params=params)):
-            self._asks |= gathering.Request.END
-        state = None  # its buffers are the next round's
-
-    def _end_epoch(self, epochs_done: int) -> None:
-        """Measures the order and the replicas, and evaluates where due."""
-        run, config = self._run, self._run.config
-        run.settle()
-        params, self._measured["consensus"] = run.params(self._state)
-        if run.parts.leads:
-            self._measured["herding"] = self._telemetry.herding(epochs_done, params, self._state)
-        if not epochs_done % config.eval_every or epochs_done >= config.epochs:
-            self._evaluate_at(params)
-
-    def _evaluate_between_epochs(self) -> None:
-        """Evaluates, but what is evaluated already."""
-        if self._evaluated_at != self._state.rounds_done:
-            self._run.settle()
-            self._evaluate_at(self._run.params(self._state)[0])
-
-    def _evaluate_at(self, params: types.PyTree) -> None:
-        """Evaluates the parameters as they are; the run's clock stands still meanwhile."""
-        run, self._evaluated_at = self._run, self._state.rounds_done
-        values = self._evaluate(params, after=f"{self._evaluated_at} rounds")
-        if not run.parts.reducer.keeps_replicas_equal:
-            values |= self._worst()
-        if not self._evaluate:
-            return
-        self._measured["eval"] = values
-        if self._summary.evaluated(values):
-            self._best_params = jax.device_get(params)
-
-    def _evaluate_at_end(self) -> None:
-        """Evaluates the last parameters, where the run ends before its last epoch does."""
-        if self._pending is not None and not self._run.is_end_of_trace(self._state):
-            self._evaluate_between_epochs()
-
-    def _worst(self) -> dict[str, float]:
-        """The metrics of the replica with the highest loss; every process gives its replicas."""
-        found = []
-        for worker in range(self._run.num_workers):
-            replica = state_lib.worker_row(self._state.train.params, worker)
-            if self._evaluate:
-                placed = jax.device_put(replica, self._run.parts.own_device)
-                after = f"{self._evaluated_at} rounds, worker {worker}"
-                found.append(self._evaluate(placed, after=after))
-        return self._evaluate.worst(found)
-
-    def _save(self) -> None:
-        """Keeps the run as it is; the run's clock stands still meanwhile."""
-        if self._keeper is None:
-            return
-        run, state = self._run, self._state
-        run.settle()
-        self._report()
-        run.beacons.at("checkpointing", state.rounds_done)
-        self._keeper.save(
-            resume.to_arrays(state, self._best_params, run.parts),
-            done=state.rounds_done,
-            params=run.parts.state.params,
-            best_params=self._best_params,
-            finished=self._is_finished,
-            stopped_by=self._summary.stopped_by,
-            quota=resume.policy_of(run.parts),
-            summary=self._summary.save(),
-            examples_recomputed=self._summary.examples_recomputed,
-        )
-
-    def _say_end_of_trace(self) -> None:
-        if self._run.is_complete(self._state):
-            return
-        print(
-            f"hetjax: the trace {self._run.config.replay!r} ends after {self._state.rounds_done} "
-            "rounds; so does this run, before its last epoch.",
-            file=sys.stderr,
-        )
+def say(text: str) -> None:
+    """Tells the user something that is no error."""
+    print(f"hetjax: {text}", file=sys.stderr)
 
 
-def is_due(rounds_done: int, every: int) -> bool:
-    """Whether something that is done every so many rounds, or outer steps, is done now."""
-    return every > 0 and rounds_done % every == 0
+def is_due(steps_done: int, every: int) -> bool:
+    """Whether something that is done every so many steps is done now."""
+    return every > 0 and steps_done % every == 0

@@ -3,22 +3,20 @@
 import contextlib
 import functools
 import pathlib
-import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import optax
 
-from hetjax import driver, starting, types
+from hetjax import driver, starting, training, types
 from hetjax.config import experiment as config_lib
 from hetjax.data import sources
 from hetjax.records import evaluate as evaluate_lib
-from hetjax.records import evaluations, lock, record, results, summary
-from hetjax.records import fingerprint as fingerprint_lib
-from hetjax.records import keeper as keeper_lib
-from hetjax.rounds import inputs, programs, rules, run_records
+from hetjax.records import evaluations, fingerprint, keeper, results, summary
+from hetjax.records import workdir as workdir_lib
+from hetjax.rounds import inputs, round_report, rules
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
@@ -33,7 +31,7 @@ def fit(
     eval_source: Any = None,
     eval_sources: Mapping[str, Any] | None = None,
     metrics_fn: evaluate_lib.MetricsFn | None = None,
-    callbacks: Sequence[driver.Callback] = (),
+    callbacks: Sequence[Callable[[round_report.RoundReport], Any]] = (),
     workdir: str | pathlib.Path | None = None,
     resume: bool | str = True,
     init_state: types.TrainState | None = None,
@@ -124,11 +122,10 @@ def fit(
     started = time.perf_counter()
     params = params if init_state is None or params is not None else _params_of(init_state)
     _check(optimizer, callbacks, resume)
-    source, workdir = sources.as_source(source), _absolute(workdir)
+    source, directory = sources.as_source(source), workdir_lib.absolute(workdir)
     eval_sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn)
     with contextlib.ExitStack() as stack:
         begins = stack.enter_context(starting.Starting(shown=progress))
-        kept = functools.partial(keeper_lib.kept_solutions, workdir, resume=resume)
         run = stack.enter_context(
             run_lib.Run(
                 loss_fn,
@@ -139,70 +136,36 @@ def fit(
                 per_example_rng=per_example_rng,
                 rule=rule,
                 config=config,
-                solved=kept,
+                solved=functools.partial(keeper.kept_solutions, directory, resume=resume),
                 begins=begins,
                 **fields,
             )
         )
-        fingerprint: dict[str, Any] = {}
-        if workdir is not None and run.parts.leads:
-            stack.enter_context(lock.held(record.made_directory(workdir)))
-            began = params if init_state is None else init_state
-            fingerprint = fingerprint_lib.make(loss_fn, began, optimizer, source, parts=run.parts)
-        start = keeper_lib.find(
-            workdir,
-            run.recorded,
-            parts=run.parts,
-            fingerprint=fingerprint,
-            resume=resume,
+        parts, began = run.parts, params if init_state is None else init_state
+        metrics_fn = metrics_fn or evaluate_lib.metrics_of_loss(
+            parts.loss_fn, per_example_rng=parts.per_example_rng
         )
-        keeper = keeper_lib.make(workdir, run.parts, fingerprint=fingerprint)
-        stack.enter_context(keeper or contextlib.nullcontext())
-        recorder = record.Recorder(
-            workdir if run.parts.leads else None,
-            run.recorded,
-            num_examples=_num_examples(run),
-            progress=progress and run.parts.leads,
-            lines=start.lines,
-        )
-        stack.callback(recorder.close)
-        evaluate, judge = _evaluations(run, metrics_fn, eval_sets, params, progress=progress)
-        told = summary.Summary(run.parts, started=started, judge=judge, begins=begins)
-        begun = _begin(run, start, told, init_state)
-        result = driver.Driver(
+        evaluate = evaluations.make(parts, metrics_fn, eval_sets, params, progress=progress)
+        judge = evaluations.Judge()
+        if parts.leads:
+            best = {"best_by": run.config.best_by, "best_mode": run.config.best_mode}
+            judge = evaluations.judge(evaluate.names, **best)
+        task = training.Training(
             run,
-            *begun,
-            recorder=recorder,
+            init_state,
+            summary=summary.TrainingSummary(parts, started=started, judge=judge, begins=begins),
             evaluate=evaluate,
+            fingerprint=lambda: fingerprint.make(loss_fn, began, optimizer, source, parts=parts),
+        )
+        return driver.drive(
+            stack,
+            task,
+            directory=directory,
+            resume=resume,
+            progress=progress,
             callbacks=callbacks,
-            summary=told,
-            keeper=keeper,
-        ).drive()
-        run.parts.meeting.close()  # not after an error: who failed is to be the first that is gone
-    return result if not raise_on_interrupt else _uninterrupted(result)
-
-
-def _num_examples(run: run_lib.Run) -> int:
-    """That the run will process, at most."""
-    config = run.config
-    of_epochs = config.epochs * run.parts.stream.num_examples
-    return min(of_epochs, config.max_rounds * programs.nominal_examples(config) or of_epochs)
-
-
-def _begin(
-    run: run_lib.Run,
-    start: keeper_lib.Start,
-    told: summary.Summary,
-    init_state: types.TrainState | None,
-) -> tuple[run_records.RunState, types.PyTree]:
-    """The state that a run begins or goes on with, and the best parameters so far."""
-    state, best_params = run.init(train=init_state), None
-    if start.saved is not None:
-        state, best_params = run.go_on(start.saved)
-        told.restore(start.saved.about, start.lines)
-        told.stopped_by = start.stopped_by
-        told.examples_recomputed = start.examples_recomputed
-    return state, best_params
+            raise_on_interrupt=raise_on_interrupt,
+        )
 
 
 def _params_of(state: types.TrainState) -> types.PyTree:
@@ -213,53 +176,4 @@ def _check(optimizer: Any, callbacks: Any, resume: Any) -> None:
     inputs.check_callbacks(callbacks)
     if optimizer is None:
         raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
-    keeper_lib.check_resume(resume, caller="fit")
-
-
-def _absolute(workdir: str | pathlib.Path | None) -> pathlib.Path | None:
-    """Where it is, though a callback may change the directory."""
-    return None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
-
-
-def _uninterrupted(result: results.FitResult) -> results.FitResult:
-    """The result, unless a signal ended its run: then what Python raises for that signal."""
-    stopped_by = result.summary["stopped_by"]
-    if stopped_by == "SIGINT":
-        raise KeyboardInterrupt
-    if stopped_by == "SIGTERM":
-        raise SystemExit(128 + signal.SIGTERM)
-    return result
-
-
-def _evaluations(
-    run: run_lib.Run,
-    metrics_fn: evaluate_lib.MetricsFn | None,
-    sets: dict[str, Any],
-    params: types.PyTree,
-    *,
-    progress: bool,
-) -> tuple[evaluations.Evaluations, evaluations.Judge]:
-    """Of the process that evaluates; the others have none."""
-    if not run.parts.leads:
-        return evaluations.Evaluations({}), evaluations.Judge()
-    of_loss = evaluate_lib.metrics_of_loss(
-        run.parts.loss_fn, per_example_rng=run.parts.per_example_rng
-    )
-    metrics_fn = metrics_fn or of_loss
-    of_sets = evaluations.Evaluations(
-        {
-            name: evaluate_lib.Evaluator(
-                metrics_fn,
-                source,
-                params,
-                run.parts.own_device,
-                on_batch=lambda: run.beacons.at("evaluating"),
-                progress=progress,
-            )
-            for name, source in sets.items()
-        }
-    )
-    config = run.config
-    return of_sets, evaluations.judge(
-        of_sets.names, best_by=config.best_by, best_mode=config.best_mode
-    )
+    keeper.check_resume(resume, caller="fit")

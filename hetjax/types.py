@@ -112,11 +112,18 @@ class Contribution(NamedTuple):
     weight_grads: PyTree = ()  # like `sums`, where weights vary with the parameters: `LocalRule`
 
 
+class Kept(NamedTuple):
+    """What a round without update leaves of a worker. Leaves have a worker axis."""
+
+    memory: PyTree = ()  # as of `TrainState`
+    worker: PyTree = ()
+
+
 class TrainState(NamedTuple):
     """The training state. Every leaf has a leading axis `num_workers` over the worker axis.
 
-    Results take the memory of used-up arguments of the same shape in turn. The sums and the
-    evidence of a round become `params` and `memory`: what is computed from each, without a copy.
+    Keep the order of the fields: a donated buffer becomes the first result of its shape. So the
+    sums and the evidence of a round become `params` and `memory` without a copy.
     """
 
     params: PyTree
@@ -126,6 +133,11 @@ class TrainState(NamedTuple):
     progress_rounds: (
         jax.Array | np.ndarray
     )  # f32[W]: examples processed over the nominal examples a round
+
+    @property
+    def kept(self) -> Kept:
+        """What a round without update changes, too."""
+        return Kept(self.memory, self.worker)
 
 
 class Step(NamedTuple):

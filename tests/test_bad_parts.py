@@ -218,7 +218,7 @@ def test_a_plan_is_committed_with_its_own_work_alone():
             with pytest.raises(ValueError, match=r"work of another plan.*run\.execute\(plan\)"):
                 run.commit(state, wrong_plan, work)
         with pytest.raises(ValueError, match=r"got a Done; give what run\.execute"):
-            run.commit(state, plan, executed.done)
+            run.commit(state, plan, executed.work)
         new = run.commit(state, plan, executed)
         for work in (executed, foreign):  # that of the round before, for the one that follows
             with pytest.raises(ValueError, match="work of another plan"):

@@ -49,10 +49,12 @@ LAYERS = {
     "simulate": 4,
     "rounds": 5,
     "records": 6,
-    "driver": 7,
-    "fitting": 8,
-    "levels": 8,
-    "zoo": 9,  # no part of the core
+    "task": 7,
+    "driver": 8,
+    "training": 9,
+    "levels": 9,
+    "fitting": 10,
+    "zoo": 11,  # no part of the core
 }
 
 

@@ -70,7 +70,8 @@ class Step:
         )
         stream = self.parts.stream
         self._plan = stream.plan(stream.init(), np.array([quota]))
-        self._state, self._carried = self.parts.state, self.parts.main.begin(self.parts.state)
+        self._state = state = self.parts.state
+        self._carried = self.parts.main.begin(state.params, state.kept)
         self._keys = [self.parts.rng]
         self()
 
@@ -93,17 +94,19 @@ class Step:
     def __call__(self) -> tuple[float, float]:
         """Runs one round; seconds of the local and of the sync phase."""
         began = time.perf_counter()
-        result: local.LocalResult = self.parts.main.local.run(
+        steps = self.parts.main.steps
+        moments = steps.moments(self._state.opt_state)
+        contributed, _ = self.parts.main.local.run(
             None,
-            self._state,
+            types.Shared(self._state.params, moments=moments),
             self._carried,
             self._plan,
             rngs=self._keys,
             limits=self._plan.quotas,
         )
-        jax.block_until_ready(result.contributed)
+        jax.block_until_ready(contributed)
         between = time.perf_counter()
-        done = self.parts.main.sync(self._state, result.contributed, self.parts.shares, ())
+        done = self.parts.main.sync(self._state, contributed, self.parts.shares, ())
         self._state, self._carried = done.state, done.carried
         jax.block_until_ready(done)
         return between - began, time.perf_counter() - between

@@ -21,7 +21,7 @@ import hetjax.types
 from experiments import problems
 from experiments.benchmarks.rows import Row
 from hetjax import mesh as mesh_lib
-from hetjax.records import record
+from hetjax.records import workdir
 from hetjax.rounds import local, parcels, rules
 
 _MICROBATCH, _NUM_WORKERS = 32, 4
@@ -39,8 +39,11 @@ class Rounds:
     def __init__(self, loss_fn: Any, params: Any, optimizer: Any, data: Any, **fields: Any) -> None:
         self.run = hetjax.Run(loss_fn, params, optimizer, data, **fields)
         self._directory = tempfile.TemporaryDirectory()
-        self._recorder = record.Recorder(
-            self._directory.name, self.run.recorded, num_examples=1, progress=False
+        self._recorder = workdir.Recorder(
+            self._directory.name,
+            self.run.recorded,
+            files={"metrics": workdir.METRICS},
+            lines={"metrics": []},
         )
         self._state, self._last = self.run.init(), None
 
@@ -59,7 +62,7 @@ class Rounds:
 
     def _report(self) -> None:
         if self._last is not None:
-            self._recorder.add(self._last.read())
+            self._recorder.add([("metrics", self._last.read().to_plain())], "", 0)
 
 
 def _bare_loop(
@@ -83,7 +86,7 @@ def _bare_loop(
     spec = P(axis)
     body = jax.shard_map(update, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec))
     step = jax.jit(body, donate_argnums=(1,))
-    carry = {"state": parts.state, "sums": parts.main.begin(parts.state)}
+    carry = {"state": parts.state, "sums": parts.main.begin(parts.state.params, parts.state.kept)}
     keys = [jax.device_put(parts.rng, device) for device in parts.devices]
 
     def work(worker: int, state: Any, sums: Any) -> Any:

@@ -13,7 +13,7 @@ import hetjax
 from experiments.bilevel import cleaning, estimators, models, settings
 from experiments.bilevel import data as data_lib
 from hetjax import bilevel
-from hetjax.records import record
+from hetjax.records import workdir as workdir_lib
 from hetjax.types import PyTree
 
 RUN = "run"
@@ -78,7 +78,7 @@ def _at_its_end(
 def lines_of(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """The rounds of both levels of the run in a workdir, in order."""
     files = (workdir / RUN / f"{name}_rounds.jsonl" for name in ("upper", "lower"))
-    found = [line for file in files for line in record.whole_lines(file)]
+    found = [line for file in files for line in workdir_lib.whole_lines(file)[0]]
     return sorted(found, key=lambda line: line["start_secs"])
 
 
@@ -130,19 +130,19 @@ class _Records:
         self._history.append(found)
         if self._path is not None:
             text = "".join(json.dumps(each) + "\n" for each in self._history)
-            record.write_whole(self._path, text)
+            workdir_lib.write_whole(self._path, text)
         self._on_record(found)
 
     def _kept(self, first_step: int) -> list[dict[str, Any]]:
         """The records of the steps before the first that is seen, of a run that goes on."""
         if self._path is None or not first_step:
             return []
-        return [x for x in record.whole_lines(self._path) if x["step"] <= first_step]
+        return [x for x in workdir_lib.whole_lines(self._path)[0] if x["step"] <= first_step]
 
     def cleaned(self, result: hetjax.SavedRun) -> cleaning.Cleaned:
         history = self._history
         if history is None:  # the run was at its end already
-            history = [] if self._path is None else record.whole_lines(self._path)
+            history = [] if self._path is None else workdir_lib.whole_lines(self._path)[0]
         cost = result.summary["cost_of_a_hypergradient"]
         own = bilevel.Cost(**cost)
         for found in history:

@@ -9,13 +9,14 @@ from typing import Any
 
 import optax
 
-from hetjax import starting, types
+from hetjax import driver, starting, types
 from hetjax.bilevel import machine, per_example, trajectory
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
-from hetjax.levels import driver, lines, results, summary
+from hetjax.levels import outer_report, results, summary
+from hetjax.levels import outer_steps as outer_steps_lib
 from hetjax.levels import run as run_lib
-from hetjax.records import evaluate as evaluate_lib
 from hetjax.records import evaluations, keeper
+from hetjax.records import workdir as workdir_lib
 from hetjax.rounds import inputs
 
 MetricsFn = Callable[[types.PyTree, types.PyTree], dict[str, Any]]
@@ -38,11 +39,14 @@ def fit_bilevel(
     eval_sources: Mapping[str, Any] | None = None,
     metrics_fn: MetricsFn | None = None,
     eval_every: int = 1,
-    callbacks: Sequence[Callable[[lines.OuterReport], Any]] = (),
+    callbacks: Sequence[Callable[[outer_report.OuterReport], Any]] = (),
     workdir: str | pathlib.Path | None = None,
     resume: bool | str = True,
     replay: str | pathlib.Path | None = None,
     progress: bool = True,
+    raise_on_interrupt: bool = False,
+    best_by: str = "",
+    best_mode: str = "min",
     workers: int | None = None,
     **fields: Any,
 ) -> results.BilevelResult:
@@ -73,7 +77,8 @@ def fit_bilevel(
         eval_sources: several such sets by name, in its place.
         metrics_fn: `(y, examples) -> {name: f32[B]}` for them; by default the upper loss.
         eval_every: outer steps between two evaluations, at which the best x and y are kept, too:
-            those of the lowest upper loss.
+            those of the lowest upper loss, or as `best_by` and `best_mode` say, which are those of
+            `fit`.
         callbacks: each is called with the `OuterReport` of a step; one that returns True or
             `hetjax.STOP` ends the run after the step, or after the next one where several
             processes take part.
@@ -82,6 +87,7 @@ def fit_bilevel(
         resume: as for `fit`.
         replay: the workdir of a run whose quotas are taken, in place of the policy's.
         progress: show a progress bar.
+        raise_on_interrupt: as for `fit`.
         workers: their number; by default one for each device.
         **fields: of the configuration, for both levels, as for `fit`: `quota`, `gate`, `reducer`,
             `cluster`, `ordering`, `microbatch_size`, `budget`, `local`, `seed`, …
@@ -122,7 +128,7 @@ def fit_bilevel(
     _check(outer_steps, eval_every, callbacks, resume)
     of_level = _with_replay(replay, upper, lower)
     sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn, caller="fit_bilevel")
-    place = None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
+    directory = workdir_lib.absolute(workdir)
     with contextlib.ExitStack() as stack:
         begins = stack.enter_context(starting.Starting(shown=progress))
         run = stack.enter_context(
@@ -136,24 +142,32 @@ def fit_bilevel(
                 lower_source=lower_source,
                 begins=begins,
                 workers=workers,
-                solved=functools.partial(keeper.kept_solutions, place, resume=resume),
+                solved=functools.partial(keeper.kept_solutions, directory, resume=resume),
                 **of_level,
                 **fields,
             )
         )
-        of_run = driver.Driver(
+        evaluate = _evaluations(run, metrics_fn, sets, progress=progress)
+        judge = summary.BY_UPPER_LOSS
+        if best_by and run.parts.leads:
+            judge = evaluations.judge(evaluate.names, best_by=best_by, best_mode=best_mode)
+        task = outer_steps_lib.OuterSteps(
             run,
             outer_steps=outer_steps,
             eval_every=eval_every,
-            callbacks=callbacks,
-            evaluate=_evaluations(run, metrics_fn, sets, progress=progress),
+            evaluate=evaluate,
             has_sets=bool(sets),
-            summary=summary.Summary(run, started=started, begins=begins),
+            summary=summary.BilevelSummary(run, started=started, judge=judge, begins=begins),
         )
-        of_run.open(stack, place, resume=resume, progress=progress)
-        result = of_run.drive()
-        run.parts.meeting.close()
-    return result
+        return driver.drive(
+            stack,
+            task,
+            directory=directory,
+            resume=resume,
+            progress=progress,
+            callbacks=callbacks,
+            raise_on_interrupt=raise_on_interrupt,
+        )
 
 
 def _check(outer_steps: Any, eval_every: Any, callbacks: Any, resume: Any) -> None:
@@ -178,7 +192,7 @@ def _with_replay(
     of_level = {UPPER: dict(upper or {}), LOWER: dict(lower or {})}
     if replay is not None:
         for name, own in of_level.items():
-            own["replay"] = str(pathlib.Path(replay).expanduser() / driver.FILES[name])
+            own["replay"] = str(pathlib.Path(replay).expanduser() / outer_steps_lib.FILES[name])
     return of_level
 
 
@@ -189,9 +203,6 @@ def _evaluations(
     *,
     progress: bool,
 ) -> evaluations.Evaluations:
-    """Of the process that evaluates; the others have none."""
-    if not run.parts.leads:
-        return evaluations.Evaluations({})
     loss = run.problem.upper
     if sets and metrics_fn is None and any(r.level == UPPER for r in per_example.split(run.x)[1]):
         raise ValueError(
@@ -207,16 +218,4 @@ def _evaluations(
         return {"loss": found[:2] if isinstance(found, tuple) else found}
 
     params = {"x": per_example.plain(run.x), "y": run.y0}
-    return evaluations.Evaluations(
-        {
-            name: evaluate_lib.Evaluator(
-                metrics,
-                source,
-                params,
-                run.parts.own_device,
-                on_batch=lambda: run.lower.run.beacons.at("evaluating"),
-                progress=progress,
-            )
-            for name, source in sets.items()
-        }
-    )
+    return evaluations.make(run.parts, metrics, sets, params, progress=progress)

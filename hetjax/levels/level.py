@@ -17,16 +17,15 @@ from hetjax.bilevel import per_example
 from hetjax.bilevel.problem import Bilevel, Kind, What
 from hetjax.data import ledger, sources, stream
 from hetjax.levels import rules
+from hetjax.rounds import engine, programs, reporting, run_records, setup, sync, warm_up
 from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import programs, reporting, run_records, setup
 from hetjax.rounds import rules as rules_lib
-from hetjax.rounds import run as run_lib
 
 
 class LevelState(NamedTuple):
     """A level between two rounds."""
 
-    run: run_records.RunState
+    rounds: run_records.RoundsState
     revisits: np.ndarray  # i64[N]: how often each example was in a batch that was held
 
 
@@ -70,10 +69,9 @@ class Level:
         self.kind_of = {first: programs.MAIN} | {what: kind_name(what) for what in others}
         self._bytes = {what: _size_bytes(rule, point) for what, rule in made.items()}
         try:
-            self.run = run_lib.Run(
+            self.run = engine.Engine(
                 self.loss_fn,
                 point,
-                None,
                 source,
                 rule=made[first],
                 rules={self.kind_of[what]: made[what] for what in others},
@@ -110,7 +108,10 @@ class Level:
 
     def init(self) -> LevelState:
         """Before the first round; compiles what the level's first kind of round needs."""
-        return LevelState(self.run.init(), np.zeros(self.run.parts.stream.num_examples, np.int64))
+        rounds = self.run.begin()
+        with self.run.begins.stage("compiling"):
+            warm_up.of_sums(self.run, rounds, self.run.parts.state.params, programs.MAIN, ())
+        return LevelState(rounds, np.zeros(self.run.parts.stream.num_examples, np.int64))
 
     def first_examples(self) -> types.PyTree:
         """A microbatch of them."""
@@ -123,24 +124,25 @@ class Level:
 
     def answer(
         self, state: LevelState, what: What, point: rules.Point, batch: int, **options: Any
-    ) -> tuple[LevelState, reporting.Report]:
-        """One round.
+    ) -> tuple[LevelState, sync.Synchronised, reporting.Report]:
+        """One round; its `mean` and `own` answer the request.
 
         Args:
             state: spent.
             what: that is asked for.
             point: where; leaves `[W, ...]`.
             batch: its number, where it is held.
-            **options: of `Run.round`.
+            **options: of `Engine.sum`.
 
         Raises:
             NonFiniteError: of the round before, with its request.
         """
-        run = state.run._replace(train=state.run.train._replace(params=point))
         again = None if what.is_new else self._held[batch]
         kind = self.kind_of[_bare(what)]
         try:
-            run, report = self.run.round(run, kind=kind, again=again, **options)
+            rounds, sums, report = self.run.sum(
+                state.rounds, point, kind=kind, again=again, **options
+            )
             self._check_weight()
         except reporting.NonFiniteError as error:
             raise self._named(error) from error
@@ -151,7 +153,7 @@ class Level:
             ids = again.example_ids
             np.add.at(revisits, ids[ids != stream.PADDING], 1)
         self._last = told(what), report
-        return LevelState(run, revisits), report
+        return LevelState(rounds, revisits), sums, report
 
     def did(self, report: reporting.Report) -> Any:
         """By what a worker's own loss is multiplied, so that their mean is that of the round.
@@ -200,7 +202,7 @@ class Level:
 
     def counted(self, state: LevelState) -> dict[str, int]:
         """What the ledger says."""
-        own = state.run.stream
+        own = state.rounds.stream
         return {
             "examples_processed": own.examples_processed,
             "examples_missing": ledger.missing(own.ledger),
@@ -259,11 +261,11 @@ def told(what: What) -> str:
     return f"{kind_name(what)} on {batch}"
 
 
-def placed(tree: types.PyTree, run: run_lib.Run) -> types.PyTree:
+def placed(tree: types.PyTree, run: engine.Engine) -> types.PyTree:
     """A tree on all workers, leaves `[W, ...]`."""
     return placed_rows(mesh_lib.add_worker_axis(tree, run.num_workers), run)
 
 
-def placed_rows(rows: types.PyTree, run: run_lib.Run) -> types.PyTree:
+def placed_rows(rows: types.PyTree, run: engine.Engine) -> types.PyTree:
     """Rows `[W, ...]` on the workers they are of."""
     return jax.device_put(rows) if run.parts.mesh is None else mesh_lib.place(rows, run.parts.mesh)

@@ -196,19 +196,14 @@ class BilevelRun:
         if walk.rounds:  # it is over when the next one begins, whichever level that is of
             walk.rounds[-1].report.end(time.perf_counter())
         batch = 0 if what.is_new else int(stepping.first(asked.batch))
-        state, report = own.answer(
-            walk.levels[what.level],
-            what,
-            asked.point,
-            batch,
-            request=request,
+        state, sums, report = own.answer(
+            walk.levels[what.level], what, asked.point, batch, request=request
         )
         levels = {**walk.levels, what.level: state}
         active = self._active(levels)
         sent = own.bytes_sent(what) + self._stepping.mixed_bytes(place, carry, active)
         did = () if self.parts.reducer.mixing is None else own.did(report)
-        found = self._stepping.receive(carry, place, report.mean, report.own, active, did)
-        report.release()  # a hypergradient of many rounds would hold the arrays of all of them
+        found = self._stepping.receive(carry, place, sums.mean, sums.own, active, did)
         rounds = (*walk.rounds, Asked(what, report, sent))
         return Walk(walk.state, *found, levels, rounds)
 
@@ -239,7 +234,7 @@ class BilevelRun:
 
     def _active(self, levels: dict[str, level.LevelState]) -> Any:
         """The exchanges of the round that is done, of a reducer that gossips."""
-        return self.parts.active(sum(each.run.rounds_done for each in levels.values()))
+        return self.parts.active(sum(each.rounds.rounds_done for each in levels.values()))
 
     def settle(self) -> None:
         """Waits for the last round of each level; call it before a pause."""

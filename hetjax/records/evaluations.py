@@ -93,6 +93,37 @@ def sets_of(
     return sets
 
 
+def make(
+    parts: Any,
+    metrics_fn: evaluate.MetricsFn,
+    sets: Mapping[str, Any],
+    params: types.PyTree,
+    *,
+    progress: bool,
+) -> "Evaluations":
+    """Of the process that evaluates; the others have none.
+
+    Args:
+        parts: of the run.
+        metrics_fn: as of `evaluate.evaluate`.
+        sets: from `sets_of`.
+        params: of the form that is evaluated.
+        progress: say what takes long.
+    """
+    of_sets = {
+        name: evaluate.Evaluator(
+            metrics_fn,
+            source,
+            params,
+            parts.own_device,
+            on_batch=lambda: parts.beacons.at("evaluating"),
+            progress=progress,
+        )
+        for name, source in (sets.items() if parts.leads else ())
+    }
+    return Evaluations(of_sets)
+
+
 class Evaluations:
     """One evaluator for each set; the first metric that is not finite is told.
 

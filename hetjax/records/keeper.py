@@ -1,13 +1,12 @@
 """When is a run saved, and where does it go on? Checkpoints in its workdir, beside its records."""
 
-import dataclasses
 import datetime
 import os
 import pathlib
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +15,7 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import recorded
 from hetjax.processes import board as board_lib
 from hetjax.records import fingerprint as fingerprint_lib
-from hetjax.records import record
-from hetjax.rounds import arguments, round_report, setup
+from hetjax.rounds import arguments, setup
 from hetjax.rounds import resume as resume_lib
 
 FORCE, OVERWRITE = "force", "overwrite"
@@ -28,14 +26,10 @@ WORDS = (FORCE, OVERWRITE)
 _PATIENCE_SECS = 600.0  # until process 0 has read what is in the workdir
 
 
-@dataclasses.dataclass
-class Start:
+class Start(NamedTuple):
     """Where a run begins: at its beginning, or at a checkpoint."""
 
     saved: checkpoint.Saved | None = None
-    lines: list[round_report.RoundReport] = dataclasses.field(default_factory=list)
-    examples_recomputed: int = 0
-    """Done after the checkpoint and before the run ended; not committed, and done again."""
     stopped_by: str | None = None
     """A run that is started again at its end: who ended it."""
 
@@ -47,6 +41,8 @@ def find(
     parts: setup.RunParts,
     fingerprint: dict[str, Any],
     resume: bool | str,
+    may_grow: Sequence[str],
+    unit: str,
 ) -> Start:
     """Decides where the run begins; process 0 does, and all others follow it.
 
@@ -58,66 +54,51 @@ def find(
         resume: go on from the newest checkpoint; 'force': whatever else has changed; 'overwrite':
             begin anew, whatever is there. Where a supervisor has started the run again even one
             that is finished is gone on from, and one that it began to write.
+        may_grow: fields that a run may be resumed with more of, also when it is finished.
+        unit: of which the run counts how many are done.
 
     Raises:
         ValueError: the directory is another configuration's, its run depends on something else,
             or it cannot be used.
     """
-    saved, grown = find_saved(
-        workdir, config, parts=parts, fingerprint=fingerprint, resume=resume, may_grow=_MAY_GROW
-    )
-    start = Start(saved)
-    if workdir is None or saved is None:
-        return start
-    start.lines, dropped = record.kept_lines(workdir, saved.about["rounds"], tells=parts.leads)
-    if not parts.meeting.alone:  # process 0 may have cut off by now what was after the checkpoint
-        board = board_lib.Board("dropped")
-        if parts.leads:
-            board.post("examples", dropped)
-        dropped = board.wait("examples", _PATIENCE_SECS, what="read the lines of the run")
-    start.examples_recomputed = saved.about["examples_recomputed"] + dropped
-    if is_restarted() and saved.about["finished"] and not grown:
-        start.stopped_by = saved.about.get("stopped_by")
-    return start
-
-
-def find_saved(
-    workdir: pathlib.Path | None,
-    config: dict[str, Any],
-    *,
-    parts: setup.RunParts,
-    fingerprint: dict[str, Any],
-    resume: bool | str,
-    may_grow: Sequence[str],
-    unit: str = "round",
-) -> tuple[checkpoint.Saved | None, list[str]]:
-    """The checkpoint that a run goes on from, and what it is to have more of; as `find`.
-
-    Args:
-        may_grow: fields that a run may be resumed with more of, also when it is finished.
-        unit: of which the run counts how many are done.
-    """
     if workdir is None:
-        return None, []
+        return Start()
     directory = workdir / resume_lib.DIRECTORY
-    board = None if parts.meeting.alone else board_lib.Board("resume")
-    if not parts.leads:
-        assert board is not None
-        what = "find the checkpoint to go on from"
-        step, more = board.wait("found", _PATIENCE_SECS, what=what)
-        return None if step is None else checkpoint.read(directory, step), more
     saved: checkpoint.Saved | None = None
     grown: list[str] = []
-    if resume != OVERWRITE or is_restarted():
-        saved, grown = _checked(workdir, config, fingerprint, resume, may_grow, unit)
-    if saved is None:
-        checkpoint.clear(directory)
+    if not parts.leads:
+        step, grown = board_lib.Board("resume").wait(
+            "found", _PATIENCE_SECS, what="find the checkpoint to go on from"
+        )
+        saved = None if step is None else checkpoint.read(directory, step)
     else:
-        resume_lib.check_workers(saved, parts)
-        _say(workdir, saved, grown, unit)
-    if board is not None:
-        board.post("found", (None if saved is None else saved.step, grown))
-    return saved, grown
+        if resume != OVERWRITE or is_restarted():
+            saved, grown = _checked(workdir, config, fingerprint, resume, may_grow, unit)
+        if saved is None:
+            checkpoint.clear(directory)
+        else:
+            resume_lib.check_workers(saved, parts)
+            _say(workdir, saved, grown, unit)
+        if not parts.meeting.alone:
+            board_lib.Board("resume").post("found", (None if saved is None else saved.step, grown))
+    if saved is not None and is_restarted() and saved.about["finished"] and not grown:
+        return Start(saved, saved.about.get("stopped_by"))
+    return Start(saved)
+
+
+def agreed(parts: setup.RunParts, number: int) -> int:
+    """What process 0 has read in the workdir; the others may find there what it has written since.
+
+    Args:
+        parts: of the run.
+        number: that this process has read.
+    """
+    if parts.meeting.alone:
+        return number
+    board = board_lib.Board("read")
+    if parts.leads:
+        board.post("number", number)
+    return board.wait("number", _PATIENCE_SECS, what="read the lines of the run")
 
 
 def _checked(
@@ -237,26 +218,23 @@ def kept_solutions(workdir: pathlib.Path | None, *, resume: bool | str = True) -
 _MAY_DIFFER = ("checkpoint", "cluster", "quota")
 """Groups of the configuration that a run may be resumed with other values of."""
 
-_MAY_GROW = ("epochs", "max_rounds")
-"""Fields that a run may be resumed with more of, also when it is finished."""
-
 
 class Keeper:
     """Saves a run; process 0 writes, in the background, and the others help to gather.
 
     Args:
-        workdir: of the run.
+        workdir: of the run; None: nothing is kept.
         parts: of the run.
         fingerprint: of what the run depends on beside its configuration, in process 0.
     """
 
     def __init__(
-        self, workdir: pathlib.Path, parts: setup.RunParts, *, fingerprint: dict[str, Any]
+        self, workdir: pathlib.Path | None, parts: setup.RunParts, *, fingerprint: dict[str, Any]
     ) -> None:
         self._parts, self._every_secs = parts, parts.config.checkpoint.every_secs
-        self._fingerprint = fingerprint
+        self._fingerprint, self.keeps = fingerprint, workdir is not None
         self._checkpoints = None
-        if parts.leads:
+        if workdir is not None and parts.leads:
             keep = parts.config.checkpoint.keep
             self._checkpoints = checkpoint.Checkpoints(workdir / resume_lib.DIRECTORY, keep=keep)
         self._last = time.monotonic()
@@ -315,10 +293,3 @@ class Keeper:
         """Waits until all is on the disk."""
         if self._checkpoints is not None:
             self._checkpoints.close()
-
-
-def make(
-    workdir: pathlib.Path | None, parts: setup.RunParts, *, fingerprint: dict[str, Any]
-) -> Keeper | None:
-    """None where nothing is kept."""
-    return None if workdir is None else Keeper(workdir, parts, fingerprint=fingerprint)

@@ -1,8 +1,8 @@
-"""The numbers of a whole run, kept up round by round, and `summary.json` from them."""
+"""The numbers of a whole run, kept up step by step, and `summary.json` from them."""
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,13 +16,13 @@ from hetjax.rounds import reporting, round_report, run_records, setup
 
 
 class Summary:
-    """Adds up what `summary.json` tells.
+    """What every run tells, whatever its steps are.
 
     Args:
         parts: of the run.
         started: `perf_counter` when the run began.
         judge: says which evaluation is the best.
-        begins: the stages before the first round.
+        begins: the stages before the first step.
     """
 
     def __init__(
@@ -33,23 +33,15 @@ class Summary:
         judge: evaluations.Judge,
         begins: starting.Starting,
     ) -> None:
+        self.clock = 0.0  # seconds of all steps; it stands still during evaluations
+        self.stopped_by: str | None = None
         self._parts, self._started, self._judge = parts, started, judge
         self._begins = begins
-        self._first_secs: float | None = None  # from then to the end of the first round
-        self._lines: list[round_report.RoundReport] = []
-        self._clock = 0.0
-        self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
-        self._epoch_metrics: dict[int, dict[str, np.ndarray]] = {}  # the same of each metric
+        self._first_secs: float | None = None  # from then to the end of the first step
         self._eval: dict[str, float] = {}
         self._best: dict[str, float] = {}
-        self._references = np.zeros(3)  # sums over full rounds, where speeds are known
-        self._referenced = 0
         self._earlier_secs = 0.0  # wall time before the run was resumed
-        self.examples_recomputed = 0
-        self.stopped_by: str | None = None
-        self.resumed: list[dict[str, Any]] = []  # round and time of each checkpoint gone on from
-        self.order_cost: dict[str, float] = {}  # of an order that takes signs
-        self._herding_secs = 0.0
+        self._resumed: list[dict[str, Any]] = []  # step and time of each checkpoint gone on from
 
     def save(self) -> dict[str, Any]:
         """What a resumed run needs, beside the lines: JSON values.
@@ -57,46 +49,114 @@ class Summary:
         Losses are texts: of a run that diverges they are not finite, and JSON has no such number.
         """
         return {
-            "clock": self._clock,
-            "epoch_sums": {str(k): _texts(v.tolist()) for k, v in self._epoch_sums.items()},
+            "clock": self.clock,
+            "eval": _texts(self._eval),
+            "best": _texts(self._best),
+            "resumed": self._resumed,
+            "wall_secs": self._wall_secs,
+        }
+
+    def restore(self, about: dict[str, Any]) -> None:
+        """Goes on from `save`, as a checkpoint has it."""
+        saved = about["summary"]
+        self.clock, self._earlier_secs = saved["clock"], saved["wall_secs"]
+        self._eval, self._best = _numbers(saved["eval"]), _numbers(saved["best"])
+        went_on = {"round": about["rounds"], "saved": about.get("saved", "an earlier time")}
+        self._resumed = [*saved.get("resumed", ()), went_on]
+
+    def is_better(self, values: Mapping[str, float]) -> bool:
+        """Whether an evaluation is better than the best so far."""
+        return self._judge.is_better(values, {k[5:]: v for k, v in self._best.items()})
+
+    def evaluated(self, values: dict[str, float], **beside: float) -> bool:
+        """Takes an evaluation in; whether it is the best so far.
+
+        Args:
+            values: of the sets.
+            beside: other numbers of that moment, by which the best may be judged.
+        """
+        self._eval = dict(values)
+        is_best = self.is_better({**values, **beside})
+        if is_best:
+            self._best = {f"best_{name}": value for name, value in {**beside, **values}.items()}
+        return is_best
+
+    def step_done(self) -> None:
+        """A step is over: with the first one the beginning is."""
+        if self._first_secs is None:
+            self._begins.over()
+            self._first_secs = time.perf_counter() - self._started
+
+    @property
+    def _wall_secs(self) -> float:
+        return self._earlier_secs + time.perf_counter() - self._started
+
+    def _of_run(self, *, first: str, interrupted: bool) -> dict[str, Any]:
+        """The part of `summary.json` that all runs have; `first` names the first step's seconds."""
+        parts = self._parts
+        return {
+            "wall_secs": self._wall_secs,
+            "train_secs": self.clock,
+            "start": {first: self._first_secs or 0.0, **self._begins.secs},
+            "interrupted": interrupted,
+            "stopped_by": self.stopped_by,
+            **({"resumed": self._resumed} if self._resumed else {}),
+            **({"judged_by": self._judge.metric} if self._judge.metric else {}),
+            "emulated": parts.emulated,
+            "clock": "virtual" if parts.virtual_clock else "wall",
+            "num_workers": len(parts.devices),
+            "device_kind": parts.devices[0].device_kind,
+            "jax_version": jax.__version__,
+        }
+
+
+def _texts(numbers: Mapping[str, float]) -> dict[str, str]:
+    return {name: repr(float(number)) for name, number in numbers.items()}
+
+
+def _numbers(texts: Mapping[str, str]) -> dict[str, float]:
+    return {name: float(text) for name, text in texts.items()}
+
+
+class TrainingSummary(Summary):
+    """Adds up what `summary.json` tells of a run of training; arguments as of `Summary`."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self._lines: list[round_report.RoundReport] = []
+        self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
+        self._epoch_metrics: dict[int, dict[str, np.ndarray]] = {}  # the same of each metric
+        self._references = np.zeros(3)  # sums over full rounds, where speeds are known
+        self._referenced = 0
+        self.examples_recomputed = 0
+        self.order_cost: dict[str, float] = {}  # of an order that takes signs
+        self._herding_secs = 0.0
+
+    def save(self) -> dict[str, Any]:
+        """As of `Summary`."""
+        return super().save() | {
+            "epoch_sums": {str(k): _each(v.tolist()) for k, v in self._epoch_sums.items()},
             "epoch_metrics": {
-                str(epoch): {name: _texts(pair.tolist()) for name, pair in sums.items()}
+                str(epoch): {name: _each(pair.tolist()) for name, pair in sums.items()}
                 for epoch, sums in self._epoch_metrics.items()
             },
-            "eval": dict(zip(self._eval, _texts(self._eval.values()), strict=True)),
-            "best": dict(zip(self._best, _texts(self._best.values()), strict=True)),
             "references": self._references.tolist(),
             "referenced": self._referenced,
             "herding_secs": self._herding_secs,
-            "resumed": self.resumed,
-            "wall_secs": self._earlier_secs + time.perf_counter() - self._started,
         }
 
-    def restore(self, about: dict[str, Any], lines: Sequence[round_report.RoundReport]) -> None:
+    def go_on(self, about: dict[str, Any], lines: Sequence[round_report.RoundReport]) -> None:
         """Goes on from `save`, as a checkpoint has it, after the rounds of `lines`."""
+        self.restore(about)
         saved = about["summary"]
-        self._lines = list(lines)
-        self._clock, self._herding_secs = saved["clock"], saved["herding_secs"]
+        self._lines, self._herding_secs = list(lines), saved["herding_secs"]
         sums = saved["epoch_sums"].items()
         self._epoch_sums = {int(k): np.array([float(text) for text in v]) for k, v in sums}
         self._epoch_metrics = {
             int(epoch): {name: np.array([float(text) for text in v]) for name, v in sums.items()}
             for epoch, sums in saved.get("epoch_metrics", {}).items()
         }
-        self._eval = {name: float(text) for name, text in saved["eval"].items()}
-        self._best = {name: float(text) for name, text in saved["best"].items()}
         self._references, self._referenced = np.array(saved["references"]), saved["referenced"]
-        self._earlier_secs = saved["wall_secs"]
-        went_on = {"round": about["rounds"], "saved": about.get("saved", "an earlier time")}
-        self.resumed = [*saved.get("resumed", ()), went_on]
-
-    def evaluated(self, values: dict[str, float]) -> bool:
-        """Takes an evaluation in; whether it is the best so far."""
-        self._eval = dict(values)
-        is_best = self._judge.is_better(values, {k[5:]: v for k, v in self._best.items()})
-        if is_best:
-            self._best = {f"best_{name}": value for name, value in values.items()}
-        return is_best
 
     def round_done(
         self,
@@ -107,12 +167,10 @@ class Summary:
         herding: dict[str, float] | None = None,
     ) -> round_report.RoundReport:
         """The line of a round, with what was measured after it; waits for its numbers."""
-        if self._first_secs is None:
-            self._begins.over()
-            self._first_secs = time.perf_counter() - self._started
+        self.step_done()
         line = dataclasses.replace(
             report.read(),
-            start_secs=self._clock,
+            start_secs=self.clock,
             eval=eval,
             consensus=consensus,
             herding=herding,
@@ -125,7 +183,7 @@ class Summary:
         if report.references is not None and line.full:
             self._references += report.references
             self._referenced += 1
-        self._clock += line.round_secs
+        self.clock += line.round_secs
         self._herding_secs += (herding or {}).get("secs", 0.0)
         self._lines.append(line)
         return line
@@ -159,28 +217,17 @@ class Summary:
             "examples_skipped": sum(line.skipped_examples for line in lines),
             **({"rounds_without_update": without} if without else {}),
             "examples_recomputed": self.examples_recomputed,
-            "wall_secs": self._earlier_secs + time.perf_counter() - self._started,
-            "train_secs": self._clock,
             "round_secs_mean": float(round_secs.mean()) if len(timed) else None,
             "round_secs_median": float(np.median(round_secs)) if len(timed) else None,
-            "examples_per_sec": stream.examples_processed / self._clock if self._clock else None,
+            "examples_per_sec": stream.examples_processed / self.clock if self.clock else None,
             "bytes_sent_per_round": float(np.mean([line.bytes_sent for line in lines]))
             if lines
             else None,
             "waiting_fraction": float(waiting / longest.sum()) if len(timed) else None,
             "quotas": timed[-1].quotas if timed else [],
             "overrun_fraction": sum(line.overruns for line in lines) / max(microbatches, 1),
-            "start": {"first_round": self._first_secs or 0.0, **self._begins.secs},
-            "interrupted": interrupted,
-            "stopped_by": self.stopped_by,
-            **({"resumed": self.resumed} if self.resumed else {}),
-            **({"judged_by": self._judge.metric} if self._judge.metric else {}),
+            **self._of_run(first="first_round", interrupted=interrupted),
             **({"notes": self._parts.notes} if self._parts.notes else {}),
-            "emulated": self._parts.emulated,
-            "clock": "virtual" if self._parts.virtual_clock else "wall",
-            "num_workers": len(self._parts.devices),
-            "device_kind": self._parts.devices[0].device_kind,
-            "jax_version": jax.__version__,
         }
         mixing, gate = self._parts.reducer.mixing, self._parts.gate
         if mixing is not None:
@@ -215,7 +262,7 @@ class Summary:
         return out
 
 
-def _texts(numbers: Iterable[float]) -> list[str]:
+def _each(numbers: Iterable[float]) -> list[str]:
     return [repr(float(number)) for number in numbers]
 
 

@@ -68,7 +68,7 @@ class OrderTelemetry:
             due = every > 0 and epochs_done % every == 0
         if not due:
             return None
-        order = parts.stream.whole_pass(state.stream, state.full_quotas)
+        order = parts.stream.whole_pass(state.stream, state.rounds.full_quotas)
         bounds = self._measure(params, order, epochs_done, opt_state=state.train.opt_state)
         return {"epoch": epochs_done, **bounds}
 

@@ -165,7 +165,6 @@ def make_train_step(
         raise ValueError("\n".join(lines))
     observer = _observer_of(order, mesh.size, microbatch_size, max_microbatches)
     reduction = reducer_part.for_run(topology.Facts(mesh.size))
-    gossips = reducer_part.gossips
 
     @functools.cache
     def programs(
@@ -199,30 +198,35 @@ def make_train_step(
         active: Any = (),
         given: types.PyTree = (),
     ) -> tuple:
-        _check_active(active, gossips=gossips)
+        _check_active(active, gossips=reducer_part.gossips)
         of_run = loss_fn, rule, optimizer, observer
         traced = _check_step(*of_run, state, microbatches, rng, per_example_rng=per_example_rng)
-        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
-        reads = second_moments.attach(observer, optimizer, row)
+        reads = second_moments.attach(observer, optimizer, _row_shapes(state.params))
         steps, run_local, begin, synchronise = programs(reads, *traced)
-        moments = steps.moments(state.opt_state)
+        moments, begun = steps.moments(state.opt_state), begin(state.params, state.kept, given)
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
-        begun = begin(state, given)
         contributed, example_signs = run_local(
             given, state.params, begun, microbatches, counts, rngs, moments
         )
-        done = synchronise(state, contributed, shares, active, (), given)
+        before = state.kept if optimizer is None else state
+        done = synchronise(before, contributed, shares, active, (), given)
         if observer is not None:
             example_signs = _turned(example_signs, done.flips)
-        found = done.state, _told(done.metrics, rule), example_signs
-        return (*found, done.mean) if optimizer is None else found
+        told = _told(done.metrics, rule), example_signs
+        if optimizer is None:
+            return state._replace(**done.state._asdict()), *told, done.mean
+        return done.state, *told
 
     def active(round_index: int) -> Any:
         mixing = reduction.mixing
         return () if mixing is None else mixing.gossip.active(round_index)
 
     return TrainStep(step, observer, active)
+
+
+def _row_shapes(rows: types.PyTree) -> types.PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
 
 
 def _check_active(active: Any, *, gossips: bool) -> None:
@@ -311,7 +315,7 @@ class Fused:
     ) -> None:
         self._feed, self._mesh, self._clock = feed, mesh, clock
         self._workers = mesh_lib.own_workers(mesh)
-        self._max_microbatches, self._moments = max_microbatches, steps.moments
+        self._max_microbatches = max_microbatches
         self._run = jitted.InPlace(make_fused_local(steps, mesh), 2)
         self._threads = local.worker_threads(len(self._workers))
 
@@ -329,29 +333,28 @@ class Fused:
     def run(
         self,
         round_index: int | None,
-        state: types.TrainState,
+        shared: types.Shared,
         carried: types.Carried,
         plan: stream.Assignment,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
-        given: types.PyTree = (),
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> local.LocalResult:
+    ) -> tuple[types.Contribution, local.Work]:
         del may_close  # there is no gate
         microbatches = jax.block_until_ready(self._load(plan))
         with waits.Wait("synchronise"):
-            jax.block_until_ready(state)
+            jax.block_until_ready((shared, carried))
         start = time.perf_counter()
         contributed, signs = self._run(
-            given,
-            state.params,
+            shared.given,
+            shared.params,
             carried,
             microbatches,
             mesh_lib.place(np.asarray(limits, np.int32), self._mesh),
             mesh_lib.join_rows([jnp.expand_dims(rng, 0) for rng in rngs], self._mesh),
-            self._moments(state.opt_state),
+            shared.moments,
         )
         meanwhile()
         parts = mesh_lib.worker_rows(contributed.loss_sum)
@@ -363,8 +366,7 @@ class Fused:
         if jax.tree.leaves(signs):  # cut on the host: on the device each quota would compile
             of_workers = mesh_lib.worker_rows(signs)
             example_signs = [np.asarray(s)[0, :n] for s, n in zip(of_workers, counts, strict=True)]
-        return local.LocalResult(
-            contributed=contributed,
+        return contributed, local.Work(
             microbatches_done=counts,
             first_secs=np.full(len(counts), np.nan),
             compute_secs=np.asarray(compute_secs),

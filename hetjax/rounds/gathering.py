@@ -24,7 +24,7 @@ from hetjax.topology import reducers
 
 _PATIENCE_SECS = 600.0
 _PLANNED = ("examples", "quotas", "exchanges")  # the parts of a round's plan, a digest each
-_DONE = ("microbatches_done", "first_secs", "compute_secs", "overruns")  # of `LocalResult`
+_DONE = ("microbatches_done", "first_secs", "compute_secs", "overruns")  # of `local.Work`
 _SUMS = ("loss_sum", "weight", *types.Tally._fields)  # of `Contribution`
 _MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
 
@@ -44,39 +44,10 @@ class Request(enum.IntFlag):
         return bool(self & ~Request.SAVE)
 
 
-class Done(NamedTuple):
-    """What all W workers did in a round."""
-
-    microbatches_done: np.ndarray  # i64[W]
-    example_signs: list[np.ndarray] | None  # for each worker i8[done, B]; None: no order takes them
-    flips: Any = ()  # i8[W], or i8[W, max_microbatches * B]: by the order's coordination
-
-    def flipped_signs(self) -> list[np.ndarray] | None:
-        """The example signs of each worker, multiplied as the coordination says."""
-        if self.example_signs is None:
-            return None
-        flips = np.asarray(self.flips)
-        return [
-            signs * (flip if flip.ndim == 0 else flip[: signs.size].reshape(signs.shape))
-            for signs, flip in zip(self.example_signs, flips, strict=True)
-        ]
-
-
-class Clocks(NamedTuple):
-    """How long all W workers took for it, each by its own clock."""
-
-    first_secs: np.ndarray  # f64[W], round start to end of the first microbatch; NaN = unknown
-    compute_secs: np.ndarray  # f64[W]
-    local_secs: float  # until the last worker finished
-    overruns: int  # microbatches slower than the emulated worker would have been
-    host_secs: np.ndarray  # f64[W]: what its process needed between two local phases, where known
-
-
 class Gathered(NamedTuple):
     """What the processes have told each other."""
 
-    done: Done
-    clocks: Clocks
+    work: local.Work  # of all workers
     asked: Request  # by any process
     metrics: (
         types.SyncMetrics | tuple[()]
@@ -231,7 +202,8 @@ class Gathering:
 
     def __call__(
         self,
-        result: local.LocalResult,
+        contributed: types.Contribution,
+        work: local.Work,
         digests: Callable[[], tuple[int, ...]],
         request: Request,
         host_secs: float = 0.0,
@@ -239,7 +211,8 @@ class Gathering:
         """What all workers did, from what this process's workers did.
 
         Args:
-            result: of the workers of this process.
+            contributed: by the workers of this process.
+            work: of them.
             digests: makes those of the round's plan, where there is anybody to compare with.
             request: what this process wants of all.
             host_secs: what it needed since the last gathering, but for its workers' computing.
@@ -248,30 +221,30 @@ class Gathering:
             DisagreementError: another process planned another round.
             LostProcessError: a process of this machine has ended.
         """
-        done = [np.asarray(getattr(result, name), np.float64) for name in _DONE]
+        done = [np.asarray(getattr(work, name), np.float64) for name in _DONE]
         if self._meeting.alone:
-            return _joined(dict(zip(_DONE, done, strict=True)), result.example_signs, request)
+            return Gathered(_joined(dict(zip(_DONE, done, strict=True)), work), request)
         own = np.zeros(len(done[0]), self._message)
         own["digests"] = digests()
         own["request"], own["host_secs"] = int(request), host_secs
         for name, column in zip(_DONE, done, strict=True):
             own["done"][name] = column
-        sums = _own_sums(result.contributed)
+        sums = _own_sums(contributed)
         own["sums"][:, : sums.shape[1]] = sums
-        for row, signs in zip(own["example_signs"], result.example_signs or (), strict=False):
+        for row, signs in zip(own["example_signs"], work.example_signs or (), strict=False):
             row[: signs.size] = signs.reshape(-1)
         gathered = self._meeting.tell(own)
         self._check(gathered["digests"])
-        example_signs = None
-        if result.example_signs is not None:
+        if work.example_signs is not None:
             counts = gathered["done"]["microbatches_done"].astype(int)
             each = zip(gathered["example_signs"], counts, strict=True)
-            example_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
-        asked = Request(int(np.bitwise_or.reduce(gathered["request"])))
-        told = _joined(gathered["done"], example_signs, asked)
-        return told._replace(
-            clocks=told.clocks._replace(host_secs=gathered["host_secs"].copy()),
-            metrics=_metrics(gathered["sums"], result.contributed),
+            own_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
+            work = work._replace(example_signs=own_signs)
+        work = _joined(gathered["done"], work)
+        return Gathered(
+            work._replace(host_secs=gathered["host_secs"].copy()),
+            Request(int(np.bitwise_or.reduce(gathered["request"]))),
+            _metrics(gathered["sums"], contributed),
         )
 
     def _check(self, digests: np.ndarray) -> None:
@@ -318,19 +291,13 @@ def _metrics(sums: np.ndarray, like: types.Contribution) -> types.SyncMetrics:
     )
 
 
-def _joined(
-    done: Mapping[str, np.ndarray] | np.ndarray,
-    example_signs: list[np.ndarray] | None,
-    request: Request,
-) -> Gathered:
+def _joined(done: Mapping[str, np.ndarray] | np.ndarray, work: local.Work) -> local.Work:
     """Of what each of the W workers did, by the names in `_DONE`."""
-    clocks = Clocks(
+    return work._replace(
+        microbatches_done=done["microbatches_done"].astype(np.int64),
         first_secs=done["first_secs"],
         compute_secs=done["compute_secs"],
+        overruns=done["overruns"].astype(np.int64),
         local_secs=float(done["compute_secs"].max()),
-        overruns=int(done["overruns"].sum()),
         host_secs=np.zeros(len(done["compute_secs"])),
-    )
-    return Gathered(
-        Done(done["microbatches_done"].astype(np.int64), example_signs), clocks, request
     )

@@ -27,15 +27,16 @@ from hetjax.processes import waits
 from hetjax.rounds import jitted, parcels, rules
 
 
-class LocalResult(NamedTuple):
-    """What this process's w workers did in a round; times by each worker's own clock."""
+class Work(NamedTuple):
+    """What workers did in a round, those of this process or all; times by each one's own clock."""
 
-    contributed: types.Contribution  # leaves `[W, ...]`
     microbatches_done: np.ndarray  # i64[w]
     first_secs: np.ndarray  # f64[w], round start to end of the first microbatch; NaN = unknown
     compute_secs: np.ndarray  # f64[w]
     overruns: np.ndarray  # i64[w], microbatches slower than the emulated worker would have been
-    example_signs: list[np.ndarray] | None  # for each worker i8[done, B]
+    example_signs: list[np.ndarray] | None = None  # i8[done, B] of each; None: no order takes them
+    host_secs: np.ndarray = np.zeros(0)  # f64[W]: of its process beside compute, once gathered
+    local_secs: float = 0.0  # until the last worker finished
 
 
 class LocalPhase(Protocol):
@@ -44,21 +45,20 @@ class LocalPhase(Protocol):
     def run(
         self,
         round_index: int | None,
-        state: types.TrainState,
+        shared: types.Shared,
         carried: types.Carried,
         plan: stream.Assignment,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
-        given: types.PyTree = (),
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> LocalResult:
+    ) -> tuple[types.Contribution, Work]:
         """Runs at most `limits[w]` microbatches of each worker's plan; uses up `carried`.
 
-        `given` are the values of the round that are the same for all workers; `carried` was
-        begun with them. `rngs` holds the key of each own worker's pass, on its device;
-        `meanwhile` is called while the workers compute; no gate closes the round unless it
+        Leaves of `shared`, but those of `given`, and of what is contributed are `[W, ...]`;
+        `carried` was begun with `given`. `rngs` holds the key of each own worker's pass, on its
+        device; `meanwhile` is called while the workers compute; no gate closes the round unless it
         `may_close`. Round None warms up: no emulation.
         """
 
@@ -173,33 +173,32 @@ class Stepped:
         self._feed, self._mesh, self._clock, self._gate = feed, mesh, clock, gate
         self._beacons = beacons
         self._workers = mesh_lib.own_workers(mesh)
-        self._steps, self._add, self._finish = steps, jit_add(steps), jit_finish(steps)
+        self._add, self._finish = jit_add(steps), jit_finish(steps)
         self._signed = signed
         self._threads = worker_threads(len(self._workers))
         check_threads(self._threads)
         self._stopping = threading.Event()
         self._starts = 0  # of workers in this round
         self._lock, self._all_started = threading.Lock(), threading.Lock()
-        self._all_started.acquire()  # held but from the last worker's start to the host's notice
+        self._all_started.acquire()  # released when all workers have started
 
     def run(
         self,
         round_index: int | None,
-        state: types.TrainState,
+        shared: types.Shared,
         carried: types.Carried,
         plan: stream.Assignment,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
-        given: types.PyTree = (),
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> LocalResult:
-        replicas, carries = mesh_lib.worker_rows(state.params), mesh_lib.worker_rows(carried)
+    ) -> tuple[types.Contribution, Work]:
+        replicas, carries = mesh_lib.worker_rows(shared.params), mesh_lib.worker_rows(carried)
+        given, moments = shared.given, shared.moments
         handed_out = [given] * len(self._workers)
         if jax.tree.leaves(given):
             handed_out = [jax.device_put(given, self._mesh.devices[w]) for w in self._workers]
-        moments = self._steps.moments(state.opt_state)
         of_workers = (
             mesh_lib.worker_rows(moments) if jax.tree.leaves(moments) else [moments] * len(replicas)
         )
@@ -237,8 +236,7 @@ class Stepped:
             self._all_started.acquire(blocking=False)
             raise
         contributed, counts, first_secs, compute_secs, overruns, signs = zip(*done, strict=True)
-        return LocalResult(
-            contributed=mesh_lib.join_rows(contributed, self._mesh),
+        return mesh_lib.join_rows(contributed, self._mesh), Work(
             microbatches_done=np.asarray(counts),
             first_secs=np.asarray(first_secs),
             compute_secs=np.asarray(compute_secs),

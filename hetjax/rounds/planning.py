@@ -12,15 +12,15 @@ from hetjax import quota, types
 from hetjax.checkpoints import leaves
 from hetjax.data import stream as stream_lib
 from hetjax.quota import asking
-from hetjax.rounds import gathering, local, programs, setup
-from hetjax.rounds.run_records import Executed, Plan, RunState
+from hetjax.rounds import local, programs, setup
+from hetjax.rounds.run_records import Executed, Plan, RoundsState
 
 _EMPTY_ROUNDS = 1000  # in a row, after which a run would have no end
 
 
 def plan(
     parts: setup.RunParts,
-    state: RunState,
+    state: RoundsState,
     *,
     kind: str = programs.MAIN,
     given: types.PyTree = (),
@@ -88,7 +88,7 @@ def begun_policies(parts: setup.RunParts) -> dict[str, Any]:
 
 
 def warm_up_plan(
-    parts: setup.RunParts, state: RunState, *, kind: str, signed: bool, given: types.PyTree
+    parts: setup.RunParts, state: RoundsState, *, kind: str, signed: bool, given: types.PyTree
 ) -> Plan:
     """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
     num_workers = len(parts.devices)
@@ -116,10 +116,10 @@ def warm_up_plan(
 
 def commit(
     parts: setup.RunParts,
-    state: RunState,
+    state: RoundsState,
     plan: Plan,
     executed: Executed,
-) -> RunState:
+) -> RoundsState:
     """The state after a round; waits for the signs of its examples, where there are any.
 
     Args:
@@ -128,20 +128,16 @@ def commit(
         plan: what it was to do.
         executed: what came of it.
     """
-    policy, done, sums = plan.policy, executed.done, executed.sums
+    policy, work = plan.policy, executed.work
     if parts.trace is None:  # of a trace the policy was never asked
-        policy = parts.policy.observe(policy, _times(done, executed.clocks, plan.present))
+        policy = parts.policy.observe(policy, _times(work, plan.present))
         leaves.check_kept(policy, parts.policy_form, f"{_called(parts)}observe(state, times)")
     stream = state.stream
     if not plan.is_again:  # else its examples are counted already, and the orders stay
-        stream = parts.stream.commit(
-            stream, plan.assigned, done.microbatches_done, done.flipped_signs()
-        )
+        signs = _flipped(work.example_signs, executed.sums.flips)
+        stream = parts.stream.commit(stream, plan.assigned, work.microbatches_done, signs)
     keeps_quotas = plan.is_full or not state.full_quotas.any()
-    return RunState(
-        train=sums.state,
-        carried=sums.carried if plan.kind == programs.MAIN else state.carried,
-        signed=plan.signed if plan.kind == programs.MAIN else state.signed,
+    return RoundsState(
         policies={**state.policies, plan.kind: policy},
         stream=stream,
         passes=plan.passes,
@@ -154,7 +150,7 @@ def commit(
 
 def _assign(
     parts: setup.RunParts,
-    state: RunState,
+    state: RoundsState,
     kind: str,
     present: np.ndarray,
     caps: np.ndarray,
@@ -233,12 +229,22 @@ def _called(parts: setup.RunParts) -> str:
     return f"quota: the policy {parts_lib.named(parts.policy)}: "
 
 
-def _times(done: gathering.Done, clocks: gathering.Clocks, present: np.ndarray) -> quota.RoundTimes:
+def _times(work: local.Work, present: np.ndarray) -> quota.RoundTimes:
     """What the policy is told: what a worker's process needs before its compute is its own too."""
-    host_secs = np.where(done.microbatches_done > 0, clocks.host_secs, 0.0)
+    host_secs = np.where(work.microbatches_done > 0, work.host_secs, 0.0)
     return quota.RoundTimes(
-        done.microbatches_done.copy(),
-        clocks.first_secs + host_secs,
-        clocks.compute_secs + host_secs,
+        work.microbatches_done.copy(),
+        work.first_secs + host_secs,
+        work.compute_secs + host_secs,
         present.copy(),
     )
+
+
+def _flipped(signs: list[np.ndarray] | None, flips: Any) -> list[np.ndarray] | None:
+    """The example signs of each worker, multiplied as the coordination says: `Synchronised`."""
+    if signs is None:
+        return None
+    return [
+        own * (flip if flip.ndim == 0 else flip[: own.size].reshape(own.shape))
+        for own, flip in zip(signs, np.asarray(flips), strict=True)
+    ]

@@ -32,39 +32,41 @@ class Programs(NamedTuple):
     """What a kind of round runs: a local rule, and what follows from it."""
 
     rule: rules.LocalRule
+    updates: bool  # the parameters, by what is added up
     local: local.LocalPhase
-    begin: Callable  # (state, given=()) -> carried
+    begin: Callable  # (params, kept, given=()) -> carried
     sync: sync.SyncFn
     sums: shared_sums.Sums
     steps: rules.LocalSteps
 
     def compile_sync_ahead(
-        self, train: types.TrainState, carried: types.Carried, *others: Any
+        self, before: Any, params: types.PyTree, carried: types.Carried, *others: Any
     ) -> None:
         """Begins to compile the synchronisation, while the local phase compiles.
 
         Where each worker has a device of this process; in other places it is compiled when called.
 
         Args:
-            train, carried: before the round, leaves `[W, ...]`.
+            before: what the synchronisation takes first.
+            params, carried: before the round, leaves `[W, ...]`.
             *others: what the synchronisation takes after what the workers contribute.
         """
-        leaf = jax.tree.leaves(train)[0]
+        leaf = jax.tree.leaves(params)[0]
         if not isinstance(self.sync, jitted.InPlace) or len(leaf.devices()) < leaf.shape[0]:
             return
         if not leaf.is_fully_addressable:
             return
-        contributed = self.contribution_shapes(train, carried, others[-1])
-        self.sync.compile_ahead(train, contributed, *others)
+        contributed = self.contribution_shapes(params, carried, others[-1])
+        self.sync.compile_ahead(before, contributed, *others)
 
     def contribution_shapes(
-        self, train: types.TrainState, carried: types.Carried, given: types.PyTree
+        self, params: types.PyTree, carried: types.Carried, given: types.PyTree
     ) -> types.PyTree:
         """Of what all workers contribute, as the synchronisation takes it; `[W, ...]`."""
-        shared, own = jax.tree.map(_one_row, (types.Shared(train.params), carried))
+        shared, own = jax.tree.map(_one_row, (types.Shared(params), carried))
         shared = shared._replace(given=given)
         contributed = jax.eval_shape(functools.partial(local.finish, self.steps), shared, own)
-        leaf = jax.tree.leaves(train)[0]
+        leaf = jax.tree.leaves(params)[0]
         all_rows = functools.partial(_all_rows, leaf.shape[0], leaf.sharding)
         return jax.tree.map(all_rows, contributed)
 
@@ -143,6 +145,7 @@ class Common(NamedTuple):
         begin = sync.make_begin(steps, mesh, in_parcels=in_parcels)
         return Programs(
             rule=rule,
+            updates=optimizer is not None,
             local=_make_local(self, steps, signed=observer is not None),
             begin=jax.jit(begin, out_shardings=of_rows),
             sync=_make_sync(self, steps, observer, optimizer, sums),
@@ -223,8 +226,6 @@ def _make_sync(
         totals=sums.totals,
         stop_on_nonfinite=config.nonfinite == "stop",
     )
-    if optimizer is None:
-        synchronise = _leaving_params(synchronise)
     options: dict[str, Any] = {}
     if where.mesh is not None and len(where.own) < where.mesh.size:
         rows, whole = mesh_lib.worker_sharding(where.mesh), mesh_lib.everywhere(where.mesh)
@@ -233,16 +234,6 @@ def _make_sync(
     if sums.meet_before:
         return jax.jit(synchronise, **options)
     return jitted.InPlace(synchronise, 1, **options)
-
-
-def _leaving_params(synchronise: sync.SyncFn) -> sync.SyncFn:
-    """Without the parameters in its result, which `Run` has: they need not be written again."""
-
-    def without(*arguments: Any) -> sync.Synchronised:
-        done = synchronise(*arguments)
-        return done._replace(state=done.state._replace(params=()))
-
-    return without
 
 
 def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> local.LocalPhase:

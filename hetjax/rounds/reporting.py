@@ -16,8 +16,8 @@ import numpy as np
 from hetjax import parts as parts_lib
 from hetjax import quota, types
 from hetjax.data import stream
-from hetjax.rounds import gathering, parcels, programs, round_report, run_records, setup
 from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import parcels, programs, round_report, run_records, setup, sync
 from hetjax.rounds import state as state_lib
 from hetjax.rounds import weighting as weighting_lib
 
@@ -45,7 +45,15 @@ class Report:
         examples: processed in it, by all workers.
         examples_processed: since the run began.
         began: `perf_counter` when it began.
+
+    Attributes:
+        asked: by any process, of all; known without waiting.
+        mean: of a `Run`'s round without update the mean contribution, leaves `[W, ...]`.
+        own: the same of the rule's `own_sums` over the round's weight.
     """
+
+    mean: types.PyTree = ()
+    own: types.PyTree = ()
 
     def __init__(
         self,
@@ -58,7 +66,11 @@ class Report:
         examples_processed: int,
         began: float,
     ) -> None:
-        self._parts, self._plan, self._executed = parts, plan, executed
+        nothing: Any = None  # a report holds no state: its buffers are the next round's
+        self._parts, self._plan = parts, plan._replace(state=nothing)
+        self._work = executed.work
+        self._metrics, self._step_norms = executed.sums.metrics, executed.sums.step
+        self.asked = executed.asked
         self._settle = settle
         self._examples, self._examples_processed = examples, examples_processed
         self._began = began
@@ -68,46 +80,22 @@ class Report:
         self.references = _references_of(parts, plan)
 
     @property
-    def asked(self) -> gathering.Request:
-        """What any process asked of all; known without waiting."""
-        return self._executed.asked
-
-    @property
     def done(self) -> stream.Assignment:
         """The microbatches that were done, for `Run.round(..., again=…)`; without waiting."""
-        return stream.done_of(self._plan.assigned, self._executed.done.microbatches_done)
-
-    @property
-    def mean(self) -> types.PyTree:
-        """Of a round without update: the mean contribution, leaves `[W, ...]` on the devices."""
-        return self._executed.sums.mean
-
-    @property
-    def own(self) -> types.PyTree:
-        """Of a round without update: the rule's `own_sums` over the round's weight, `[W, ...]`."""
-        return self._executed.sums.own
-
-    def release(self) -> None:
-        """Gives up the arrays of the round, `mean` and `own` among them; its numbers stay."""
-        nothing: Any = None
-        self._plan = self._plan._replace(state=nothing)
-        sums = self._executed.sums._replace(
-            state=nothing, carried=nothing, mean=nothing, own=nothing
-        )
-        self._executed = self._executed._replace(plan=self._plan, sums=sums)
+        return stream.done_of(self._plan.assigned, self._work.microbatches_done)
 
     def end(self, now: float) -> None:
         """Says when the round was over, unless that is known already."""
         if self._round_secs is None:
             virtual = self._parts.virtual_clock
-            self._round_secs = self._executed.clocks.local_secs if virtual else now - self._began
+            self._round_secs = self._work.local_secs if virtual else now - self._began
 
     @property
     def totals(self) -> types.SyncMetrics:
         """The sums of the round, on the host; waits for them. NaN is the loss of a rule that adds
         up none."""
         if self._totals is None:
-            totals = jax.tree.map(np.asarray, self._executed.sums.metrics)
+            totals = jax.tree.map(np.asarray, self._metrics)
             self._totals = parcels.unpack(totals)
             if self._parts.programs_of(self._plan).rule.loss_sum is None:
                 nothing: Any = np.float64(np.nan)
@@ -141,7 +129,7 @@ class Report:
 
     def _step(self) -> dict[str, Any]:
         """How far the update went, of what is known and finite; {} where there was no update."""
-        step = self._executed.sums.step
+        step = self._step_norms
         mine = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_shards[0].data)[0], step)
         found = parcels.unpack(mine)
         numbers = {name: float(x) for name, x in found._asdict().items()} if found else {}
@@ -180,7 +168,7 @@ class Report:
         position = int(self.totals.nonfinite_microbatch[worker])
         ids = self._plan.assigned.microbatches(worker)[position]
         or_skip = ", look at these examples, or set nonfinite='skip' to leave such microbatches out"
-        if self._parts.optimizer is None:  # of a sum that others go on from
+        if not self._parts.programs_of(self._plan).updates:  # of a sum that others go on from
             or_skip = ", or look at these examples"
         raise NonFiniteError(
             f"round {self._plan.round_index}: the loss or a gradient of worker {worker}'s "
@@ -198,19 +186,21 @@ class Report:
                 "return a finite number, which the sums of all workers are divided by"
             )
 
-    def check_reducer(self) -> None:
+    def check_reducer(self, sums: sync.Synchronised) -> None:
         """Looks at what a reducer of the user's made, if it says that replicas stay equal.
 
-        All processes call it, after the first round.
+        All processes call it, after the first round, of which `sums` are.
 
         Raises:
             ValueError: the workers have different numbers of it, or NaN of finite ones.
         """
-        sums, reducer = self._executed.sums, self._parts.reducer
+        reducer, state = self._parts.reducer, sums.state
         if reducer.is_plain_sum or not reducer.keeps_replicas_equal:
             return
-        of_round = {"params": sums.state.params, "opt_state": sums.state.opt_state}
-        state_lib.check_equal({**of_round, "mean": sums.mean}, reducer.name)
+        of_round: dict[str, Any] = {"mean": sums.mean}
+        if isinstance(state, types.TrainState):
+            of_round |= {"params": state.params, "opt_state": state.opt_state}
+        state_lib.check_equal(of_round, reducer.name)
         if jax.tree.leaves(sums.step) and "grad_norm" not in self._step():
             self.check()  # or the loss's own were no numbers
             raise ValueError(
@@ -220,15 +210,15 @@ class Report:
 
     def _read(self) -> round_report.RoundReport:
         plan, metrics = self._plan, self.totals
-        done, clocks = self._executed.done, self._executed.clocks
-        if not np.array_equal(metrics.microbatches_done, done.microbatches_done):
+        work = self._work
+        if not np.array_equal(metrics.microbatches_done, work.microbatches_done):
             raise RuntimeError(
                 f"round {plan.round_index}: the workers' sums hold {metrics.microbatches_done} "
-                f"microbatches, their clocks saw {done.microbatches_done}"
+                f"microbatches, their clocks saw {work.microbatches_done}"
             )
         loss_sum, weight_sum = np.float64(metrics.loss_sum), np.float64(metrics.weight_sum)
-        busy_secs = clocks.compute_secs + clocks.host_secs
-        longest = max(clocks.local_secs, float(busy_secs.max()))  # as `summary.longest_secs`
+        busy_secs = work.compute_secs + work.host_secs
+        longest = max(work.local_secs, float(busy_secs.max()))  # as `summary.longest_secs`
         waiting = (longest - busy_secs)[plan.present]
         return round_report.RoundReport(
             round=plan.round_index or 0,
@@ -238,18 +228,18 @@ class Report:
             skipped_examples=self._examples - int(metrics.example_count.sum()),
             loss=float(loss_sum / weight_sum) if weight_sum > 0 else float("nan"),
             quotas=plan.quotas.tolist(),
-            microbatches_done=done.microbatches_done.tolist(),
+            microbatches_done=work.microbatches_done.tolist(),
             examples_counted=metrics.example_count.tolist(),
             present=plan.present.tolist(),
-            compute_secs=clocks.compute_secs.tolist(),
+            compute_secs=work.compute_secs.tolist(),
             start_secs=0.0,
-            local_secs=clocks.local_secs,
+            local_secs=work.local_secs,
             round_secs=self._round_secs or 0.0,
             waiting_fraction=float(waiting.mean() / longest) if longest > 0 else 0.0,
             full=plan.is_full,
-            overruns=clocks.overruns,
+            overruns=int(work.overruns.sum()),
             optimal_round_secs=None if self.references is None else self.references.optimal_secs,
-            host_secs=clocks.host_secs.tolist() if clocks.host_secs.any() else None,
+            host_secs=work.host_secs.tolist() if work.host_secs.any() else None,
             metrics=losses_lib.means(metrics.metric_sums) or None,
             **self._step(),
             weight_sum=self.divisor if self._has_no_update else None,

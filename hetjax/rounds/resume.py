@@ -43,10 +43,15 @@ def to_arrays(
         if _are_equal(rows):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
         arrays |= leaves.flatten(rows, name)
-    arrays |= leaves.flatten(_on_host(state), "run")
+    arrays |= rounds_to_arrays(state.rounds)
     if best_params is not None:
         arrays |= leaves.flatten(best_params, "best_params")
     return arrays
+
+
+def rounds_to_arrays(rounds: run_records.RoundsState) -> dict[str, np.ndarray]:
+    """What of a run lies on the host, by name."""
+    return leaves.flatten(_on_host(rounds), "run")
 
 
 def check_workers(saved: checkpoint.Saved, parts: setup.RunParts) -> None:
@@ -133,7 +138,6 @@ def from_arrays(
         parts: of the run.
     """
     arrays, num_workers = saved.arrays, len(parts.devices)
-    same_workers = saved.about["num_workers"] == num_workers
     one = jax.device_get(state_lib.own_row(fresh.train))
     common = one._replace(memory=(), worker=())
     if parts.reducer.keeps_replicas_equal:
@@ -152,28 +156,30 @@ def from_arrays(
     train = rows._replace(**kept)
     train = jax.device_put(train) if parts.mesh is None else mesh_lib.place(train, parts.mesh)
 
-    like = _on_host(fresh)
-    _check_shards(saved, fresh, parts)
-    if same_workers:
-        others = {name: a for name, a in arrays.items() if not name.startswith(f"{_POLICIES}/")}
-        state = leaves.unflatten(like._replace(policies={}), others, "run")
-        state = state._replace(policies=_policies(saved, like.policies, parts))
-    else:
-        stream = leaves.unflatten(like.stream, arrays, "run/stream")
-        epoch = np.full(num_workers, parts.stream.epoch(stream))
-        rounds_done = saved.about["rounds"]
-        state = like._replace(stream=stream, passes=epoch, rounds_done=rounds_done)
     best = None
     if saved.about["has_best"]:
         best = leaves.unflatten(one.params, arrays, "best_params")
-    state = state._replace(
-        train=train,
-        carried=fresh.carried,
-        signed=fresh.signed,
-        lineage=fresh.lineage,
-        generation=0,
-    )
-    return state, best
+    rounds = rounds_from_arrays(saved, fresh.rounds, parts)
+    return fresh._replace(train=train, rounds=rounds), best
+
+
+def rounds_from_arrays(
+    saved: checkpoint.Saved, fresh: run_records.RoundsState, parts: setup.RunParts
+) -> run_records.RoundsState:
+    """What of a run lies on the host; arguments as of `from_arrays`."""
+    arrays, num_workers = saved.arrays, len(parts.devices)
+    like = _on_host(fresh)
+    _check_shards(saved, fresh, parts)
+    if saved.about["num_workers"] == num_workers:
+        others = {name: a for name, a in arrays.items() if not name.startswith(f"{_POLICIES}/")}
+        rounds = leaves.unflatten(like._replace(policies={}), others, "run")
+        rounds = rounds._replace(policies=_policies(saved, like.policies, parts))
+    else:
+        stream = leaves.unflatten(like.stream, arrays, "run/stream")
+        epoch = np.full(num_workers, parts.stream.epoch(stream))
+        done = saved.about["rounds"]
+        rounds = like._replace(stream=stream, passes=epoch, rounds_done=done)
+    return rounds._replace(lineage=fresh.lineage, generation=0)
 
 
 def policy_of(parts: setup.RunParts) -> dict[str, Any]:
@@ -210,7 +216,7 @@ def _policies(
 
 
 def _check_shards(
-    saved: checkpoint.Saved, fresh: run_records.RunState, parts: setup.RunParts
+    saved: checkpoint.Saved, fresh: run_records.RoundsState, parts: setup.RunParts
 ) -> None:
     """Refuses shards of other sizes: a policy with other proportions cuts them otherwise."""
     sizes = [len(own.queue) for own in fresh.stream.passes]
@@ -225,10 +231,10 @@ def _check_shards(
         )
 
 
-def _on_host(state: run_records.RunState) -> run_records.RunState:
-    """What of a state lies on the host: a pytree of arrays and numbers."""
+def _on_host(rounds: run_records.RoundsState) -> run_records.RoundsState:
+    """What of it is saved: a pytree of arrays and numbers."""
     gone: Any = ()
-    return state._replace(train=gone, carried=gone, signed=None, lineage=gone, generation=0)
+    return rounds._replace(lineage=gone, generation=0)
 
 
 def _num_rows(rows: types.PyTree) -> int:

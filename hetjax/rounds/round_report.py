@@ -1,7 +1,6 @@
 """The line of a round: what `metrics.jsonl` and callbacks are given of it."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -65,9 +64,15 @@ class RoundReport:
         given = {name: value for name, value in vars(self).items() if name != "params"}
         return {name: plain(value) for name, value in given.items() if value is not None}
 
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps(self.to_plain(), allow_nan=False)
+
+def from_plain(line: dict[str, Any]) -> RoundReport:
+    """As `RoundReport.to_plain` made it.
+
+    Raises:
+        TypeError: it has other fields.
+    """
+    fields: dict[str, Any] = {k: np.nan if x is None else x for k, x in line.items()}
+    return RoundReport(**fields)
 
 
 def plain(value: Any) -> Any:

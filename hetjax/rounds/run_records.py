@@ -7,7 +7,7 @@ import numpy as np
 
 from hetjax import gates, types
 from hetjax.data import stream as stream_lib
-from hetjax.rounds import gathering, sync
+from hetjax.rounds import gathering, local, sync
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -23,12 +23,9 @@ class Lineage:
         self.run, self.newest, self.committed = run, 0, 0
 
 
-class RunState(NamedTuple):
-    """A run between two rounds. `Run.round` spends it: its buffers become the next state's."""
+class RoundsState(NamedTuple):
+    """What the rounds to come depend on, on the host. A round spends it."""
 
-    train: types.TrainState
-    carried: types.Carried  # before the first microbatch of the next round; in no checkpoint
-    signed: bool | None  # whether `carried` is for a round that finds signs; in no checkpoint
     policies: dict[str, Any]  # of each kind of round, what its quota policy knows
     stream: stream_lib.StreamState
     passes: np.ndarray  # i64[W]: that each worker's order is in, as its device part knows
@@ -38,19 +35,46 @@ class RunState(NamedTuple):
     generation: int
 
 
-def check_state(state: Any, run: Any) -> None:
+class RunState(NamedTuple):
+    """A run between two rounds. `Run.round` spends it: its buffers become the next state's."""
+
+    train: types.TrainState
+    carried: types.Carried | tuple[()]  # into the next round; in no checkpoint
+    signed: bool | None  # whether `carried` is for a round that finds signs; in no checkpoint
+    rounds: RoundsState
+
+    @property
+    def policies(self) -> dict[str, Any]:
+        """Of each kind of round, what its quota policy knows."""
+        return self.rounds.policies
+
+    @property
+    def stream(self) -> stream_lib.StreamState:
+        """Orders, what is left of them, and the ledger."""
+        return self.rounds.stream
+
+    @property
+    def rounds_done(self) -> int:
+        return self.rounds.rounds_done
+
+
+def check_state(state: Any, run: Any) -> RoundsState:
     """Refuses what is no state, a state of another run, and one that is spent.
+
+    Returns:
+        what of it lies on the host.
 
     Raises:
         ValueError: it is one of them, or the run is closed; says which state to give.
     """
-    _check_of_run(state, run)
-    if state.generation != state.lineage.newest:
+    rounds = _checked(state, run)
+    if rounds.generation != rounds.lineage.newest:
         raise ValueError(
-            f"Run: this state is spent: it is of generation {state.generation}, and the newest is "
-            f"{state.lineage.newest}. A round takes over the buffers of the state that it is "
+            f"Run: this state is spent: it is of generation {rounds.generation}, and the newest is "
+            f"{rounds.lineage.newest}. A round takes over the buffers of the state that it is "
             "given: write state, report = run.round(state)"
         )
+    return rounds
 
 
 def check_given(given: types.PyTree, shapes: Shapes | None) -> None:
@@ -85,15 +109,15 @@ def check_commit(state: Any, plan: "Plan", executed: Any, run: Any) -> None:
     Raises:
         ValueError: it is one of them.
     """
-    _check_of_run(state, run)
+    rounds = _checked(state, run)
     if plan.state is not state:
         raise ValueError(
             "Run.commit: this plan is of another state; give the state that run.plan was given"
         )
-    if state.generation < state.lineage.committed:
+    if rounds.generation < rounds.lineage.committed:
         raise ValueError(
-            f"Run.commit: the round of generation {state.generation} is committed already, and its "
-            "state is spent; go on with the state that was returned"
+            f"Run.commit: the round of generation {rounds.generation} is committed already, and "
+            "its state is spent; go on with the state that was returned"
         )
     if not isinstance(executed, Executed):
         raise ValueError(
@@ -104,16 +128,18 @@ def check_commit(state: Any, plan: "Plan", executed: Any, run: Any) -> None:
             f"Run.commit: this is the work of another plan, of round {executed.plan.round_index}; "
             "give the plan that was executed, and what run.execute(plan) returned"
         )
-    state.lineage.newest = state.lineage.committed = state.generation + 1
+    rounds.lineage.newest = rounds.lineage.committed = rounds.generation + 1
 
 
-def _check_of_run(state: Any, run: Any) -> None:
-    if not isinstance(state, RunState):
+def _checked(state: Any, run: Any) -> RoundsState:
+    """What of a state lies on the host."""
+    if not isinstance(state, RunState | RoundsState):
         raise ValueError(
             f"Run: got a {type(state).__name__}; give the state that init, restore or the round "
             "before returned"
         )
-    if state.lineage.run is not run:
+    rounds = state.rounds if isinstance(state, RunState) else state
+    if rounds.lineage.run is not run:
         raise ValueError(
             "Run: this state is another run's, and nothing was computed; give one that this run's "
             "init, restore or round returned"
@@ -122,12 +148,13 @@ def _check_of_run(state: Any, run: Any) -> None:
         raise ValueError(
             "Run: this run is closed; make another Run, and restore the state from a checkpoint"
         )
+    return rounds
 
 
 class Plan(NamedTuple):
     """What a round is to do."""
 
-    state: RunState
+    state: RunState | RoundsState
     round_index: int | None  # None: warms up
     epoch: int
     assigned: stream_lib.Assignment
@@ -146,6 +173,11 @@ class Plan(NamedTuple):
     given: types.PyTree = ()  # values of the round, the same for all workers
     is_again: bool = False  # its microbatches are those of a round that is past
 
+    @property
+    def rounds(self) -> RoundsState:
+        """Of its state, what lies on the host."""
+        return self.state.rounds if isinstance(self.state, RunState) else self.state
+
     def digests(self) -> tuple[int, ...]:
         """Numbers that this round's plans of all processes share when they are the same."""
         return gathering.digests_of(
@@ -161,7 +193,6 @@ class Executed(NamedTuple):
     """What came of a plan."""
 
     plan: Plan
-    done: gathering.Done
-    clocks: gathering.Clocks
+    work: local.Work
     sums: sync.Synchronised
     asked: gathering.Request

@@ -101,16 +101,6 @@ class RunParts:
             return self.unsigned
         return self.programs[plan.kind]
 
-    def begun(self, plan: Any) -> tuple[types.TrainState, types.Carried]:
-        """The training state and what is carried, as a planned round takes them."""
-        state, begins = plan.state, plan.passes != plan.state.passes
-        train, carried = state.train, state.carried
-        if plan.signed != state.signed and plan.kind == programs_lib.MAIN:
-            carried = self.programs_of(plan).begin(train, plan.given)
-        if self.new_pass is not None and begins.any():
-            train, carried = self.new_pass(train, carried, begins)
-        return train, carried
-
     def check_kind(self, kind: str) -> None:
         """Refuses a kind of round that this run has not."""
         if kind not in self.programs:

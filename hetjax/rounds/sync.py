@@ -28,26 +28,13 @@ SyncFn = Callable[..., "Synchronised"]
 class Synchronised(NamedTuple):
     """What a synchronisation leaves; leaves `[W, ...]` but for `metrics`."""
 
-    state: types.TrainState
-    carried: types.Carried  # before the first microbatch of the next round
+    state: types.TrainState | types.Kept  # `Kept` of a round without update
+    carried: types.Carried | tuple[()]  # into the next round; () of a round without update
     metrics: types.SyncMetrics
     flips: Any  # i8[W, ...]: multiply the example signs of each worker; () without an observer
     mean: types.PyTree = ()  # the mean contribution of a round without update
     own: types.PyTree = ()  # of a round without update: what each worker kept of its sums
     step: types.Step | tuple[()] = ()  # of a round with an update
-
-    def whole_state(self, before: types.TrainState) -> types.TrainState:
-        """With the parameters, where a round without update has left them out."""
-        if jax.tree.leaves((self.step, self.state.params)):
-            return self.state
-        return self.state._replace(params=before.params)
-
-    @property
-    def made(self) -> types.PyTree:
-        """What the devices have made; parameters that a round leaves as they are are older."""
-        if jax.tree.leaves(self.step):
-            return self.state
-        return self.state._replace(params=()), self.mean, self.own
 
 
 def make_sync(
@@ -81,7 +68,8 @@ def make_sync(
 
     Returns:
         A pure function `(state, contributed, shares, active, metrics=(), given=()) ->
-        Synchronised`; leaves of the first two are `[W, ...]`; `shares` is
+        Synchronised`; `state` is a `TrainState`, or without an optimiser what workers have `Kept`;
+        leaves of the first two are `[W, ...]`; `shares` is
         f32[W], each shard's share of the examples; `active` says which exchanges of a reducer
         that gossips are, bool[M], and is () for others; `metrics` are those of all workers,
         where the caller knows them; `given` are the values that the next round hands out.
@@ -103,7 +91,7 @@ def make_sync(
 
     def body(
         form: forms.Form,
-        state: types.TrainState,
+        state: Any,
         contributed: types.Contribution,
         shares: jax.Array,
         active: Any,
@@ -115,12 +103,15 @@ def make_sync(
         )
         with jax.named_scope("coordinate_order"):
             memory, flips = form.coordinate(state.memory, contributed.evidence)
-        kept = memory, contributed.worker
-        state, (mean, own), step = update_lib.update(
-            how_to_update, form, state, reduced, kept, metrics, is_empty, active=active
-        )
-        carried = form.each(_begin_row(steps), (0, None))(state, given)
-        return Synchronised(state, carried, metrics, flips, mean, own, step)
+        kept = types.Kept(memory, contributed.worker)
+        rest = reduced, kept, metrics, is_empty
+        if optimizer is None:
+            left, mean, own = update_lib.mean(how_to_update, form, state, *rest, active=active)
+            return Synchronised(left, (), metrics, flips, mean, own)
+        state, step = update_lib.update(how_to_update, form, state, *rest, active=active)
+        begin = form.each(_begin_row(steps), (0, 0, None))
+        carried = begin(state.params, state.kept, given)
+        return Synchronised(state, carried, metrics, flips, step=step)
 
     if mesh is None:
         return functools.partial(body, forms.array(reducer, observer))
@@ -130,9 +121,7 @@ def make_sync(
 def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
     """The collective form: the body on each device, for the one row that is there."""
 
-    def body_of_rows(
-        state: types.TrainState, contributed: types.Contribution, *others: Any
-    ) -> Synchronised:
+    def body_of_rows(state: Any, contributed: types.Contribution, *others: Any) -> Synchronised:
         opened = trees.first_row(parcels.unpack(contributed))
         done = body(trees.first_row(state), opened, *others)
         of_rows = done.state, done.carried, done.flips, done.mean, done.own, done.step
@@ -153,7 +142,7 @@ def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
     )
 
     def synchronise(
-        state: types.TrainState,
+        state: Any,
         contributed: types.Contribution,
         shares: jax.Array,
         active: Any,
@@ -166,33 +155,35 @@ def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
 
 
 def _begin_row(steps: rules.LocalSteps) -> Callable:
-    def begin(state: types.TrainState, given: types.PyTree) -> types.Carried:
-        return steps.begin(types.Shared(state.params, given), state.worker, state.memory)
+    def begin(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.Carried:
+        return steps.begin(types.Shared(params, given), kept.worker, kept.memory)
 
     return begin
 
 
 def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, in_parcels: bool = False) -> Callable:
-    """`(state, given=()) -> carried`: what the workers begin a round with; leaves `[W, ...]`.
+    """`(params, kept, given=()) -> carried`: what the workers begin with; leaves `[W, ...]`.
 
     For the first round, and wherever the state or what is given is not what the synchronisation
     before knew. `in_parcels`: as parcels, as everything is from then on that is made of it.
     """
     begin = _begin_row(steps)
     if mesh is None:
-        return lambda state, given=(): jax.vmap(begin, (0, None))(state, given)
+        return lambda params, kept, given=(): jax.vmap(begin, (0, 0, None))(params, kept, given)
 
-    def body(state: types.TrainState, given: types.PyTree) -> types.PyTree:
-        carried = trees.add_row_axis(begin(trees.first_row(state), given))
+    def body(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.PyTree:
+        carried = trees.add_row_axis(begin(*trees.first_row((params, kept)), given))
         return parcels.pack(carried) if in_parcels else carried
 
     rows = P(mesh_lib.WORKER_AXIS)
-    on_mesh = jax.shard_map(body, mesh=mesh, in_specs=(rows, P()), out_specs=rows, check_vma=False)
-    return lambda state, given=(): on_mesh(state, given)
+    on_mesh = jax.shard_map(
+        body, mesh=mesh, in_specs=(rows, rows, P()), out_specs=rows, check_vma=False
+    )
+    return lambda params, kept, given=(): on_mesh(params, kept, given)
 
 
 def make_new_pass(observer: ordering.Observer) -> Callable:
-    """`(state, carried, begins) -> (state, carried)`: new passes of the order begin.
+    """`(memory, carried, begins) -> (memory, carried)`: new passes of the order begin.
 
     Between two rounds, for the workers where `begins` bool[W] is true; leaves `[W, ...]`.
     """
@@ -201,11 +192,11 @@ def make_new_pass(observer: ordering.Observer) -> Callable:
         return trees.select(begins, observer.new_pass(memory), memory)
 
     def new_pass(
-        state: types.TrainState, carried: types.Carried, begins: jax.Array
-    ) -> tuple[types.TrainState, types.Carried]:
-        memory = jax.vmap(renewed)(begins, state.memory)
+        memory: types.PyTree, carried: types.Carried, begins: jax.Array
+    ) -> tuple[types.PyTree, types.Carried]:
+        memory = jax.vmap(renewed)(begins, memory)
         evidence = jax.vmap(observer.begin_round)(memory)
         renewed_carried = parcels.unpack(carried)._replace(evidence=evidence)
-        return state._replace(memory=memory), parcels.pack_like(carried, renewed_carried)
+        return memory, parcels.pack_like(carried, renewed_carried)
 
     return new_pass

@@ -43,15 +43,13 @@ def update(
     form: Form,
     state: types.TrainState,
     reduced: Reduced,
-    kept: tuple[types.PyTree, types.PyTree],
+    kept: types.Kept,
     metrics: types.SyncMetrics,
     is_empty: jax.Array,
     *,
     active: Any = (),
-) -> tuple[types.TrainState, types.PyTree, types.Step | tuple[()]]:
-    """The state after the round, `(mean contribution, own sums)`, and how far the update went.
-
-    The second is `((), ())` where there is an update, the third () where there is none.
+) -> tuple[types.TrainState, types.Step]:
+    """The state after the round, and how far the update went.
 
     A round whose divisor is 0 or less leaves everything as it was, and so may one that is not
     finite.
@@ -61,7 +59,7 @@ def update(
         form: collective or array; leaves of all but `metrics` and `active` are this form's.
         state: before the round.
         reduced: from `reduce`.
-        kept: the new `(memory, worker)`: of the order's observer, and of the local rule.
+        kept: the new memory of the order's observer, and what the local rule keeps.
         metrics: of all workers.
         is_empty: bool[]: nobody has anything to update from.
         active: the exchanges of the round, bool[M], of a reducer that gossips.
@@ -73,32 +71,49 @@ def update(
             return form.mix(params, active)
 
     def one(
-        state: types.TrainState, base: types.PyTree, reduced: Reduced, kept: tuple
+        state: types.TrainState, base: types.PyTree, reduced: Reduced, kept: types.Kept
     ) -> types.TrainState:
         return _update_worker(how, state, base, reduced, kept, metrics)
 
     with jax.named_scope("update"):
-        if how.optimizer is None:
-            mean, own = form.each(_mean)(reduced)
-            mean = mix(mean), own
-            new = state._replace(memory=kept[0], worker=kept[1])
-        else:
-            mean = (), ()
-            first = mixing is not None and mixing.before_update
-            base = mix(state.params) if first else state.params
-            new = form.each(one)(state, base, reduced, kept)
-            updated = new.params
-            if mixing is not None and not first:
-                new = new._replace(params=mix(new.params))
-        nonfinite = jnp.any(metrics.nonfinite_microbatch >= 0)
-        blocked = is_empty | (nonfinite if how.stop_on_nonfinite else False)
-        final = trees.select(~blocked, new, state)
-        if how.optimizer is None:
-            return final, mean, ()
+        first = mixing is not None and mixing.before_update
+        base = mix(state.params) if first else state.params
+        new = form.each(one)(state, base, reduced, kept)
+        updated = new.params
+        if mixing is not None and not first:
+            new = new._replace(params=mix(new.params))
+        final = trees.select(~_is_blocked(how, metrics, is_empty), new, state)
         if mixing is None:  # read where they lie: nothing more is written
             updated = final.params
         own = functools.partial(_step, gossips=mixing is not None)
-        return final, mean, form.each(own)(base, updated, reduced, new.opt_state)
+        return final, form.each(own)(base, updated, reduced, new.opt_state)
+
+
+def mean(
+    how: How,
+    form: Form,
+    before: types.Kept,
+    reduced: Reduced,
+    kept: types.Kept,
+    metrics: types.SyncMetrics,
+    is_empty: jax.Array,
+    *,
+    active: Any = (),
+) -> tuple[types.Kept, types.PyTree, types.PyTree]:
+    """`(kept, mean contribution, own sums)` of a round without update; arguments as of `update`."""
+    with jax.named_scope("mean"):
+        found, own = form.each(_mean)(reduced)
+        if how.mixing is not None:
+            with jax.named_scope("mix"):
+                found = form.mix(found, active)
+        blocked = _is_blocked(how, metrics, is_empty)
+        return trees.select(~blocked, kept, before), found, own
+
+
+def _is_blocked(how: How, metrics: types.SyncMetrics, is_empty: jax.Array) -> jax.Array:
+    """Whether all stays as it was."""
+    nonfinite = jnp.any(metrics.nonfinite_microbatch >= 0)
+    return is_empty | (nonfinite if how.stop_on_nonfinite else False)
 
 
 def _scale(reduced: Reduced) -> jax.Array:
@@ -117,7 +132,7 @@ def _update_worker(
     state: types.TrainState,
     base: types.PyTree,
     reduced: Reduced,
-    kept: tuple[types.PyTree, types.PyTree],
+    kept: types.Kept,
     metrics: types.SyncMetrics,
 ) -> types.TrainState:
     """One worker's optimiser update, leaves without worker axis.
@@ -142,8 +157,7 @@ def _update_worker(
         )
     examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
     progress = state.progress_rounds + examples / how.nominal_examples
-    memory, worker = kept
-    return types.TrainState(params, memory, opt_state, worker, progress)
+    return types.TrainState(params, kept.memory, opt_state, kept.worker, progress)
 
 
 def _step(

@@ -41,7 +41,7 @@ class Virtual:
         replicas_equal: bool,
     ) -> None:
         self._feed, self._num_workers = feed, num_workers
-        self._clock, self._signed, self._moments = clock, signed, steps.moments
+        self._clock, self._signed = clock, signed
         self._keys: tuple[Any, jax.Array] | None = None
         own = None if replicas_equal else 0
         shared_axes = types.Shared(own, None, own)
@@ -77,18 +77,16 @@ class Virtual:
     def run(
         self,
         round_index: int | None,
-        state: types.TrainState,
+        shared: types.Shared,
         carried: types.Carried,
         plan: stream.Assignment,
         *,
         rngs: Sequence[jax.Array],
         limits: np.ndarray,
-        given: types.PyTree = (),
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> local.LocalResult:
+    ) -> tuple[types.Contribution, local.Work]:
         del may_close  # `limits` are what the gate leaves done
-        shared = types.Shared(state.params, given, self._moments(state.opt_state))
         if self._keys is None or self._keys[0] is not rngs:
             self._keys = rngs, jnp.stack(rngs)
         signs: list[Any] = []
@@ -120,8 +118,7 @@ class Virtual:
             on_host = np.array([np.asarray(s) for s in signs], np.int8)  # by position
             on_host = on_host.reshape(-1, self._num_workers, plan.example_ids.shape[1])
             example_signs = [on_host[:count, w] for w, count in enumerate(limits)]
-        return local.LocalResult(
-            contributed=self._finish(shared, carried),
+        return self._finish(shared, carried), local.Work(
             microbatches_done=np.asarray(limits),
             first_secs=first_secs,
             compute_secs=compute_secs,

@@ -1,4 +1,8 @@
-"""Both phases of a kind of round are compiled and run before its first round."""
+"""Both phases of a kind of round are compiled and run before its first round.
+
+Twice: what a round needs of memory lies elsewhere in the next, and is slow when new. Nothing is
+changed by it, and nothing of it is timed.
+"""
 
 from typing import Any
 
@@ -8,49 +12,82 @@ import numpy as np
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.processes import waits
-from hetjax.rounds import planning, programs, run_records
+from hetjax.rounds import planning, programs, run_records, sync
 
 
-def warm_up(
+def of_run(
     run: Any, state: run_records.RunState, kind: str, given: types.PyTree
 ) -> run_records.RunState:
-    """Compiles and runs both phases of a `Run` for every worker, without effect, and untimed.
+    """Of a kind of a `Run`.
 
     Rounds that find no signs come first, where an order has passes without.
     """
     signed = run.parts.observer is not None
     if run.parts.unsigned is not None and kind == programs.MAIN:
-        state = _warm_up(run, state, kind, given, signed=False)
-    return _warm_up(run, state, kind, given, signed=signed)
+        state = _of_run(run, state, kind, given, signed=False)
+    state = _of_run(run, state, kind, given, signed=signed)
+    run.warmed_up(kind, given)
+    return state
 
 
-def _warm_up(
+def _of_run(
     run: Any, state: run_records.RunState, kind: str, given: types.PyTree, *, signed: bool
 ) -> run_records.RunState:
-    """Twice: what a round needs of memory lies elsewhere in the next, and is slow when new."""
     parts = run.parts
     for is_second in (False, True):
-        if is_second and parts.meeting.keeps_memory and parts.own_device.platform == "cpu":
-            copy = sum(leaf.nbytes for leaf in jax.tree.leaves(parts.state.params))
-            mesh_lib.touch_memory(copy // run.num_workers * len(parts.workers))
-        plan = planning.warm_up_plan(parts, state, kind=kind, signed=signed, given=given)
-        if not is_second and kind == programs.MAIN:
+        if is_second:
+            _touch_memory(parts)
+        plan = planning.warm_up_plan(parts, state.rounds, kind=kind, signed=signed, given=given)
+        own, train = parts.programs_of(plan), state.train
+        if own.updates and signed != state.signed:
+            carried = own.begin(train.params, train.kept, given)
+            state = state._replace(carried=carried, signed=signed)
+        if own.updates and not is_second:
             others = parts.shares, plan.active, (), given
-            carried = state.carried
-            if signed != state.signed:
-                carried = parts.programs_of(plan).begin(state.train, given)
-                state = state._replace(carried=carried, signed=signed)
-            parts.programs_of(plan).compile_sync_ahead(state.train, carried, *others)
-        sums = run.execute(plan).sums
-        jax.device_get(sums.metrics)
-        train = sums.state
-        carried = sums.carried if kind == programs.MAIN else state.carried
-        if signed and parts.new_pass is not None:
-            train, carried = parts.new_pass(train, carried, np.zeros(run.num_workers, bool))
-        lineage = run_records.Lineage(run)
-        state = state._replace(train=train, carried=carried, lineage=lineage, generation=0)
-        with waits.Wait("synchronise"):
-            jax.block_until_ready(state.train)
+            own.compile_sync_ahead(train, train.params, state.carried, *others)
+        executed = run.execute(plan._replace(state=state))
+        _wait(executed.sums)
+        rounds = state.rounds._replace(lineage=run_records.Lineage(run), generation=0)
+        state = run.next_state(state, plan, executed, rounds)
+        if signed and own.updates and parts.new_pass is not None:
+            nobody = np.zeros(run.num_workers, bool)
+            memory, carried = parts.new_pass(state.train.memory, state.carried, nobody)
+            state = state._replace(train=state.train._replace(memory=memory), carried=carried)
     params, _ = run.params(state)
     jax.block_until_ready(params)
     return state
+
+
+def of_sums(
+    engine: Any,
+    rounds: run_records.RoundsState,
+    point: types.PyTree,
+    kind: str,
+    given: types.PyTree,
+) -> None:
+    """Of a kind of an `Engine`, at a point with leaves `[W, ...]`."""
+    parts = engine.parts
+    for is_second in (False, True):
+        if is_second:
+            _touch_memory(parts)
+        fresh = rounds._replace(lineage=run_records.Lineage(engine), generation=0)
+        plan = planning.warm_up_plan(parts, fresh, kind=kind, signed=False, given=given)
+        own = parts.programs_of(plan)
+        if not is_second and kind == programs.MAIN:
+            carried = own.begin(point, types.Kept(), given)
+            others = parts.shares, plan.active, (), given
+            own.compile_sync_ahead(types.Kept(), point, carried, *others)
+        _wait(engine.add_up(plan, point, types.Kept()).sums)
+    engine.warmed_up(kind, given)
+
+
+def _touch_memory(parts: Any) -> None:
+    if parts.meeting.keeps_memory and parts.own_device.platform == "cpu":
+        copy = sum(leaf.nbytes for leaf in jax.tree.leaves(parts.state.params))
+        mesh_lib.touch_memory(copy // len(parts.devices) * len(parts.workers))
+
+
+def _wait(sums: sync.Synchronised) -> None:
+    jax.device_get(sums.metrics)
+    with waits.Wait("synchronise"):
+        jax.block_until_ready((sums.state, sums.mean, sums.own))

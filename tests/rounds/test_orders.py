@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax import ordering
+from hetjax import ordering, types
 from hetjax.checkpoints import leaves
 from hetjax.config import experiment
 from hetjax.data import sources
@@ -215,7 +215,12 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             config=config,
             per_example_rng=False,
         )
-        return parts, parts.state, parts.main.begin(parts.state), parts.stream.init()
+        return (
+            parts,
+            parts.state,
+            parts.main.begin(parts.state.params, parts.state.kept),
+            parts.stream.init(),
+        )
 
     def go_on(parts, state, carried, at, num_rounds):
         stream = parts.stream
@@ -223,17 +228,23 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
         for _ in range(num_rounds):
             if stream.epoch(at) > epoch:
                 epoch = stream.epoch(at)
-                state, carried = parts.new_pass(state, carried, np.ones(4, bool))
+                memory, carried = parts.new_pass(state.memory, carried, np.ones(4, bool))
+                state = state._replace(memory=memory)
             quotas = np.array([2, 1, 1, 0])
             quotas = quotas if stream.total(at, 4) == 4 else np.array([1, 0, 0, 0])
             plan = stream.plan(at, quotas)
-            result = parts.main.local.run(
-                0, state, carried, plan, rngs=[parts.rng] * 4, limits=plan.quotas
+            contributed, work = parts.main.local.run(
+                0,
+                types.Shared(state.params),
+                carried,
+                plan,
+                rngs=[parts.rng] * 4,
+                limits=plan.quotas,
             )
-            done = parts.main.sync(state, result.contributed, parts.shares, ())
+            done = parts.main.sync(state, contributed, parts.shares, ())
             state, carried, flips = done.state, done.carried, np.asarray(done.flips)
-            signs = [s * f for s, f in zip(result.example_signs, flips, strict=True)]
-            at = stream.commit(at, plan, result.microbatches_done, signs)
+            signs = [s * f for s, f in zip(work.example_signs, flips, strict=True)]
+            at = stream.commit(at, plan, work.microbatches_done, signs)
         return state, carried, at
 
     parts, *begun = begin()

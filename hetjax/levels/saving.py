@@ -15,7 +15,7 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.levels import level, setup
 from hetjax.levels import run as run_lib
 from hetjax.records import fingerprint
-from hetjax.rounds import resume, run_records
+from hetjax.rounds import resume
 from hetjax.rounds import state as state_lib
 
 _OF_BOTH = ("cluster", "checkpoint", "local", "reducer", "nonfinite")
@@ -51,7 +51,7 @@ def to_arrays(
         arrays |= leaves.flatten(_rows(run, getattr(state, name)), name)
     for own in (run.upper, run.lower):
         at_level: level.LevelState = getattr(state, own.name)
-        found = resume.to_arrays(_without_point(at_level.run), None, own.run.parts)
+        found = resume.rounds_to_arrays(at_level.rounds)
         arrays |= {f"{own.name}/{name}": array for name, array in found.items()}
         arrays[f"{own.name}/revisits"] = np.array(at_level.revisits)
     arrays |= leaves.flatten(params, "train/params")
@@ -89,23 +89,16 @@ def from_arrays(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> run_lib.Bil
         revisits = arrays.pop("revisits")
         about = saved.about | {
             "rounds": saved.about["level_rounds"][own.name],
-            "has_best": False,
             "quota": saved.about.get("quota", {}).get(own.name),
         }
         at_level: level.LevelState = getattr(fresh, own.name)
-        fresh_run = _without_point(at_level.run)
-        own_state, _ = resume.from_arrays(
-            checkpoint.Saved(saved.step, arrays, about), fresh_run, own.run.parts
+        rounds = resume.rounds_from_arrays(
+            checkpoint.Saved(saved.step, arrays, about), at_level.rounds, own.run.parts
         )
-        levels[own.name] = level.LevelState(own_state, np.array(revisits))
+        levels[own.name] = level.LevelState(rounds, np.array(revisits))
     return run_lib.BilevelState(
         **found, upper=levels[UPPER], lower=levels[LOWER], steps_done=saved.about["rounds"]
     )
-
-
-def _without_point(state: run_records.RunState) -> run_records.RunState:
-    """A level's state without the point of its last request: each request brings its own."""
-    return state._replace(train=state.train._replace(params=()))
 
 
 def _one_row(leaf: Any) -> np.ndarray:

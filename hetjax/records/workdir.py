@@ -1,0 +1,178 @@
+"""The files of a workdir: they grow with the run, and the progress bar with them."""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from hetjax import starting
+from hetjax.config import recorded
+from hetjax.rounds.round_report import plain
+
+METRICS, SUMMARY, REPORT = "metrics.jsonl", "summary.json", "report.html"
+
+Line = dict[str, Any]
+
+
+class Recorder:
+    """Keeps the lines of a run, writes them as they come, and moves the progress bar.
+
+    Args:
+        workdir: a directory of this run alone; None keeps everything in memory.
+        config: plain values; written as `config.json`.
+        files: names of the files of lines, by what they hold.
+        lines: of each file, those of the steps before a resumed run goes on.
+        bar: makes the bar's `total`, `initial` and `unit`, when the first step is done; None: no
+            bar is shown.
+
+    Raises:
+        ValueError: if the directory cannot be written.
+    """
+
+    def __init__(
+        self,
+        workdir: str | pathlib.Path | None,
+        config: dict[str, Any],
+        *,
+        files: Mapping[str, str],
+        lines: Mapping[str, list[Line]],
+        bar: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
+        self.config, self.lines = config, {name: list(lines[name]) for name in files}
+        self.workdir = None if workdir is None else pathlib.Path(workdir)
+        self._files: dict[str, TextIO] = {}
+        self._make_bar, self._bar = bar, None
+        if self.workdir is None:
+            return
+        with _writing(self.workdir):
+            _write_json(self.workdir / "config.json", config)
+            for name, file in files.items():
+                kept = "".join(json.dumps(line) + "\n" for line in lines[name])
+                write_whole(self.workdir / file, kept)
+                self._files[name] = (self.workdir / file).open("a", buffering=1)
+            for name in (SUMMARY, REPORT):
+                (self.workdir / name).unlink(missing_ok=True)
+
+    @property
+    def history(self) -> list[Line]:
+        """A line a step."""
+        return self.lines["metrics"]
+
+    def add(self, lines: Sequence[tuple[str, Line]], text: str, amount: int) -> None:
+        """Takes what a step leaves.
+
+        Args:
+            lines: each with the name of its file.
+            text: behind the bar.
+            amount: by how much the bar moves.
+        """
+        if self._make_bar is not None and self._bar is None:
+            self._bar = starting.bar_class()(
+                mininterval=0.3, dynamic_ncols=True, **self._make_bar()
+            )
+        for name, line in lines:
+            self.lines[name].append(line)
+            if self.workdir is not None:
+                with _writing(self.workdir):
+                    self._files[name].write(json.dumps(line, allow_nan=False) + "\n")
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(amount)
+
+    def finish(
+        self, summary: dict[str, Any], page: Callable[[dict[str, Any], "Recorder"], str]
+    ) -> dict[str, Any]:
+        """Writes `summary.json` and `report.html`; returns the summary as JSON holds it.
+
+        Args:
+            summary: of the run.
+            page: makes the report of it and the lines.
+
+        Raises:
+            ValueError: if the directory cannot be written any more, such as on a full disk.
+        """
+        summary = plain(summary)
+        self.close()
+        if self.workdir is not None:
+            with _writing(self.workdir):
+                _write_json(self.workdir / SUMMARY, summary)
+                text = page(summary, self)
+                (self.workdir / REPORT).write_text(text, encoding="utf-8", errors="replace")
+        return summary
+
+    def close(self) -> None:
+        """Ends the bar and the files; may be called twice."""
+        if self._bar is not None:
+            self._bar.close()
+        for file in self._files.values():
+            with contextlib.suppress(OSError):  # a line that could not be written has been told
+                file.close()
+
+
+@contextlib.contextmanager
+def _writing(workdir: pathlib.Path) -> Any:
+    try:
+        yield
+    except OSError as error:
+        raise recorded.unusable(workdir, error) from error
+
+
+def absolute(workdir: str | pathlib.Path | None) -> pathlib.Path | None:
+    """Where it is, though a callback may change the directory."""
+    return None if workdir is None else pathlib.Path(workdir).expanduser().absolute()
+
+
+def made_directory(workdir: pathlib.Path) -> pathlib.Path:
+    """The directory, made if it is missing; sees that it is a run's or nobody's.
+
+    Raises:
+        ValueError: it holds files of something else, or cannot be read or written.
+    """
+    with _writing(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+        strangers = [name for name in (METRICS, SUMMARY, REPORT) if (workdir / name).exists()]
+    if strangers and not (workdir / "config.json").exists():
+        raise ValueError(
+            f"workdir {str(workdir)!r} holds a {strangers[0]} but no config.json, so it is no "
+            "directory of a run; give another directory"
+        )
+    return workdir
+
+
+def _write_json(path: pathlib.Path, value: Any) -> None:
+    write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_whole(path: pathlib.Path, text: str) -> None:
+    """Writes a file: a kill now, or a full disk, leaves the file as it was."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.write_text(text)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def whole_lines(
+    path: pathlib.Path, check: Callable[[Line], Any] = lambda line: None
+) -> tuple[list[Line], str]:
+    """The lines of a file of JSON up to the first that is not whole; none of no file.
+
+    Args:
+        path: of the file.
+        check: raises a ValueError, KeyError or TypeError of a line that is not whole.
+
+    Returns:
+        the lines, and what is wrong with the next one, or ''.
+    """
+    lines: list[Line] = []
+    try:
+        for text in path.read_text().splitlines():
+            line = json.loads(text)
+            check(line)
+            lines.append(line)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return lines, str(error)
+    return lines, ""

@@ -1,0 +1,357 @@
+"""Rounds that add up: what the workers contribute, planned, computed, gathered and reduced.
+
+An `Engine` knows no optimiser. `Run` is an engine and an update, a level of a bilevel problem is an
+engine alone. Everything on the host that the rounds to come depend on is in a `RoundsState`.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import jax
+import numpy as np
+import optax
+
+from hetjax import compiled, starting, types
+from hetjax.config import experiment as config_lib
+from hetjax.data import sources, stream
+from hetjax.processes import beacons as beacons_lib
+from hetjax.processes import board as board_lib
+from hetjax.processes import join, solutions, waits, watch
+from hetjax.rounds import (
+    arguments,
+    gathering,
+    inputs,
+    local,
+    planning,
+    programs,
+    reporting,
+    run_records,
+    setup,
+    sync,
+    warm_up,
+)
+from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import rules as rules_lib
+from hetjax.rounds.run_records import Executed, Lineage, Plan, RoundsState, RunState
+
+
+class Engine:
+    """Rounds that add up, one at a time.
+
+    Args:
+        loss_fn, source, workers, per_example_rng: as for `fit`.
+        point: where the rules compute, such as parameters; without worker axis.
+        rule: what a worker does with its microbatches; by default it adds up gradients.
+        rules: of further kinds of rounds, by name; the policy learns each apart.
+        config: a checked configuration; or give `fields`.
+        solved: numbers that the run solved before it was interrupted, by problem.
+        begins: told what goes on before the first round.
+        beside: another engine, whose rounds take turns with this one's on the same workers.
+        optimizer: of a `Run`: its update is a part of the program of the main kind.
+        **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
+
+    Raises:
+        ValueError: what was given cannot be run; said before anything is computed.
+    """
+
+    def __init__(
+        self,
+        loss_fn: losses_lib.LossFn,
+        point: types.PyTree,
+        source: Any,
+        *,
+        workers: int | None = None,
+        per_example_rng: bool = False,
+        rule: rules_lib.LocalRule | None = None,
+        rules: Mapping[str, rules_lib.LocalRule] | None = None,
+        config: config_lib.ExperimentConfig | None = None,
+        solved: Callable[[], dict[str, solutions.Numbers]] = dict,
+        begins: starting.Starting | None = None,
+        beside: "Engine | None" = None,
+        optimizer: optax.GradientTransformation | None = None,
+        **fields: Any,
+    ) -> None:
+        join.check_joined()
+        self.begins = begins or starting.Starting()
+        inputs.check(loss_fn, point, optimizer)
+        given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
+        self.config, self.recorded = given.config, given.recorded
+        compiled.keep(self.config.compilation_cache)
+        source = sources.as_source(source)
+        self._is_guest = beside is not None
+        self.beacons: beacons_lib.Beacons = beside.beacons if beside else beacons_lib.start()
+        if beside is None:
+            watch.follow(self.beacons)
+        self.beacons.at("starting")
+        several = jax.process_count() > 1 and self.config.local != "virtual"
+        if several:
+            gathering.check_same_run(self.recorded, num_examples=len(source))
+        self.parts: setup.RunParts = setup.build(
+            loss_fn,
+            point,
+            optimizer,
+            source,
+            config=self.config,
+            chosen=given.parts,
+            per_example_rng=per_example_rng,
+            rule=given.rule,
+            more_rules=rules or {},
+            beacons=self.beacons,
+            solved=solutions.Solutions(
+                leads=jax.process_index() == 0,
+                board=board_lib.Board("solutions") if several else None,
+                kept=solved,
+            ),
+            begins=self.begins,
+            meeting=None if beside is None else beside.parts.meeting,
+        )
+        parts = self.parts
+        if several:
+            gathering.check_same_parts(
+                parts.state.params,
+                shards=(parts.stream.shards, parts.stream.shares),
+                mixing=parts.reducer.mixing,
+                trace=parts.trace,
+            )
+        self.num_workers = len(parts.devices)
+        self.is_closed = False
+        self._warm: dict[str, run_records.Shapes] = {}  # what each kind of round is given
+        self._pass_keys = local.PassKeys(parts.rng, parts.devices, parts.workers)
+        self._last: reporting.Report | None = None  # whose round may not be over yet
+        self._last_made: types.PyTree = None  # by the last round
+        self._gathered = 0.0  # perf_counter, after the gathering of the last round
+        self._tail_secs = 0.0  # of the last round, after its gathering
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            watch.left(error)
+        self.close()
+
+    def close(self) -> None:
+        """Frees threads; no round can be run any more."""
+        self.is_closed = True
+        self.parts.close()
+        if not self._is_guest:
+            self.beacons.close()
+
+    def begin(self) -> RoundsState:
+        """Before the first round."""
+        return RoundsState(
+            policies=planning.begun_policies(self.parts),
+            stream=self.parts.stream.init(),
+            passes=np.zeros(self.num_workers, int),
+            full_quotas=np.zeros(self.num_workers, int),
+            rounds_done=0,
+            lineage=Lineage(self),
+            generation=0,
+        )
+
+    def is_complete(self, state: RoundsState | RunState) -> bool:
+        """Whether as many examples are processed as the epochs have, or `max_rounds` are done."""
+        of_epochs = self.config.epochs * self.parts.stream.num_examples
+        is_over = state.stream.examples_processed >= of_epochs
+        return is_over or 0 < self.config.max_rounds <= state.rounds_done
+
+    def is_end_of_trace(self, state: RoundsState | RunState) -> bool:
+        """Whether the trace that is replayed has no more rounds."""
+        return self.parts.trace is not None and state.rounds_done >= len(self.parts.trace)
+
+    def sum(
+        self,
+        state: RoundsState,
+        point: types.PyTree,
+        *,
+        kind: str = programs.MAIN,
+        given: types.PyTree = (),
+        again: stream.Assignment | None = None,
+        request: gathering.Request = gathering.Request.NOTHING,
+    ) -> tuple[RoundsState, sync.Synchronised, reporting.Report]:
+        """One round that adds up, of a rule that keeps nothing.
+
+        Args:
+            state: from `begin` or the round before; it is spent.
+            point: where the rule computes, leaves `[W, ...]`.
+            kind, given, again, request: as of `Run.round`.
+
+        Returns:
+            the next state; what was added up, as `mean` and `own`; the report.
+
+        Raises:
+            ValueError: the state is spent, or another engine's; nothing was computed.
+            NonFiniteError: a microbatch of the round before was not finite.
+        """
+
+        def execute(plan: Plan, **options: Any) -> Executed:
+            return self.add_up(plan, point, types.Kept(), **options)
+
+        if not self.is_warm(kind):
+            warm_up.of_sums(self, state, point, kind, given)
+        new, executed, report = self.play(
+            state, state, execute, kind=kind, given=given, again=again, request=request
+        )
+        return new, executed.sums, report
+
+    # --- What a round is made of ---
+
+    def play(
+        self,
+        state: Any,
+        rounds: RoundsState,
+        execute: Callable[..., Executed],
+        *,
+        kind: str,
+        given: types.PyTree,
+        again: stream.Assignment | None,
+        request: gathering.Request,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> tuple[RoundsState, Executed, reporting.Report]:
+        """A round: plans, executes, and makes the next state of what was done."""
+        run_records.check_state(state, self)
+        self.parts.check_kind(kind)
+        self.parts.feed.compare(self.parts.stream.epoch(rounds.stream))
+        began, last = time.perf_counter(), self._last
+        index = rounds.rounds_done
+        self.beacons.at("computing" if self.config.local == "fused" else "waiting", index)
+        plan = self.plan(state, kind=kind, given=given, again=again)
+        if last is not None:
+            last.end(began)
+
+        def host_work() -> None:
+            meanwhile()
+            if last is not None:
+                last.check()
+
+        with jax.profiler.StepTraceAnnotation("round", step_num=index):
+            executed = execute(plan, request=request, meanwhile=host_work, began=began)
+            run_records.check_commit(state, plan, executed, self)
+            new = planning.commit(self.parts, rounds, plan, executed)
+        processed = new.stream.examples_processed
+        before = rounds.stream.examples_processed
+        report = reporting.Report(
+            self.parts,
+            plan,
+            executed,
+            settle=self.settle,
+            examples=stream.examples_in(again.example_ids) if again else processed - before,
+            examples_processed=processed,
+            began=began,
+        )
+        if last is None:
+            report.check_reducer(executed.sums)
+        sums = executed.sums
+        self._last, self._last_made = report, (sums.state, sums.mean, sums.own)
+        self._tail_secs = time.perf_counter() - self._gathered
+        return new, executed, report
+
+    def plan(
+        self, state: Any, *, kind: str = programs.MAIN, given: Any = (), again: Any = None
+    ) -> Plan:
+        """What the next round is to do; has no effect, but that the feed hears what comes.
+
+        Raises:
+            ValueError: the state is spent, or another run's; `given` or the trace does not fit.
+        """
+        rounds = run_records.check_state(state, self)
+        self.parts.check_kind(kind)
+        run_records.check_given(given, self._warm.get(kind))
+        plan = planning.plan(self.parts, rounds, kind=kind, given=given, again=again)
+        if self.parts.feed.reads_ahead and again is None:
+            upcoming = self.parts.stream.upcoming(rounds.stream, plan.quotas, self.parts.workers)
+            self.parts.feed.read_ahead(upcoming)
+        return plan._replace(state=state)
+
+    def add_up(self, plan: Plan, point: types.PyTree, kept: types.Kept, **options: Any) -> Executed:
+        """A round without update; arguments as of `work`."""
+        own = self.parts.programs_of(plan)
+        carried = own.begin(point, kept, plan.given)
+        kept, carried = self.renewed(plan, kept, carried)
+        return self.work(plan, kept, types.Shared(point, plan.given), carried, **options)
+
+    def renewed(self, plan: Plan, kept: Any, carried: Any) -> tuple[Any, Any]:
+        """What is kept and carried, where the order begins new passes."""
+        begins = plan.passes != plan.rounds.passes
+        if self.parts.new_pass is None or not begins.any():
+            return kept, carried
+        memory, carried = self.parts.new_pass(kept.memory, carried, begins)
+        return kept._replace(memory=memory), carried
+
+    @watch.taking_part
+    def work(
+        self,
+        plan: Plan,
+        before: types.TrainState | types.Kept,
+        shared: types.Shared,
+        carried: types.Carried,
+        *,
+        request: gathering.Request = gathering.Request.NOTHING,
+        meanwhile: Callable[[], None] = lambda: None,
+        began: float | None = None,
+    ) -> Executed:
+        """Does a round: local phase, gathering, sync phase.
+
+        Args:
+            plan: from `plan`; its state is spent.
+            before: what the synchronisation takes, leaves `[W, ...]`; used up.
+            shared: what is handed out, leaves `[W, ...]` but those of `given`.
+            carried: begun with it; used up.
+            request: what this process asks of all of them.
+            meanwhile: called while the workers compute.
+            began: `perf_counter` when the host began with this round; now, if not given.
+        """
+        began = time.perf_counter() if began is None else began
+        parts, own = self.parts, self.parts.programs_of(plan)
+        plan.rounds.lineage.newest = plan.rounds.generation + 1
+        contributed, work = own.local.run(
+            plan.round_index,
+            shared,
+            carried,
+            plan.assigned,
+            rngs=self._pass_keys(plan.assigned.passes),
+            limits=plan.limits,
+            may_close=plan.may_close,
+            meanwhile=meanwhile,
+        )
+        own.sums.post(contributed)
+        host_secs = 0.0
+        if parts.host_is_own(plan.kind):
+            host_secs = self._tail_secs + time.perf_counter() - began - work.compute_secs.max()
+        self.begins.detail("the synchronisation")
+        told = parts.gather(contributed, work, plan.digests, request, host_secs)
+        self._gathered, work = time.perf_counter(), told.work
+        contributed = own.sums.total(contributed, work.host_secs)  # all have posted
+        with waits.Wait("synchronise"):
+            sums = own.sync(
+                before, contributed, parts.shares, plan.active, told.metrics, plan.given
+            )
+        if plan.closing is not None:
+            secs = plan.closing.compute_secs, float(plan.closing.round_secs)
+            work = work._replace(compute_secs=secs[0], local_secs=secs[1])
+        return Executed(plan, work, sums._replace(metrics=told.metrics or sums.metrics), told.asked)
+
+    def settle(self) -> None:
+        """Waits for the last update, which belongs to its round, and ends that round.
+
+        Call it before a pause: the run's clock stands still from there to the next round.
+        """
+        if self._last is None:
+            return
+        began = time.perf_counter()
+        with waits.Wait("synchronise", is_vain=False):  # they may have come to their exit by then
+            jax.block_until_ready(self._last_made)
+        now = time.perf_counter()
+        self._tail_secs += now - began
+        self._last.end(now)
+
+    def is_warm(self, kind: str) -> bool:
+        """Whether the programs of a kind are compiled, and have run."""
+        self.parts.check_kind(kind)
+        return kind in self._warm
+
+    def warmed_up(self, kind: str, given: types.PyTree) -> None:
+        """Notes that a kind is warm; its rounds are given values of these shapes."""
+        self._tail_secs = time.perf_counter() - self._gathered
+        self._warm[kind] = run_records.shapes_of(given)

@@ -1,0 +1,248 @@
+"""Training as the driver's task: a step is a round, and an epoch's end is the time to measure."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from hetjax import driver, report, types
+from hetjax import task as task_lib
+from hetjax.checkpoints import checkpoint
+from hetjax.records import evaluations, results, telemetry, workdir
+from hetjax.records import summary as summary_lib
+from hetjax.rounds import gathering, programs, reporting, resume, round_report
+from hetjax.rounds import run as run_lib
+from hetjax.rounds import state as state_lib
+from hetjax.rounds.run_records import RunState
+
+_MOST_CHARACTERS = 32  # of metrics in the progress bar
+
+
+class Training(task_lib.Task):
+    """Rounds of one run until its epochs are done. The line of a round is made while the next one
+    computes.
+
+    Args:
+        run: whose rounds they are.
+        init_state: as of `fit`.
+        summary: of the run so far.
+        evaluate: the sets, in the process that evaluates.
+        fingerprint: makes what the run depends on beside its configuration.
+    """
+
+    unit, number = "round", "round"
+    may_grow = ("epochs", "max_rounds")
+    reports_at_once = False
+    state: RunState
+    summary: summary_lib.TrainingSummary
+
+    def __init__(
+        self,
+        run: run_lib.Run,
+        init_state: types.TrainState | None,
+        *,
+        summary: summary_lib.TrainingSummary,
+        evaluate: evaluations.Evaluations,
+        fingerprint: Callable[[], dict[str, Any]],
+    ) -> None:
+        super().__init__([run], run.recorded, summary, evaluate)
+        self._run, self._init_state = run, init_state
+        self.fingerprint = fingerprint
+        self._telemetry = telemetry.OrderTelemetry(run.parts)
+        self._pending: reporting.Report | None = None  # of which no line is made yet
+        self._measured: dict[str, Any] = {}  # after its round: eval, consensus, herding
+        self._evaluated_at = -1  # rounds that were done then
+        self._epoch_ended = False  # by the last round
+        self._told_of_weights = False
+
+    # --- Where it begins ---
+
+    def begin(self) -> None:
+        self.state = self._run.init(train=self._init_state)
+        self._measure_order()
+
+    def go_on(
+        self, saved: checkpoint.Saved, lines: Mapping[str, list[workdir.Line]], later: int
+    ) -> None:
+        self._run.init(train=self._init_state)
+        self.state, self.best = self._run.go_on(saved)
+        read = [round_report.from_plain(line) for line in lines["metrics"]]
+        self.summary.go_on(saved.about, read)
+        self.summary.examples_recomputed = saved.about["examples_recomputed"] + later
+        self._measure_order()
+
+    def _measure_order(self) -> None:
+        self._begins_at = self.state.stream.examples_processed
+        params, _ = self._run.params(self.state)  # all processes take part
+        if self.parts.leads:
+            self.summary.order_cost = self._telemetry.cost(params, self.state.stream)
+
+    def examples_of(self, line: workdir.Line) -> int:
+        return round_report.from_plain(line).examples
+
+    def bar(self) -> dict[str, Any]:
+        config, of_epochs = self._run.config, self._of_epochs
+        total = min(of_epochs, config.max_rounds * programs.nominal_examples(config) or of_epochs)
+        return {"total": total, "initial": self._begins_at, "unit": "ex", "unit_scale": True}
+
+    # --- How far it is ---
+
+    @property
+    def _of_epochs(self) -> int:
+        return self._run.config.epochs * self.parts.stream.num_examples
+
+    @property
+    def steps_done(self) -> int:
+        return self.state.rounds_done
+
+    @property
+    def is_complete(self) -> bool:
+        return self._run.is_complete(self.state)
+
+    def ended_trace(self) -> str:
+        return self._run.config.replay if self._run.is_end_of_trace(self.state) else ""
+
+    @property
+    def how_far(self) -> str:
+        epochs = self.state.stream.examples_processed / self.parts.stream.num_examples
+        return f"{self.steps_done} rounds, {epochs:.4g} of {self._run.config.epochs} epochs"
+
+    # --- A round and what comes after it ---
+
+    def step(self, asks: task_lib.Asks, meanwhile: Callable[[], None]) -> gathering.Request:
+        run, stream = self._run, self.parts.stream
+        epoch = stream.epoch(self.state.stream)
+        self.state, self._pending = run.round(self.state, request=asks(), meanwhile=meanwhile)
+        self._epoch_ended = stream.epoch(self.state.stream) > epoch
+        return self._pending.asked
+
+    def measure(self) -> None:
+        """At an epoch's end the order and the replicas, too."""
+        run, config = self._run, self._run.config
+        if not self._epoch_ended:
+            if driver.is_due(self.steps_done, config.eval_every_rounds):
+                self._evaluate_between_epochs()
+            return
+        run.settle()
+        epochs_done = self.parts.stream.epoch(self.state.stream)
+        params, self._measured["consensus"] = run.params(self.state)
+        if self.parts.leads:
+            self._measured["herding"] = self._telemetry.herding(epochs_done, params, self.state)
+        if not epochs_done % config.eval_every or epochs_done >= config.epochs:
+            self._evaluate_at(params)
+
+    def measure_at_end(self) -> None:
+        if self._pending is not None and not self.ended_trace():
+            self._evaluate_between_epochs()
+
+    def _evaluate_between_epochs(self) -> None:
+        """Evaluates, but what is evaluated already."""
+        if self._evaluated_at != self.steps_done:
+            self._run.settle()
+            self._evaluate_at(self._run.params(self.state)[0])
+
+    def _evaluate_at(self, params: types.PyTree) -> None:
+        """Evaluates the parameters as they are; the run's clock stands still meanwhile."""
+        self._evaluated_at = self.steps_done
+        values = self.evaluate(params, after=f"{self._evaluated_at} rounds")
+        if not self.parts.reducer.keeps_replicas_equal:
+            values |= self._worst()
+        if not self.evaluate:
+            return
+        self._measured["eval"] = values
+        if self.summary.evaluated(values):
+            self.best = jax.device_get(params)
+
+    def _worst(self) -> dict[str, float]:
+        """The metrics of the replica with the highest loss; every process gives its replicas."""
+        found = []
+        for worker in range(self._run.num_workers):
+            replica = state_lib.worker_row(self.state.train.params, worker)
+            if self.evaluate:
+                placed = jax.device_put(replica, self.parts.own_device)
+                after = f"{self._evaluated_at} rounds, worker {worker}"
+                found.append(self.evaluate(placed, after=after))
+        return self.evaluate.worst(found)
+
+    def line(
+        self,
+    ) -> tuple[round_report.RoundReport, list[tuple[str, workdir.Line]], str, int] | None:
+        self._checked, self._pending = self._pending, None
+        measured, self._measured = self._measured, {}
+        if self._checked is None:
+            return None
+        line = self.summary.round_done(self._checked, **measured)
+        quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
+        loss = "no loss" if np.isnan(line.loss) else f"loss {line.loss:.3f}"
+        text = f"{loss}{_few(line.metrics)} quotas {quotas} waiting {line.waiting_fraction:.0%}"
+        return line, [], text, line.examples
+
+    def check(self, report: round_report.RoundReport) -> None:
+        assert self._checked is not None
+        self._checked.check()
+        self._checked = None
+        if report.weight_sum is None or not self.parts.leads or self._told_of_weights:
+            return
+        self._told_of_weights = True
+        driver.say(
+            f"round {report.round}: the weights of its examples add up to {report.weight_sum:g}, "
+            "so it made no update. summary['rounds_without_update'] counts such rounds; look at "
+            "the weights that the loss returns"
+        )
+
+    @contextlib.contextmanager
+    def shown(self, report: round_report.RoundReport) -> Iterator[round_report.RoundReport]:
+        state: RunState | None = self.state
+
+        def params() -> types.PyTree:
+            if state is None:
+                return report.params()  # raises
+            if self.parts.reducer.keeps_replicas_equal:
+                return jax.device_get(state_lib.own_row(state.train.params))
+            return state_lib.own_mean(state.train.params)
+
+        yield dataclasses.replace(report, params=params)
+        state = None  # its buffers are the next round's
+
+    # --- What it leaves ---
+
+    def saved(self) -> dict[str, Any]:
+        return {
+            "arrays": resume.to_arrays(self.state, self.best, self.parts),
+            "params": self.parts.state.params,
+            "quota": resume.policy_of(self.parts),
+            "examples_recomputed": self.summary.examples_recomputed,
+        }
+
+    def summarised(self, *, interrupted: bool) -> dict[str, Any]:
+        return self.summary.as_dict(self.state, interrupted=interrupted)
+
+    def page(self, summary: dict[str, Any], recorder: workdir.Recorder) -> str:
+        return report.render(config=recorder.config, summary=summary, history=recorder.history)
+
+    def result(
+        self, recorder: workdir.Recorder, write: Callable[[], dict[str, Any]]
+    ) -> results.FitResult:
+        params = jax.device_get(self._run.params(self.state)[0])
+        return results.FitResult(
+            params=params,
+            best_params=params if self.best is None else self.best,
+            summary=write(),
+            history=recorder.history,
+            config=recorder.config,
+            workdir=recorder.workdir,
+            state=self.state.train,
+        )
+
+
+def _few(metrics: dict[str, float] | None) -> str:
+    """As many metrics as the bar's line has room for."""
+    text = ""
+    for name, value in (metrics or {}).items():
+        more = f" {name} {value:.3f}"
+        if len(text + more) <= _MOST_CHARACTERS:
+            text += more
+    return text
