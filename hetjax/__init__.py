@@ -19,7 +19,7 @@ _HOMES = {
     "Losses": "hetjax.types",
     "Microbatch": "hetjax.types",
     "OfMeans": "hetjax.types",
-    "NonFiniteError": "hetjax.rounds.reporting",
+    "NonFiniteError": "hetjax.rounds.round_report",
     "OuterReport": "hetjax.levels.outer_report",
     "Run": "hetjax.rounds.run",
     "STOP": "hetjax.driver",

@@ -20,7 +20,7 @@ from hetjax import interrupt, parts
 from hetjax import task as task_lib
 from hetjax.processes import watch
 from hetjax.records import keeper, lock, results, workdir
-from hetjax.rounds import gathering, reporting
+from hetjax.rounds import gathering, round_report
 
 _ASK_OF_SIGNAL = {
     None: gathering.Request.NOTHING,
@@ -169,7 +169,7 @@ class Driver:
                 self._report()
                 self._end()
                 self._save()
-            except reporting.NonFiniteError as error:
+            except round_report.NonFiniteError as error:
                 error.result = self._result(interrupted=True)
                 raise
             except Exception:

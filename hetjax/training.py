@@ -13,10 +13,10 @@ from hetjax import task as task_lib
 from hetjax.checkpoints import checkpoint
 from hetjax.records import evaluations, results, telemetry, workdir
 from hetjax.records import summary as summary_lib
-from hetjax.rounds import gathering, programs, reporting, resume, round_report
+from hetjax.rounds import gathering, programs, resume, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
-from hetjax.rounds.run_records import RunState
+from hetjax.rounds.run_state import RunState
 
 _MOST_CHARACTERS = 32  # of metrics in the progress bar
 
@@ -52,7 +52,7 @@ class Training(task_lib.Task):
         self._run, self._init_state = run, init_state
         self.fingerprint = fingerprint
         self._telemetry = telemetry.OrderTelemetry(run.parts)
-        self._pending: reporting.Report | None = None  # of which no line is made yet
+        self._pending: round_report.Report | None = None  # of which no line is made yet
         self._measured: dict[str, Any] = {}  # after its round: eval, consensus, herding
         self._evaluated_at = -1  # rounds that were done then
         self._epoch_ended = False  # by the last round

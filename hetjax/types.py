@@ -140,7 +140,7 @@ class TrainState(NamedTuple):
         return Kept(self.memory, self.worker)
 
 
-class Step(NamedTuple):
+class UpdateSize(NamedTuple):
     """How far an update went. With a reducer that gossips, means over the workers that updated."""
 
     grad_norm: jax.Array  # f[]: of the reduced gradient, before the optimiser clips it

@@ -19,7 +19,7 @@ from experiments import problems
 from experiments.benchmarks.rows import Row
 from hetjax import types
 from hetjax.data import sources
-from hetjax.rounds import local, parcels, rules, setup
+from hetjax.rounds import local, packing, rules, setup
 from hetjax.zoo import config as config_lib
 
 _MICROBATCH, _SHAPE = 32, (32, 32, 3)
@@ -81,7 +81,7 @@ class Step:
             sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
             for tree in (
                 self._state.params,
-                (self._state.memory, parcels.unpack(self._carried).evidence),
+                (self._state.memory, packing.unpack(self._carried).evidence),
             )
         )
         microbatch = self.parts.feed.load(0, self._plan.assigned(0)[0])

@@ -22,7 +22,7 @@ from experiments import problems
 from experiments.benchmarks.rows import Row
 from hetjax import mesh as mesh_lib
 from hetjax.records import workdir
-from hetjax.rounds import local, parcels, rules
+from hetjax.rounds import local, packing, rules
 
 _MICROBATCH, _NUM_WORKERS = 32, 4
 _WARM_UP = 5  # rounds that are not counted
@@ -74,7 +74,7 @@ def _bare_loop(
     add = local.jit_add(rules.with_observer(parts.main.rule))
 
     def update(state: Any, sums: Any) -> tuple[Any, Any]:
-        one, mine = jax.tree.map(lambda x: x[0], (state, parcels.unpack(sums)))
+        one, mine = jax.tree.map(lambda x: x[0], (state, packing.unpack(sums)))
         grad_sum, weight = jax.lax.psum((mine.sums.grad_sum, mine.sums.weight_sum), axis)
         grads = jax.tree.map(lambda g: g / weight, grad_sum)
         updates, opt_state = optimizer.update(grads, one.opt_state, one.params)

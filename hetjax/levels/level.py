@@ -17,7 +17,7 @@ from hetjax.bilevel import per_example
 from hetjax.bilevel.problem import Bilevel, Kind, What
 from hetjax.data import ledger, sources, stream
 from hetjax.levels import rules
-from hetjax.rounds import engine, programs, reporting, run_records, setup, sync, warm_up
+from hetjax.rounds import engine, programs, round_report, run_state, setup, sync, warm_up
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules as rules_lib
 
@@ -25,7 +25,7 @@ from hetjax.rounds import rules as rules_lib
 class LevelState(NamedTuple):
     """A level between two rounds."""
 
-    rounds: run_records.RoundsState
+    rounds: run_state.RoundsState
     revisits: np.ndarray  # i64[N]: how often each example was in a batch that was held
 
 
@@ -83,7 +83,7 @@ class Level:
             self._try(point, error)
             raise
         self._held: list[stream.Assignment] = []  # of this hypergradient, by number
-        self._last: tuple[str, reporting.Report] | None = None  # that is not checked yet
+        self._last: tuple[str, round_report.Report] | None = None  # that is not checked yet
 
     def _depends(self, problem: Bilevel, point: rules.Point) -> Callable[[What], bool]:
         """Whether the weights depend on what is differentiated, as the first example says."""
@@ -124,7 +124,7 @@ class Level:
 
     def answer(
         self, state: LevelState, what: What, point: rules.Point, batch: int, **options: Any
-    ) -> tuple[LevelState, sync.Synchronised, reporting.Report]:
+    ) -> tuple[LevelState, sync.Synchronised, round_report.Report]:
         """One round; its `mean` and `own` answer the request.
 
         Args:
@@ -144,7 +144,7 @@ class Level:
                 state.rounds, point, kind=kind, again=again, **options
             )
             self._check_weight()
-        except reporting.NonFiniteError as error:
+        except round_report.NonFiniteError as error:
             raise self._named(error) from error
         revisits = state.revisits
         if again is None:
@@ -155,7 +155,7 @@ class Level:
         self._last = told(what), report
         return LevelState(rounds, revisits), sums, report
 
-    def did(self, report: reporting.Report) -> Any:
+    def did(self, report: round_report.Report) -> Any:
         """By what a worker's own loss is multiplied, so that their mean is that of the round.
 
         f32[W]; 0 of a worker that did nothing. A gossiping worker divides by the share that all
@@ -178,20 +178,20 @@ class Level:
             try:
                 self._last[1].check()
                 self._check_weight()
-            except reporting.NonFiniteError as error:
+            except round_report.NonFiniteError as error:
                 raise self._named(error) from error
 
     def _check_weight(self) -> None:
         """Refuses the round before, whose sums are on the host, where it has no mean."""
         if self._last is not None and (total := self._last[1].divisor) <= 0:
-            raise reporting.NonFiniteError(
+            raise round_report.NonFiniteError(
                 f"the weights of all examples of the batch add up to {total:g}, so that there is "
                 "no mean. Look at the weights that the loss returns, or give a larger budget"
             )
 
-    def _named(self, error: reporting.NonFiniteError) -> reporting.NonFiniteError:
+    def _named(self, error: round_report.NonFiniteError) -> round_report.NonFiniteError:
         assert self._last is not None
-        return reporting.NonFiniteError(f"{self._last[0]} of the {self.name} level: {error}")
+        return round_report.NonFiniteError(f"{self._last[0]} of the {self.name} level: {error}")
 
     def bytes_sent(self, what: What) -> float:
         """By all workers for the sums of one request, as the reducer counts them."""

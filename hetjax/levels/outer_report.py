@@ -64,7 +64,7 @@ class OuterReport:
 RoundLine = dict[str, Any]
 
 
-def of_rounds(step: run_lib.Step, index: int, start_secs: float) -> list[RoundLine]:
+def of_rounds(step: run_lib.OuterStep, index: int, start_secs: float) -> list[RoundLine]:
     """A line a round, as `RoundReport` has it, with its level and what was asked."""
     lines = []
     for asked in step.asked:
@@ -82,7 +82,7 @@ def of_rounds(step: run_lib.Step, index: int, start_secs: float) -> list[RoundLi
 
 
 def of_step(
-    step: run_lib.Step,
+    step: run_lib.OuterStep,
     index: int,
     rounds: list[RoundLine],
     *,

@@ -18,7 +18,7 @@ from hetjax.levels import run as run_lib
 from hetjax.levels import summary as summary_lib
 from hetjax.records import evaluations, workdir
 from hetjax.report import bilevel as report_lib
-from hetjax.rounds import gathering, reporting, resume
+from hetjax.rounds import gathering, resume, round_report
 
 FILES = {UPPER: "upper_rounds.jsonl", LOWER: "lower_rounds.jsonl"}
 """Of the rounds of each level, in the workdir."""
@@ -59,7 +59,7 @@ class OuterSteps(task_lib.Task):
         self._has_sets = has_sets
         self._evaluated_at = -1  # outer steps that were done then
         self._rounds: list[workdir.Line] = []
-        self._step: run_lib.Step | None = None  # of which no line is made yet
+        self._step: run_lib.OuterStep | None = None  # of which no line is made yet
         self._numbers: dict[str, float] = {}  # of its info
         self._eval: dict[str, float] | None = None  # after it
         self._x: types.PyTree = None  # before it
@@ -223,7 +223,7 @@ class OuterSteps(task_lib.Task):
 def _check(info: dict[str, Any], index: int) -> None:
     """Refuses a hypergradient that is not one, by what came with it; all processes alike."""
     if not math.isfinite(info["hypergradient_norm"]):
-        raise reporting.NonFiniteError(
+        raise round_report.NonFiniteError(
             f"outer step {index}: the hypergradient is not finite, though every sum that it is "
             "made of was. The state before this step was kept. Lower the learning rate of the "
             "lower steps, or the multiplier or the size of the linear system's steps"

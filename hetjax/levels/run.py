@@ -13,7 +13,7 @@ from hetjax.bilevel import machine, per_example
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
 from hetjax.levels import level, stepping
 from hetjax.levels import setup as setup_lib
-from hetjax.rounds import gathering, reporting
+from hetjax.rounds import gathering, round_report
 from hetjax.rounds import state as state_lib
 
 
@@ -28,31 +28,31 @@ class BilevelState(NamedTuple):
     steps_done: int
 
 
-class Asked(NamedTuple):
+class Answered(NamedTuple):
     """A request of an outer step, and its round."""
 
     what: What
-    report: reporting.Report
+    report: round_report.Report
     bytes_sent: float
 
 
-class Step(NamedTuple):
+class OuterStep(NamedTuple):
     """An outer step that is done; its numbers may still be on the devices."""
 
     info: dict[str, Any]  # of `machine.Info`, leaves `[W, ...]`
-    asked: list[Asked]
+    asked: list[Answered]
     bytes_sent: float  # by all workers, in this step
 
 
-class Walk(NamedTuple):
+class UnfinishedStep(NamedTuple):
     """An outer step between two requests."""
 
     state: BilevelState  # before the step
     carry: types.PyTree  # of the estimator, leaves `[W, ...]`
-    place: stepping.Place
-    asked: stepping.Asked | None  # the next request; None: there is none
+    counter: stepping.ProgramCounter
+    asked: stepping.NextRequest | None  # the next request; None: there is none
     levels: dict[str, level.LevelState]
-    rounds: tuple[Asked, ...]  # those that are done
+    rounds: tuple[Answered, ...]  # those that are done
 
 
 def _nothing() -> gathering.Request:
@@ -157,7 +157,7 @@ class BilevelRun:
         state: BilevelState,
         *,
         asks: Callable[[], gathering.Request] = _nothing,
-    ) -> tuple[BilevelState, Step]:
+    ) -> tuple[BilevelState, OuterStep]:
         """One outer step: all requests of a hypergradient, each as a round, and the update of x.
 
         Args:
@@ -167,14 +167,14 @@ class BilevelRun:
         Raises:
             NonFiniteError: a microbatch was not finite; names the request and the examples.
         """
-        walk = self.begin(state)
-        while walk.asked is not None:
-            walk = self.request(walk, asks())
-        return self.end(walk)
+        step = self.begin(state)
+        while step.asked is not None:
+            step = self.request(step, asks())
+        return self.end(step)
 
     # --- The parts of an outer step ---
 
-    def begin(self, state: BilevelState) -> Walk:
+    def begin(self, state: BilevelState) -> UnfinishedStep:
         """An outer step before its first request."""
         if self._y_rows is None:
             self._y_rows = self._placed(self.y0)
@@ -185,47 +185,49 @@ class BilevelRun:
             name: at._replace(revisits=at.revisits.copy())
             for name, at in ((UPPER, state.upper), (LOWER, state.lower))
         }
-        return Walk(state, *found, levels, ())
+        return UnfinishedStep(state, *found, levels, ())
 
-    def request(self, walk: Walk, request: gathering.Request = gathering.Request.NOTHING) -> Walk:
+    def request(
+        self, step: UnfinishedStep, request: gathering.Request = gathering.Request.NOTHING
+    ) -> UnfinishedStep:
         """Does the round of the request that is asked, and goes on to the next one."""
-        carry, place, asked = walk.carry, walk.place, walk.asked
+        carry, counter, asked = step.carry, step.counter, step.asked
         assert asked is not None
-        what = self._stepping.what(place)
+        what = self._stepping.what(counter)
         own = self.levels[what.level]
-        if walk.rounds:  # it is over when the next one begins, whichever level that is of
-            walk.rounds[-1].report.end(time.perf_counter())
+        if step.rounds:  # it is over when the next one begins, whichever level that is of
+            step.rounds[-1].report.end(time.perf_counter())
         batch = 0 if what.is_new else int(stepping.first(asked.batch))
         state, sums, report = own.answer(
-            walk.levels[what.level], what, asked.point, batch, request=request
+            step.levels[what.level], what, asked.point, batch, request=request
         )
-        levels = {**walk.levels, what.level: state}
+        levels = {**step.levels, what.level: state}
         active = self._active(levels)
-        sent = own.bytes_sent(what) + self._stepping.mixed_bytes(place, carry, active)
+        sent = own.bytes_sent(what) + self._stepping.mixed_bytes(counter, carry, active)
         did = () if self.parts.reducer.mixing is None else own.did(report)
-        found = self._stepping.receive(carry, place, sums.mean, sums.own, active, did)
-        rounds = (*walk.rounds, Asked(what, report, sent))
-        return Walk(walk.state, *found, levels, rounds)
+        found = self._stepping.receive(carry, counter, sums.mean, sums.own, active, did)
+        rounds = (*step.rounds, Answered(what, report, sent))
+        return UnfinishedStep(step.state, *found, levels, rounds)
 
-    def end(self, walk: Walk) -> tuple[BilevelState, Step]:
+    def end(self, step: UnfinishedStep) -> tuple[BilevelState, OuterStep]:
         """The update of x after the last request."""
-        state, levels = walk.state, walk.levels
+        state, levels = step.state, step.levels
         x, opt, kept, info = self._stepping.end(
-            walk.carry,
+            step.carry,
             state.x,
             state.opt,
             self._placed(np.float32(state.steps_done)),
             self._active(levels),
-            self._did(walk.rounds),
+            self._did(step.rounds),
         )
         for each in self.levels.values():
             each.check()
         sent = self._stepping.own_bytes(self.x, self.lower.run.num_workers)
-        sent += sum(asked.bytes_sent for asked in walk.rounds)
+        sent += sum(asked.bytes_sent for asked in step.rounds)
         new = BilevelState(x, opt, kept, levels[UPPER], levels[LOWER], state.steps_done + 1)
-        return new, Step(info, list(walk.rounds), sent)
+        return new, OuterStep(info, list(step.rounds), sent)
 
-    def _did(self, rounds: tuple[Asked, ...]) -> Any:
+    def _did(self, rounds: tuple[Answered, ...]) -> Any:
         """Which workers did something in an outer step, where that decides whether they move."""
         if self.parts.reducer.mixing is None:
             return ()

@@ -18,22 +18,21 @@ from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.bilevel import machine, per_example, vectors
 from hetjax.bilevel.problem import At, Kind, What
-from hetjax.levels import places as places_lib
-from hetjax.levels import rules
+from hetjax.levels import carried_leaves, rules
 from hetjax.rounds import forms
 from hetjax.topology import gossip, reducers
 
 _AXIS = mesh_lib.WORKER_AXIS
 
 
-class Place(NamedTuple):
+class ProgramCounter(NamedTuple):
     """Where a program stands between two requests: see `machine.Position`."""
 
     path: tuple[int, ...]  # () at the end
     left: tuple[int, ...]
 
 
-class Asked(NamedTuple):
+class NextRequest(NamedTuple):
     """The next request; leaves `[W, ...]`."""
 
     point: rules.Point
@@ -65,16 +64,16 @@ class Stepping:
         self._mesh, self._reducer = mesh, reducer
         self._has_vector, self._num_tangents = uses(self.program)
         self._made: dict[Any, Callable] = {}
-        self._places: dict[int, places_lib.Places] = {}
+        self._carried: dict[int, carried_leaves.CarriedLeaves] = {}
 
-    def what(self, place: Place) -> What:
+    def what(self, counter: ProgramCounter) -> What:
         """The part of the next request that is known before anything is computed."""
-        return machine.ask_at(self.program, place.path).what
+        return machine.ask_at(self.program, counter.path).what
 
     def begin(
         self, x: types.PyTree, y: types.PyTree, kept: machine.State | None
-    ) -> tuple[types.PyTree, Place, Asked]:
-        """`(carry, place, asked)` before the first request of a hypergradient; leaves `[W, ...]`.
+    ) -> tuple[types.PyTree, ProgramCounter, NextRequest]:
+        """`(carry, counter, asked)` before the first request of a hypergradient; leaves `[W, ...]`.
 
         Args:
             x: the upper variable.
@@ -97,21 +96,21 @@ class Stepping:
     def receive(
         self,
         carry: types.PyTree,
-        place: Place,
+        counter: ProgramCounter,
         mean: types.PyTree,
         own: types.PyTree,
         active: Any,
         did: Any,
-    ) -> tuple[types.PyTree, Place, Asked | None]:
+    ) -> tuple[types.PyTree, ProgramCounter, NextRequest | None]:
         """Takes an answer, uses up the carry, and goes on to the next request, or to the end.
 
         Args:
-            carry, place: where the request was made.
+            carry, counter: where the request was made.
             mean, own: of the round's report.
             active: the exchanges of this round, of a reducer that gossips; or ().
             did: f32[W], from `Level.did`, of a reducer that gossips; or ().
         """
-        ask = machine.ask_at(self.program, place.path)
+        ask = machine.ask_at(self.program, counter.path)
 
         def taken(form: forms.Form, carry: Any, mean: Any, own: Any, active: Any, did: Any) -> Any:
             def one(carry: Any, mean: Any, own: Any, did: Any) -> Any:
@@ -128,7 +127,7 @@ class Stepping:
             return self._mixed(form, carry, new, ask.moves, active)
 
         return self._on(
-            carry, *machine.behind(place.path, place.left), ask, taken, (mean, own, active, did)
+            carry, *machine.behind(counter.path, counter.left), ask, taken, (mean, own, active, did)
         )
 
     def _on(
@@ -139,15 +138,15 @@ class Stepping:
         ask: machine.Ask | None = None,
         taken: Callable | None = None,
         given: tuple = (),
-    ) -> tuple[types.PyTree, Place, Any]:
+    ) -> tuple[types.PyTree, ProgramCounter, Any]:
         """From a place to the next request; what is computed on the way is one program."""
         while True:
             found = machine.stop(self.program, path, left)
             is_end = not found.path
-            next_ask, places = None, places_lib.NONE
+            next_ask, carried = None, carried_leaves.NONE
             if not is_end and found.fewer is None:
                 next_ask = machine.ask_at(self.program, found.path)
-                places = self._places_of(next_ask, carry)
+                carried = self._carried_of(next_ask, carry)
 
             def way(
                 form: forms.Form,
@@ -157,7 +156,7 @@ class Stepping:
                 thens: tuple = found.thens,
                 next_ask: machine.Ask | None = next_ask,
                 fewer: Callable | None = found.fewer,
-                places: places_lib.Places = places,
+                carried: carried_leaves.CarriedLeaves = carried,
             ) -> tuple[Any, Any]:
                 if taken is not None:
                     carry = taken(form, carry, *given)
@@ -165,28 +164,28 @@ class Stepping:
                     carry = form.each(function)(carry)
                 if next_ask is not None:
                     at = form.each(functools.partial(self._asked, next_ask))(carry)
-                    return carry, places.made(at)
+                    return carry, carried.made(at)
                 return carry, form.each(fewer)(carry) if fewer else ()
 
             key = (id(ask), found.thens, id(next_ask), found.fewer)
             carry, told = self._jitted(key, lambda form: functools.partial(way, form))(
                 carry, *given
             )
-            place = Place(found.path, found.left)
+            counter = ProgramCounter(found.path, found.left)
             if found.fewer is None:
-                return carry, place, None if is_end else places.whole(carry, told)
+                return carry, counter, None if is_end else carried.whole(carry, told)
             times = int(first(told))
             path, left = machine.entered(found.path, found.left, times)
             ask, taken, given = None, None, ()
 
-    def _places_of(self, ask: machine.Ask, carry: types.PyTree) -> places_lib.Places:
+    def _carried_of(self, ask: machine.Ask, carry: types.PyTree) -> carried_leaves.CarriedLeaves:
         """Which leaves of a request lie in the carry already."""
-        if id(ask) not in self._places:
+        if id(ask) not in self._carried:
             row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), carry)
-            self._places[id(ask)] = places_lib.find(functools.partial(self._asked, ask), row)
-        return self._places[id(ask)]
+            self._carried[id(ask)] = carried_leaves.find(functools.partial(self._asked, ask), row)
+        return self._carried[id(ask)]
 
-    def _asked(self, ask: machine.Ask, carry: types.PyTree) -> Asked:
+    def _asked(self, ask: machine.Ask, carry: types.PyTree) -> NextRequest:
         at: At = ask.at(carry)
         vector: types.PyTree = ()
         if self._has_vector:
@@ -197,7 +196,7 @@ class Stepping:
                 lambda leaf: jnp.zeros((self._num_tangents, *leaf.shape), leaf.dtype), (at.x, at.y)
             )
         point = rules.Point(at.x, at.y, vector, tangents)
-        return Asked(_strong(point), jnp.asarray(at.batch, jnp.int32))
+        return NextRequest(_strong(point), jnp.asarray(at.batch, jnp.int32))
 
     def _mixed(
         self, form: forms.Form, old: Any, new: Any, moved: tuple[str, ...], active: Any
@@ -290,9 +289,9 @@ class Stepping:
         times = 1 if self._reducer.mixing is None else 2
         return times * gossip.ring_copies(num_workers) * num_workers * size
 
-    def mixed_bytes(self, place: Place, carry: types.PyTree, active: Any) -> float:
+    def mixed_bytes(self, counter: ProgramCounter, carry: types.PyTree, active: Any) -> float:
         """That all workers send to their neighbours after a request, where they gossip."""
-        moves = machine.ask_at(self.program, place.path).moves
+        moves = machine.ask_at(self.program, counter.path).moves
         if self._reducer.mixing is None or not moves:
             return 0.0
         leaves = jax.tree.leaves([getattr(carry, name) for name in moves])

@@ -15,7 +15,7 @@ import optax
 
 from hetjax import digests, kinds, types
 from hetjax.data import sources, trial
-from hetjax.rounds import given_rule, losses, setup, update
+from hetjax.rounds import losses, rule_identity, setup, update
 
 _WHOLE_BYTES = 1 << 28  # of arrays, up to which all of the data are looked at
 _SAMPLE = 1024  # examples of larger arrays, evenly spaced
@@ -69,7 +69,7 @@ def make(
     state = jax.eval_shape(optimizer.init, grads)
     own = {}
     if parts.config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
-        own["rule"] = given_rule.digest(parts.main.rule, grads, first)
+        own["rule"] = rule_identity.digest(parts.main.rule, grads, first)
     return {
         "examples": len(source),
         "data": of_data(source),

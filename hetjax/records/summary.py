@@ -12,7 +12,7 @@ from hetjax import starting
 from hetjax.data import ledger as ledger_lib
 from hetjax.records import evaluations
 from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import reporting, round_report, run_records, setup
+from hetjax.rounds import round_report, run_state, setup
 
 
 class Summary:
@@ -160,7 +160,7 @@ class TrainingSummary(Summary):
 
     def round_done(
         self,
-        report: reporting.Report,
+        report: round_report.Report,
         *,
         eval: dict[str, float] | None = None,
         consensus: dict[str, float] | None = None,
@@ -193,7 +193,7 @@ class TrainingSummary(Summary):
         last = max(self._epoch_metrics, default=0)
         return losses_lib.means(self._epoch_metrics.get(last, {}))
 
-    def as_dict(self, state: run_records.RunState, *, interrupted: bool) -> dict[str, Any]:
+    def as_dict(self, state: run_state.RunState, *, interrupted: bool) -> dict[str, Any]:
         """`summary.json`. Times are seconds; round means are over full rounds, if any."""
         lines, stream, ledger = self._lines, state.stream, state.stream.ledger
         timed = [line for line in lines if line.full] or lines

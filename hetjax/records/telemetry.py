@@ -17,7 +17,7 @@ from hetjax import types
 from hetjax.data import stream as stream_lib
 from hetjax.ordering import herding
 from hetjax.ordering import ordering as ordering_lib
-from hetjax.rounds import gradients, rules, run_records, second_moments, setup
+from hetjax.rounds import gradients, rules, run_state, second_moments, setup
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import state as state_lib
 
@@ -57,7 +57,7 @@ class OrderTelemetry:
         return jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), like)
 
     def herding(
-        self, epochs_done: int, params: types.PyTree, state: run_records.RunState
+        self, epochs_done: int, params: types.PyTree, state: run_state.RunState
     ) -> dict[str, float] | None:
         """The bounds of the order to come, in rounds of the last quotas; None where not due."""
         parts, every = self._parts, self._parts.config.ordering.herding_every

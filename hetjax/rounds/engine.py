@@ -25,15 +25,15 @@ from hetjax.rounds import (
     local,
     planning,
     programs,
-    reporting,
-    run_records,
+    round_report,
+    run_state,
     setup,
     sync,
     warm_up,
 )
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules as rules_lib
-from hetjax.rounds.run_records import Executed, Lineage, Plan, RoundsState, RunState
+from hetjax.rounds.run_state import Executed, Generations, Plan, RoundsState, RunState
 
 
 class Engine:
@@ -116,9 +116,9 @@ class Engine:
             )
         self.num_workers = len(parts.devices)
         self.is_closed = False
-        self._warm: dict[str, run_records.Shapes] = {}  # what each kind of round is given
+        self._warm: dict[str, run_state.Shapes] = {}  # what each kind of round is given
         self._pass_keys = local.PassKeys(parts.rng, parts.devices, parts.workers)
-        self._last: reporting.Report | None = None  # whose round may not be over yet
+        self._last: round_report.Report | None = None  # whose round may not be over yet
         self._last_made: types.PyTree = None  # by the last round
         self._gathered = 0.0  # perf_counter, after the gathering of the last round
         self._tail_secs = 0.0  # of the last round, after its gathering
@@ -146,7 +146,7 @@ class Engine:
             passes=np.zeros(self.num_workers, int),
             full_quotas=np.zeros(self.num_workers, int),
             rounds_done=0,
-            lineage=Lineage(self),
+            generations=Generations(self),
             generation=0,
         )
 
@@ -169,7 +169,7 @@ class Engine:
         given: types.PyTree = (),
         again: stream.Assignment | None = None,
         request: gathering.Request = gathering.Request.NOTHING,
-    ) -> tuple[RoundsState, sync.Synchronised, reporting.Report]:
+    ) -> tuple[RoundsState, sync.Synchronised, round_report.Report]:
         """One round that adds up, of a rule that keeps nothing.
 
         Args:
@@ -208,9 +208,9 @@ class Engine:
         again: stream.Assignment | None,
         request: gathering.Request,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[RoundsState, Executed, reporting.Report]:
+    ) -> tuple[RoundsState, Executed, round_report.Report]:
         """A round: plans, executes, and makes the next state of what was done."""
-        run_records.check_state(state, self)
+        run_state.check_state(state, self)
         self.parts.check_kind(kind)
         self.parts.feed.compare(self.parts.stream.epoch(rounds.stream))
         began, last = time.perf_counter(), self._last
@@ -227,11 +227,11 @@ class Engine:
 
         with jax.profiler.StepTraceAnnotation("round", step_num=index):
             executed = execute(plan, request=request, meanwhile=host_work, began=began)
-            run_records.check_commit(state, plan, executed, self)
+            run_state.check_commit(state, plan, executed, self)
             new = planning.commit(self.parts, rounds, plan, executed)
         processed = new.stream.examples_processed
         before = rounds.stream.examples_processed
-        report = reporting.Report(
+        report = round_report.Report(
             self.parts,
             plan,
             executed,
@@ -255,9 +255,9 @@ class Engine:
         Raises:
             ValueError: the state is spent, or another run's; `given` or the trace does not fit.
         """
-        rounds = run_records.check_state(state, self)
+        rounds = run_state.check_state(state, self)
         self.parts.check_kind(kind)
-        run_records.check_given(given, self._warm.get(kind))
+        run_state.check_given(given, self._warm.get(kind))
         plan = planning.plan(self.parts, rounds, kind=kind, given=given, again=again)
         if self.parts.feed.reads_ahead and again is None:
             upcoming = self.parts.stream.upcoming(rounds.stream, plan.quotas, self.parts.workers)
@@ -304,7 +304,7 @@ class Engine:
         """
         began = time.perf_counter() if began is None else began
         parts, own = self.parts, self.parts.programs_of(plan)
-        plan.rounds.lineage.newest = plan.rounds.generation + 1
+        plan.rounds.generations.newest = plan.rounds.generation + 1
         contributed, work = own.local.run(
             plan.round_index,
             shared,
@@ -354,4 +354,4 @@ class Engine:
     def warmed_up(self, kind: str, given: types.PyTree) -> None:
         """Notes that a kind is warm; its rounds are given values of these shapes."""
         self._tail_secs = time.perf_counter() - self._gathered
-        self._warm[kind] = run_records.shapes_of(given)
+        self._warm[kind] = run_state.shapes_of(given)

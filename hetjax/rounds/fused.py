@@ -24,8 +24,9 @@ from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.ordering import ordering as ordering_lib
 from hetjax.processes import waits
-from hetjax.rounds import given_rule, gradients, inputs, jitted, local, rules, second_moments, sync
+from hetjax.rounds import gradients, inputs, jitted, local, rules, second_moments, sync
 from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import rule_identity as identity_lib
 
 StepFn = Callable[..., tuple]
 
@@ -282,7 +283,7 @@ def _check_step(
     batch_size = microbatches.example_ids.shape[-1]
     keys = jax.random.split(rng, batch_size) if per_example_rng else rng
     traced = losses_lib.check_loss(loss_fn, params, one, keys)
-    given_rule.check(rule, loss_fn, params, one, optimizer, per_example_rng=per_example_rng)
+    identity_lib.check(rule, loss_fn, params, one, optimizer, per_example_rng=per_example_rng)
     made_for = None if observer is None else observer.sizes
     sizes = microbatches.example_ids.shape[:0:-1]
     if made_for is not None and sizes != (made_for.microbatch_size, made_for.max_microbatches):

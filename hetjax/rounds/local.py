@@ -24,7 +24,7 @@ from hetjax.data import stream
 from hetjax.gates import gate as gate_lib
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import waits
-from hetjax.rounds import jitted, parcels, rules
+from hetjax.rounds import jitted, packing, rules
 
 
 class Work(NamedTuple):
@@ -331,14 +331,14 @@ def check_threads(threads: concurrent.futures.ThreadPoolExecutor) -> None:
 
 def jit_add(steps: rules.LocalSteps) -> Any:
     """`steps.add`, jitted, on a worker's rows `[1, ...]` of the parameters and of what it carries,
-    which is used up. What it carries may be a parcel, and is one then afterwards."""
+    which is used up. What it carries may be packed, and is so afterwards."""
 
     def add(
         shared: types.Shared, carried: types.Carried, microbatch: types.Microbatch, rng: jax.Array
     ) -> tuple[types.Carried, Any]:
-        opened = parcels.unpack(carried)
+        opened = packing.unpack(carried)
         added, signs = steps.add(_without_row_axis(shared), opened, microbatch, rng)
-        return parcels.pack_like(carried, added), signs
+        return packing.pack_like(carried, added), signs
 
     return jax.jit(add, donate_argnums=(1,))
 
@@ -351,9 +351,9 @@ def jit_finish(steps: rules.LocalSteps) -> Any:
 def finish(
     steps: rules.LocalSteps, shared: types.Shared, carried: types.Carried
 ) -> types.Contribution:
-    """`steps.finish` of a worker's rows; a parcel where what it carries is one."""
-    contributed = steps.finish(_without_row_axis(shared), parcels.unpack(carried))
-    return parcels.pack_like(carried, contributed)
+    """`steps.finish` of a worker's rows; packed where what it carries is."""
+    contributed = steps.finish(_without_row_axis(shared), packing.unpack(carried))
+    return packing.pack_like(carried, contributed)
 
 
 def _without_row_axis(shared: types.Shared) -> types.Shared:

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 
 from hetjax import kinds, ordering, types
-from hetjax.rounds import apart, contract, rules, second_moments
+from hetjax.rounds import contract, independence, rules, second_moments
 from hetjax.rounds import losses as losses_lib
 
 
@@ -41,7 +41,7 @@ def make(
     if observer is None:
         return None, ""
     rules.with_observer(rule, observer)  # or the rule computes something else
-    apart.refuse(loss_fn, params, examples, keys)
+    independence.refuse(loss_fn, params, examples, keys)
     try:
         return observer, _refusal(observer, rule, loss_fn, params, examples, keys, optimizer)
     except contract.BrokenError as error:

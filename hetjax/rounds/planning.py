@@ -13,7 +13,7 @@ from hetjax.checkpoints import leaves
 from hetjax.data import stream as stream_lib
 from hetjax.quota import asking
 from hetjax.rounds import local, programs, setup
-from hetjax.rounds.run_records import Executed, Plan, RoundsState
+from hetjax.rounds.run_state import Executed, Plan, RoundsState
 
 _EMPTY_ROUNDS = 1000  # in a row, after which a run would have no end
 
@@ -143,7 +143,7 @@ def commit(
         passes=plan.passes,
         full_quotas=plan.quotas if keeps_quotas else state.full_quotas,
         rounds_done=state.rounds_done + 1,
-        lineage=state.lineage,
+        generations=state.generations,
         generation=state.generation + 1,
     )
 

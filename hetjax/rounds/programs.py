@@ -141,8 +141,8 @@ class Common(NamedTuple):
         sums = _make_sums(self.config, self.chosen.reducer, self.meeting, rule, self.params)
         of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
         # The gathering and the sums of several processes take contributions as they are.
-        in_parcels = self.config.local == "stepped" and self.meeting.alone
-        begin = sync.make_begin(steps, mesh, in_parcels=in_parcels)
+        packed = self.config.local == "stepped" and self.meeting.alone
+        begin = sync.make_begin(steps, mesh, packed=packed)
         return Programs(
             rule=rule,
             updates=optimizer is not None,

@@ -19,7 +19,7 @@ from hetjax import parts as parts_lib
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import experiment as config_lib
 from hetjax.config import recorded
-from hetjax.rounds import run_records, setup
+from hetjax.rounds import run_state, setup
 from hetjax.rounds import state as state_lib
 
 DIRECTORY = "checkpoints"  # in the workdir
@@ -28,7 +28,7 @@ _OF_EACH_WORKER = ("memory", "worker")  # of `TrainState`: what workers may have
 
 
 def to_arrays(
-    state: run_records.RunState, best_params: types.PyTree, parts: setup.RunParts
+    state: run_state.RunState, best_params: types.PyTree, parts: setup.RunParts
 ) -> dict[str, np.ndarray]:
     """All of the run as host arrays by name; every process calls it, process 0 has the result."""
     train = state.train
@@ -49,7 +49,7 @@ def to_arrays(
     return arrays
 
 
-def rounds_to_arrays(rounds: run_records.RoundsState) -> dict[str, np.ndarray]:
+def rounds_to_arrays(rounds: run_state.RoundsState) -> dict[str, np.ndarray]:
     """What of a run lies on the host, by name."""
     return leaves.flatten(_on_host(rounds), "run")
 
@@ -128,8 +128,8 @@ def from_train(train: Any, parts: setup.RunParts) -> types.TrainState:
 
 
 def from_arrays(
-    saved: checkpoint.Saved, fresh: run_records.RunState, parts: setup.RunParts
-) -> tuple[run_records.RunState, types.PyTree]:
+    saved: checkpoint.Saved, fresh: run_state.RunState, parts: setup.RunParts
+) -> tuple[run_state.RunState, types.PyTree]:
     """The state and the best parameters.
 
     Args:
@@ -164,8 +164,8 @@ def from_arrays(
 
 
 def rounds_from_arrays(
-    saved: checkpoint.Saved, fresh: run_records.RoundsState, parts: setup.RunParts
-) -> run_records.RoundsState:
+    saved: checkpoint.Saved, fresh: run_state.RoundsState, parts: setup.RunParts
+) -> run_state.RoundsState:
     """What of a run lies on the host; arguments as of `from_arrays`."""
     arrays, num_workers = saved.arrays, len(parts.devices)
     like = _on_host(fresh)
@@ -179,7 +179,7 @@ def rounds_from_arrays(
         epoch = np.full(num_workers, parts.stream.epoch(stream))
         done = saved.about["rounds"]
         rounds = like._replace(stream=stream, passes=epoch, rounds_done=done)
-    return rounds._replace(lineage=fresh.lineage, generation=0)
+    return rounds._replace(generations=fresh.generations, generation=0)
 
 
 def policy_of(parts: setup.RunParts) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def _policies(
 
 
 def _check_shards(
-    saved: checkpoint.Saved, fresh: run_records.RoundsState, parts: setup.RunParts
+    saved: checkpoint.Saved, fresh: run_state.RoundsState, parts: setup.RunParts
 ) -> None:
     """Refuses shards of other sizes: a policy with other proportions cuts them otherwise."""
     sizes = [len(own.queue) for own in fresh.stream.passes]
@@ -231,10 +231,10 @@ def _check_shards(
         )
 
 
-def _on_host(rounds: run_records.RoundsState) -> run_records.RoundsState:
+def _on_host(rounds: run_state.RoundsState) -> run_state.RoundsState:
     """What of it is saved: a pytree of arrays and numbers."""
     gone: Any = ()
-    return rounds._replace(lineage=gone, generation=0)
+    return rounds._replace(generations=gone, generation=0)
 
 
 def _num_rows(rows: types.PyTree) -> int:

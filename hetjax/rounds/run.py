@@ -20,14 +20,14 @@ from hetjax.rounds import (
     gathering,
     planning,
     programs,
-    reporting,
     resume,
-    run_records,
+    round_report,
+    run_state,
     warm_up,
 )
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import state as state_lib
-from hetjax.rounds.run_records import Executed, Plan, RoundsState, RunState
+from hetjax.rounds.run_state import Executed, Plan, RoundsState, RunState
 
 
 class Run(engine.Engine):
@@ -128,7 +128,7 @@ class Run(engine.Engine):
         again: stream.Assignment | None = None,
         request: gathering.Request = gathering.Request.NOTHING,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[RunState, reporting.Report]:
+    ) -> tuple[RunState, round_report.Report]:
         """One round: plan, execute, commit.
 
         Args:
@@ -148,7 +148,7 @@ class Run(engine.Engine):
             NonFiniteError: a microbatch of the round before was not finite.
         """
         if not self.is_warm(kind):
-            run_records.check_state(state, self)
+            run_state.check_state(state, self)
             state = warm_up.of_run(self, state, kind, given)
         rounds, executed, report = self.play(
             state,
@@ -172,7 +172,7 @@ class Run(engine.Engine):
             plan: from `plan`.
             **options: `request`, `meanwhile` and `began` of `work`.
         """
-        run_records.check_state(plan.state, self)
+        run_state.check_state(plan.state, self)
         assert isinstance(plan.state, RunState)
         train, own = plan.state.train, self.parts.programs_of(plan)
         is_main = plan.kind == programs.MAIN
@@ -197,7 +197,7 @@ class Run(engine.Engine):
             ValueError: the plan is of another state, or is committed already, or `executed` is of
                 another plan.
         """
-        run_records.check_commit(state, plan, executed, self)
+        run_state.check_commit(state, plan, executed, self)
         rounds = planning.commit(self.parts, state.rounds, plan, executed)
         return self.next_state(state, plan, executed, rounds)
 

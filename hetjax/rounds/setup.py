@@ -27,12 +27,12 @@ from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import solutions
 from hetjax.quota import asking
 from hetjax.rounds import (
-    apart,
     gathering,
-    given_rule,
     gradients,
+    independence,
     order,
     replay,
+    rule_identity,
     rules,
     second_moments,
     state,
@@ -186,7 +186,7 @@ def build(
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
     traced = losses_lib.check_loss(loss_fn, params, first, keys)
     sizes = programs_lib.sizes(config)
-    given_rule.check(rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng)
+    rule_identity.check(rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng)
     rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
     tried = (rule, loss_fn, params, first, keys, optimizer)
     observer, refusal = _try_order(config, chosen.ordering, tried, leads=where.own[0] == 0)
@@ -271,7 +271,7 @@ def _try_order(
     """As `order.make`, whose last arguments are `tried`; tells what was noticed."""
     observer, refusal = order.make(method, programs_lib.sizes(config), *tried)
     if observer is None:
-        apart.check(config.examples_apart, *tried[1:5], leads=leads)
+        independence.check(config.examples_apart, *tried[1:5], leads=leads)
     if refusal and leads:
         print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
     return observer, refusal

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.ordering import ordering
-from hetjax.rounds import forms, parcels, rules
+from hetjax.rounds import forms, packing, rules
 from hetjax.rounds import reduce as reduce_lib
 from hetjax.rounds import update as update_lib
 from hetjax.rounds import weighting as weighting_lib
@@ -34,7 +34,7 @@ class Synchronised(NamedTuple):
     flips: Any  # i8[W, ...]: multiply the example signs of each worker; () without an observer
     mean: types.PyTree = ()  # the mean contribution of a round without update
     own: types.PyTree = ()  # of a round without update: what each worker kept of its sums
-    step: types.Step | tuple[()] = ()  # of a round with an update
+    step: types.UpdateSize | tuple[()] = ()  # of a round with an update
 
 
 def make_sync(
@@ -122,13 +122,13 @@ def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
     """The collective form: the body on each device, for the one row that is there."""
 
     def body_of_rows(state: Any, contributed: types.Contribution, *others: Any) -> Synchronised:
-        opened = trees.first_row(parcels.unpack(contributed))
+        opened = trees.first_row(packing.unpack(contributed))
         done = body(trees.first_row(state), opened, *others)
         of_rows = done.state, done.carried, done.flips, done.mean, done.own, done.step
         state, carried, flips, mean, own, step = trees.add_row_axis(of_rows)
-        carried = parcels.pack_like(contributed, carried)
-        step = parcels.pack_like(contributed, step)
-        metrics = parcels.pack_like(contributed, done.metrics, row_axes=0)
+        carried = packing.pack_like(contributed, carried)
+        step = packing.pack_like(contributed, step)
+        metrics = packing.pack_like(contributed, done.metrics, row_axes=0)
         return Synchronised(state, carried, metrics, flips, mean, own, step)
 
     rows, whole = P(mesh_lib.WORKER_AXIS), P()
@@ -161,11 +161,11 @@ def _begin_row(steps: rules.LocalSteps) -> Callable:
     return begin
 
 
-def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, in_parcels: bool = False) -> Callable:
+def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, packed: bool = False) -> Callable:
     """`(params, kept, given=()) -> carried`: what the workers begin with; leaves `[W, ...]`.
 
     For the first round, and wherever the state or what is given is not what the synchronisation
-    before knew. `in_parcels`: as parcels, as everything is from then on that is made of it.
+    before knew. `packed`: as `Packed`, as everything is from then on that is made of it.
     """
     begin = _begin_row(steps)
     if mesh is None:
@@ -173,7 +173,7 @@ def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, in_parcels: bool =
 
     def body(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.PyTree:
         carried = trees.add_row_axis(begin(*trees.first_row((params, kept)), given))
-        return parcels.pack(carried) if in_parcels else carried
+        return packing.pack(carried) if packed else carried
 
     rows = P(mesh_lib.WORKER_AXIS)
     on_mesh = jax.shard_map(
@@ -196,7 +196,7 @@ def make_new_pass(observer: ordering.Observer) -> Callable:
     ) -> tuple[types.PyTree, types.Carried]:
         memory = jax.vmap(renewed)(begins, memory)
         evidence = jax.vmap(observer.begin_round)(memory)
-        renewed_carried = parcels.unpack(carried)._replace(evidence=evidence)
-        return memory, parcels.pack_like(carried, renewed_carried)
+        renewed_carried = packing.unpack(carried)._replace(evidence=evidence)
+        return memory, packing.pack_like(carried, renewed_carried)
 
     return new_pass

@@ -48,7 +48,7 @@ def update(
     is_empty: jax.Array,
     *,
     active: Any = (),
-) -> tuple[types.TrainState, types.Step]:
+) -> tuple[types.TrainState, types.UpdateSize]:
     """The state after the round, and how far the update went.
 
     A round whose divisor is 0 or less leaves everything as it was, and so may one that is not
@@ -167,12 +167,12 @@ def _step(
     opt_state: types.PyTree,
     *,
     gossips: bool,
-) -> types.Step:
+) -> types.UpdateSize:
     """How far one worker's update went; with gossip the mean over the workers that updated."""
     updated = jax.lax.optimization_barrier(updated)  # or the update is computed a second time
     grad_norm = _scale(reduced) * _norm(reduced.sums)
     moved = jax.tree.map(lambda a, b: _wide(a) - _wide(b), updated, base)
-    step = types.Step(grad_norm, _norm(moved), _learning_rate(opt_state))
+    step = types.UpdateSize(grad_norm, _norm(moved), _learning_rate(opt_state))
     if not gossips:
         return step
     did = reduced.weight > 0

@@ -12,12 +12,12 @@ import numpy as np
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.processes import waits
-from hetjax.rounds import planning, programs, run_records, sync
+from hetjax.rounds import planning, programs, run_state, sync
 
 
 def of_run(
-    run: Any, state: run_records.RunState, kind: str, given: types.PyTree
-) -> run_records.RunState:
+    run: Any, state: run_state.RunState, kind: str, given: types.PyTree
+) -> run_state.RunState:
     """Of a kind of a `Run`.
 
     Rounds that find no signs come first, where an order has passes without.
@@ -31,8 +31,8 @@ def of_run(
 
 
 def _of_run(
-    run: Any, state: run_records.RunState, kind: str, given: types.PyTree, *, signed: bool
-) -> run_records.RunState:
+    run: Any, state: run_state.RunState, kind: str, given: types.PyTree, *, signed: bool
+) -> run_state.RunState:
     parts = run.parts
     for is_second in (False, True):
         if is_second:
@@ -47,7 +47,7 @@ def _of_run(
             own.compile_sync_ahead(train, train.params, state.carried, *others)
         executed = run.execute(plan._replace(state=state))
         _wait(executed.sums)
-        rounds = state.rounds._replace(lineage=run_records.Lineage(run), generation=0)
+        rounds = state.rounds._replace(generations=run_state.Generations(run), generation=0)
         state = run.next_state(state, plan, executed, rounds)
         if signed and own.updates and parts.new_pass is not None:
             nobody = np.zeros(run.num_workers, bool)
@@ -60,7 +60,7 @@ def _of_run(
 
 def of_sums(
     engine: Any,
-    rounds: run_records.RoundsState,
+    rounds: run_state.RoundsState,
     point: types.PyTree,
     kind: str,
     given: types.PyTree,
@@ -70,7 +70,7 @@ def of_sums(
     for is_second in (False, True):
         if is_second:
             _touch_memory(parts)
-        fresh = rounds._replace(lineage=run_records.Lineage(engine), generation=0)
+        fresh = rounds._replace(generations=run_state.Generations(engine), generation=0)
         plan = planning.warm_up_plan(parts, fresh, kind=kind, signed=False, given=given)
         own = parts.programs_of(plan)
         if not is_second and kind == programs.MAIN:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hetjax
-from hetjax.rounds import apart
+from hetjax.rounds import independence
 from tests.rounds import problems
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -106,8 +106,8 @@ def test_nobody_looks_whether_its_examples_see_each_other(monkeypatch, capsys):
     def never(*given):
         raise AssertionError("it was looked at")
 
-    monkeypatch.setattr(apart, "_is_proven", never)
-    monkeypatch.setattr(apart, "_perturbed", never)
+    monkeypatch.setattr(independence, "_is_proven", never)
+    monkeypatch.setattr(independence, "_perturbed", never)
     fit(hetjax.per_example(one_with_dropout), examples_apart="assert")
     fit(hetjax.per_example(one_with_dropout), ordering="grab")
     assert "hetjax: " not in capsys.readouterr().err

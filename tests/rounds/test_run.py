@@ -7,7 +7,7 @@ import pytest
 
 import hetjax
 from hetjax import quota
-from hetjax.rounds import run_records
+from hetjax.rounds import run_state
 from tests.own_parts import hessian_product, local_sgd
 from tests.rounds import problems
 
@@ -154,7 +154,7 @@ def test_a_run_goes_on_from_the_checkpoint_that_fit_left(reducer, tmp_path):
 def test_the_state_is_one_record_that_says_what_it_holds():
     with make() as run:
         state = run.init()
-    assert isinstance(state, run_records.RunState)
+    assert isinstance(state, run_state.RunState)
     assert set(state.policies) == {"main"}
     assert state.stream.passes[0].queue.shape == (61,)
 

@@ -12,7 +12,7 @@ from jax.extend import core
 from hetjax import types
 
 
-class Places(NamedTuple):
+class CarriedLeaves(NamedTuple):
     """Of one kind of request."""
 
     treedef: Any
@@ -21,22 +21,22 @@ class Places(NamedTuple):
     def made(self, asked: types.PyTree) -> list[Any]:
         """The leaves that are made."""
         leaves = zip(jax.tree.leaves(asked), self.in_carry, strict=True)
-        return [leaf for leaf, place in leaves if place is None]
+        return [leaf for leaf, index in leaves if index is None]
 
     def whole(self, carry: types.PyTree, made: list[Any]) -> Any:
         """The request, its leaves in the carry those of the carry."""
         kept, others = jax.tree.leaves(carry), iter(made)
-        leaves = [next(others) if place is None else kept[place] for place in self.in_carry]
+        leaves = [next(others) if index is None else kept[index] for index in self.in_carry]
         return jax.tree.unflatten(self.treedef, leaves)
 
 
-NONE = Places(None, ())
+NONE = CarriedLeaves(None, ())
 
 
-def find(asked: Callable[[Any], Any], row: types.PyTree) -> Places:
+def find(asked: Callable[[Any], Any], row: types.PyTree) -> CarriedLeaves:
     """Of `asked`, a function of a carry of these shapes, without worker axis."""
     closed, shape = jax.make_jaxpr(asked, return_shape=True)(row)
     number = {variable: index for index, variable in enumerate(closed.jaxpr.invars)}
     given = closed.jaxpr.outvars
     in_carry = (None if isinstance(v, core.Literal) else number.get(v) for v in given)
-    return Places(jax.tree.structure(shape), tuple(in_carry))
+    return CarriedLeaves(jax.tree.structure(shape), tuple(in_carry))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetjax import types
-from hetjax.rounds import parcels
+from hetjax.rounds import packing
 
 
 def _tree(row_axes):
@@ -28,8 +28,8 @@ def test_a_tree_comes_out_as_it_went_in(row_axes):
     tree = _tree(row_axes)
     if row_axes:
         tree["tally"] = types.Tally(*(np.repeat(x, 3) for x in tree["tally"]))
-    parcel = jax.jit(lambda t: parcels.pack(t, row_axes=row_axes))(tree)
-    found = [parcels.unpack(jax.device_get(parcel)), jax.jit(parcels.unpack)(parcel)]
+    packed = jax.jit(lambda t: packing.pack(t, row_axes=row_axes))(tree)
+    found = [packing.unpack(jax.device_get(packed)), jax.jit(packing.unpack)(packed)]
     for unpacked in found:
         assert jax.tree.structure(unpacked) == jax.tree.structure(tree)
         for ours, theirs in zip(jax.tree.leaves(unpacked), jax.tree.leaves(tree), strict=True):
@@ -38,32 +38,32 @@ def test_a_tree_comes_out_as_it_went_in(row_axes):
 
 
 def test_there_is_one_array_for_each_width_and_one_for_each_large_leaf():
-    parcel = parcels.pack(jax.tree.map(jnp.asarray, _tree(0)), row_axes=0)
-    shapes = {name: vector.shape for name, vector in parcel.small.items()}
+    packed = packing.pack(jax.tree.map(jnp.asarray, _tree(0)), row_axes=0)
+    shapes = {name: vector.shape for name, vector in packed.small.items()}
     assert shapes == {"uint32": (12,), "bool": (1,)}
-    assert [leaf.shape for leaf in parcel.alone] == [(50, 60)]
+    assert [leaf.shape for leaf in packed.alone] == [(50, 60)]
 
 
 def test_random_keys_stay_alone_and_other_trees_as_they_are():
     key = jax.random.key(3)
-    parcel = parcels.pack({"key": key}, row_axes=0)
-    found = parcels.unpack(parcel)["key"]
-    assert not parcel.small
+    packed = packing.pack({"key": key}, row_axes=0)
+    found = packing.unpack(packed)["key"]
+    assert not packed.small
     assert found.dtype == key.dtype
     np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(key))
     tree = {"a": np.ones(2)}
-    assert parcels.unpack(tree) is tree
-    assert parcels.pack_like(tree, tree) is tree
+    assert packing.unpack(tree) is tree
+    assert packing.pack_like(tree, tree) is tree
 
 
 def test_parcels_of_equal_trees_are_compiled_once():
     traced = []
 
     @jax.jit
-    def double(parcel):
+    def double(packed):
         traced.append(1)
-        return jax.tree.map(lambda x: x + x, parcel)
+        return jax.tree.map(lambda x: x + x, packed)
 
     for start in (0.0, 1.0):
-        double(parcels.pack({"a": jnp.full((2, 3), start), "b": jnp.ones((2, 1))}))
+        double(packing.pack({"a": jnp.full((2, 3), start), "b": jnp.ones((2, 1))}))
     assert len(traced) == 1

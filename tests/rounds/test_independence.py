@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from hetjax import trees
-from hetjax.rounds import apart
+from hetjax.rounds import independence
 from tests.rounds import problems
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     """However busy the machine is, the check is not slow."""
-    monkeypatch.setattr(apart, "_SLOW_SECS", float("inf"))
+    monkeypatch.setattr(independence, "_SLOW_SECS", float("inf"))
 
 
 def contrastive(weights, batch, rng):
@@ -99,7 +99,7 @@ def test_a_warning_has_the_numbers_and_says_what_they_mean(loss_fn, method, caps
 def test_the_numbers_are_those_of_the_loss():
     data = problems.classification(4, np.float32)
     weights = problems.initial_weights(np.float32)
-    seen = apart.find(centred, weights, data, jax.random.key(0))
+    seen = independence.find(centred, weights, data, jax.random.key(0))
     moved = np.asarray(trees.perturbed(weights, 0))
     x = data["x"]
     beside_others = ((x - x.mean(axis=0)) @ moved).sum(axis=1)
@@ -151,7 +151,7 @@ def test_what_the_program_shows_is_not_computed():
             return loss_fn(weights, batch, rng)
 
         rng = jax.random.key(0) if rng is None else rng
-        assert apart.find(counting, weights, data, rng) is None
+        assert independence.find(counting, weights, data, rng) is None
         return len(count)
 
     assert computed(problems.softmax_loss) == 2
@@ -169,14 +169,14 @@ def test_a_second_run_with_the_same_loss_compiles_no_check():
         traces.append(1)
         return by_position(weights, batch, rng)
 
-    apart.find(loss_fn, weights, data, jax.random.key(0))
+    independence.find(loss_fn, weights, data, jax.random.key(0))
     first = len(traces)
-    apart.find(loss_fn, weights, data, jax.random.key(1))
+    independence.find(loss_fn, weights, data, jax.random.key(1))
     assert len(traces) - first == first - 1  # the jit has its program
 
 
 def test_the_seconds_are_told_where_it_is_slow(monkeypatch, capsys):
-    monkeypatch.setattr(apart, "_SLOW_SECS", -1.0)
+    monkeypatch.setattr(independence, "_SLOW_SECS", -1.0)
     assert re.search(r"it took \d+\.\d s to see whether", fit(capsys, problems.softmax_loss))
 
 
@@ -186,7 +186,7 @@ def test_numbers_of_python_are_parameters_too(capsys):
 
     params = {"w": problems.initial_weights(np.float32), "scale": 2.0}
     data = problems.classification(4, np.float32)
-    assert apart.find(loss_fn, params, data, jax.random.key(0)) is None
+    assert independence.find(loss_fn, params, data, jax.random.key(0)) is None
 
 
 def test_a_loss_may_be_any_callable():
@@ -199,4 +199,4 @@ def test_a_loss_may_be_any_callable():
 
     data, weights = problems.classification(4, np.float32), problems.initial_weights(np.float32)
     for loss_fn in (Loss(2.0), functools.partial(by_position)):
-        assert apart.find(loss_fn, weights, data, jax.random.key(0)) is None
+        assert independence.find(loss_fn, weights, data, jax.random.key(0)) is None

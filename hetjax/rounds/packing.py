@@ -1,9 +1,9 @@
-"""Parcels: the small leaves of a tree as a few vectors, so that fewer arrays go to and fro.
+"""The small leaves of a tree packed into a few vectors, so that fewer arrays go to and fro.
 
 An array costs the host the same whatever is in it: a hundredth of a millisecond for each that goes
 into a program or comes out on four devices, or is made of its workers' rows. Nothing is computed
 here: what is unpacked is to the bit what was packed. Barriers have XLA compile what is between
-`unpack` and `pack` as if there were no parcels, so that its sums are those of before, too.
+`unpack` and `pack` as if there were no packing, so that its sums are those of before, too.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from hetjax import types
 _MOST_NUMBERS = 1024  # of a leaf that is small, in a row
 
 
-class _Place(NamedTuple):
+class _Slot(NamedTuple):
     """Where a leaf is: alone, or in a vector."""
 
     vector: str | None  # type of the vector; None: alone
@@ -33,7 +33,7 @@ class _Place(NamedTuple):
 class _Contents:
     """What is where. Two that are equal are one object: JAX compares them at each call."""
 
-    places: tuple[_Place, ...]
+    slots: tuple[_Slot, ...]
     treedef: Any
 
 
@@ -42,7 +42,7 @@ _contents = functools.cache(_Contents)
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
-class Parcel:
+class Packed:
     """A tree whose small leaves are one array, or one for each width of number.
 
     Attributes:
@@ -56,8 +56,8 @@ class Parcel:
     contents: _Contents = dataclasses.field(metadata={"static": True})
 
 
-def pack(tree: types.PyTree, *, row_axes: int = 1) -> Parcel:
-    """A tree as a parcel; traceable.
+def pack(tree: types.PyTree, *, row_axes: int = 1) -> Packed:
+    """A tree, packed; traceable.
 
     Args:
         tree: of arrays, all with the same leading `row_axes`.
@@ -67,44 +67,44 @@ def pack(tree: types.PyTree, *, row_axes: int = 1) -> Parcel:
     leaves = jax.lax.optimization_barrier(leaves)
     parts: dict[str, list[jax.Array]] = {}
     ends: dict[str, int] = {}
-    alone, places = [], []
+    alone, slots = [], []
     for leaf in leaves:
         shape = leaf.shape[row_axes:]
         size = math.prod(shape)
         if size > _MOST_NUMBERS or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
             alone.append(leaf)
-            places.append(_Place(None, "", 0, shape))
+            slots.append(_Slot(None, "", 0, shape))
             continue
         name = _carrier(leaf.dtype)
-        places.append(_Place(name, str(leaf.dtype), ends.get(name, 0), shape))
+        slots.append(_Slot(name, str(leaf.dtype), ends.get(name, 0), shape))
         ends[name] = ends.get(name, 0) + size
         part = leaf.reshape((*leaf.shape[:row_axes], size))
         parts.setdefault(name, []).append(_as_type(part, name))
     small = {name: jnp.concatenate(part, axis=row_axes) for name, part in parts.items()}
-    return Parcel(alone, small, _contents(tuple(places), treedef))
+    return Packed(alone, small, _contents(tuple(slots), treedef))
 
 
 def unpack(tree: types.PyTree) -> types.PyTree:
     """The tree that was packed, of arrays or NumPy arrays; any other tree as it is."""
-    if not isinstance(tree, Parcel):
+    if not isinstance(tree, Packed):
         return tree
     alone, leaves = iter(tree.alone), []
-    for place in tree.contents.places:
-        if place.vector is None:
+    for slot in tree.contents.slots:
+        if slot.vector is None:
             leaves.append(next(alone))
             continue
-        vector = tree.small[place.vector]
-        part = vector[..., place.start : place.start + math.prod(place.shape)]
-        part = _as_type(part, place.dtype)
-        leaves.append(part.reshape((*vector.shape[:-1], *place.shape)))
+        vector = tree.small[slot.vector]
+        part = vector[..., slot.start : slot.start + math.prod(slot.shape)]
+        part = _as_type(part, slot.dtype)
+        leaves.append(part.reshape((*vector.shape[:-1], *slot.shape)))
     if not any(isinstance(leaf, np.ndarray) for leaf in leaves):
         leaves = jax.lax.optimization_barrier(leaves)
     return jax.tree.unflatten(tree.contents.treedef, leaves)
 
 
 def pack_like(example: types.PyTree, tree: types.PyTree, *, row_axes: int = 1) -> types.PyTree:
-    """A parcel where `example` is one, else the tree as it is."""
-    return pack(tree, row_axes=row_axes) if isinstance(example, Parcel) else tree
+    """Packed where `example` is, else the tree as it is."""
+    return pack(tree, row_axes=row_axes) if isinstance(example, Packed) else tree
 
 
 def _carrier(dtype: np.dtype) -> str:

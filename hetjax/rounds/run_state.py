@@ -12,7 +12,7 @@ from hetjax.rounds import gathering, local, sync
 Shapes = dict[str, tuple[int, ...]]
 
 
-class Lineage:
+class Generations:
     """The states that follow from one `init` or `restore`; the newest of them alone is whole.
 
     Args:
@@ -31,7 +31,7 @@ class RoundsState(NamedTuple):
     passes: np.ndarray  # i64[W]: that each worker's order is in, as its device part knows
     full_quotas: np.ndarray  # i64[W], of the last round of the whole budget; 0: none yet
     rounds_done: int
-    lineage: Lineage
+    generations: Generations
     generation: int
 
 
@@ -68,10 +68,10 @@ def check_state(state: Any, run: Any) -> RoundsState:
         ValueError: it is one of them, or the run is closed; says which state to give.
     """
     rounds = _checked(state, run)
-    if rounds.generation != rounds.lineage.newest:
+    if rounds.generation != rounds.generations.newest:
         raise ValueError(
             f"Run: this state is spent: it is of generation {rounds.generation}, and the newest is "
-            f"{rounds.lineage.newest}. A round takes over the buffers of the state that it is "
+            f"{rounds.generations.newest}. A round takes over the buffers of the state that it is "
             "given: write state, report = run.round(state)"
         )
     return rounds
@@ -114,7 +114,7 @@ def check_commit(state: Any, plan: "Plan", executed: Any, run: Any) -> None:
         raise ValueError(
             "Run.commit: this plan is of another state; give the state that run.plan was given"
         )
-    if rounds.generation < rounds.lineage.committed:
+    if rounds.generation < rounds.generations.committed:
         raise ValueError(
             f"Run.commit: the round of generation {rounds.generation} is committed already, and "
             "its state is spent; go on with the state that was returned"
@@ -128,7 +128,7 @@ def check_commit(state: Any, plan: "Plan", executed: Any, run: Any) -> None:
             f"Run.commit: this is the work of another plan, of round {executed.plan.round_index}; "
             "give the plan that was executed, and what run.execute(plan) returned"
         )
-    rounds.lineage.newest = rounds.lineage.committed = rounds.generation + 1
+    rounds.generations.newest = rounds.generations.committed = rounds.generation + 1
 
 
 def _checked(state: Any, run: Any) -> RoundsState:
@@ -139,7 +139,7 @@ def _checked(state: Any, run: Any) -> RoundsState:
             "before returned"
         )
     rounds = state.rounds if isinstance(state, RunState) else state
-    if rounds.lineage.run is not run:
+    if rounds.generations.run is not run:
         raise ValueError(
             "Run: this state is another run's, and nothing was computed; give one that this run's "
             "init, restore or round returned"
