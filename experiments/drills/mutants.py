@@ -3,7 +3,7 @@
     python -m experiments.drills.mutants [--commit=HEAD] [--only='quota/*,rounds/3'] [--every=7]
         [--workers=1] [--minutes=30] [--include_slow]
 
-`mutants.jsonl` lists mistakes that were drawn by a seed (`mutant_draws`) from the rooms of hetjax
+`mutants.jsonl` lists mistakes that were drawn by a seed from the rooms of hetjax
 that compute: a sign, an off-by-one, a mask dropped, workers swapped, an entry left out. Each is
 made in a copy of the commit of its own, and the tests of its room run on it until one fails: those
 of `tests/ROOM`, nearest to the changed module first, and the doctests of `hetjax/ROOM`. A test that
