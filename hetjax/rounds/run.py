@@ -147,8 +147,8 @@ class Run(engine.Engine):
             ValueError: the state is spent, or another run's; nothing was computed.
             NonFiniteError: a microbatch of the round before was not finite.
         """
+        run_state.check_state(state, self)
         if not self.is_warm(kind):
-            run_state.check_state(state, self)
             state = warm_up.of_run(self, state, kind, given)
         rounds, executed, report = self.play(
             state,

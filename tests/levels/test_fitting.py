@@ -351,7 +351,9 @@ def test_a_result_of_many_rounds_holds_none_of_their_arrays():
         examples_apart="skip",
     ) as run:
         _, step = run.step(run.init())
-        assert all(asked.report.mean is None for asked in step.asked)
+        for asked in step.asked:  # of the devices' arrays it holds numbers, at most one a worker
+            held = jax.tree.leaves(list(vars(asked.report).values()))
+            assert all(leaf.ndim < 2 for leaf in held if isinstance(leaf, jax.Array))
         assert all(asked.report.read().examples for asked in step.asked)  # its numbers stay
 
 
