@@ -1,4 +1,4 @@
-"""The way back of an unrolled estimator: adjoints through each step, from the last one."""
+"""The way back of an unrolled estimator: adjoints go through each step, from the last one."""
 
 import functools
 import math
@@ -13,10 +13,10 @@ from hetjax.types import PyTree
 
 
 class Backwards(forwards.Unrolled):
-    """Reverse mode: one step back is a pull through the optimiser, and a product of each level."""
+    """Reverse mode: a step back is a pull through the optimiser and a product of each level."""
 
     def moment(self, carry: Trajectory) -> Moment:
-        """Of step k - 1, which the adjoint goes through next."""
+        """What is held of step k - 1, which the adjoint goes through next."""
         raise NotImplementedError
 
     def backward(self) -> tuple[machine.Step, ...]:
@@ -50,7 +50,7 @@ class Backwards(forwards.Unrolled):
 
 
 class Reverse(Backwards):
-    """Holds the last K steps; where the worst iterate is taken, all of them."""
+    """Holds the last K steps, or all of them if the worst iterate is taken."""
 
     @property
     def held(self) -> int:
@@ -122,7 +122,7 @@ class Checkpointed(Backwards):
         return trajectory.through_first(self.lower.init, vectors.row(carry.past[0], 0).y, carry)
 
     def to_start(self, carry: Trajectory) -> Trajectory:
-        """To the first step of the segment that step k - 1 is in."""
+        """Goes to the first step of the segment that step k - 1 is in."""
         row = (carry.k - 1) // self.length
         start = vectors.row(carry.past[0], row)
         return carry._replace(y=start.y, opt=start.opt, k=row * self.length)

@@ -1,4 +1,4 @@
-"""Pytrees as vectors: sums, inner products, rows of them, and the leaves that have a derivative."""
+"""Pytrees as vectors: sums, inner products, stacks of them, and the leaves with a derivative."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def zeros_like(tree: PyTree) -> PyTree:
 
 
 def dtype_of(tree: PyTree) -> Any:
-    """The type of sums over a tree: of its widest leaf."""
+    """The type of sums over a tree: that of its widest leaf."""
     return trees.wider(*(leaf.dtype for leaf in jax.tree.leaves(tree)))
 
 

@@ -35,7 +35,7 @@ def _row(record: Record) -> list[str]:
 
 
 def _quotas(record: Record) -> str:
-    """Microbatches given to each worker; where fewer were done, those done "of" those given."""
+    """Microbatches given to each worker; if fewer were done, those done "of" those given."""
     given, done = (_numbers(record.get(name)) for name in ("quotas", "microbatches_done"))
     return f"{done} of {given}" if given and done.strip(" -") and done != given else given
 

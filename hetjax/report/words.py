@@ -23,9 +23,9 @@ def pretty(record: Record) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "names") -> str:
-    """An HTML table, scrolled where it is wide; `kind` is its class in style.css.
+    """An HTML table, which scrolls if it is wide; `kind` is its class in style.css.
 
-    A row of one cell is as wide as all columns.
+    A line of one cell is as wide as all columns.
     """
     heads = "".join(f"<th>{escaped(name)}</th>" for name in head)
     lines = [f"<tr>{heads}</tr>"]
@@ -36,7 +36,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "na
 
 
 def time_unit(secs: float) -> tuple[float, str]:
-    """The factor and the name of a unit in which `secs` reads well.
+    """The factor and the name of the unit in which `secs` reads best.
 
     Example:
         >>> time_unit(0.25)
@@ -94,7 +94,7 @@ def loss(value: Any) -> str:
 
 
 def count(value: Any) -> str:
-    """A number of things, thousands apart; to two decimals where it is not whole."""
+    """A number of things, with commas at thousands; to two decimals if it is not whole."""
     amount = number(value)
     if np.isnan(amount):
         return ""

@@ -45,7 +45,8 @@ def parse(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
       Images `u8[n, 32, 32, 3]` and labels `u8[n]`.
 
     Raises:
-      ValueError: not a whole number of records, or a label above 9; names the record.
+      ValueError: it has no whole number of records, or a label is above 9. The message names the
+        record.
     """
     if len(content) == 0 or len(content) % RECORD_BYTES:
         raise ValueError(

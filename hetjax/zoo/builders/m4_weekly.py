@@ -22,8 +22,8 @@ def parse(content: bytes, name: str) -> dict[str, np.ndarray]:
     """The points of each series, `f64[length]`, by its name.
 
     Raises:
-      ValueError: a cell is no finite number, or lies behind an empty one, or a series has no
-        points or is there twice; names the series and the cell.
+      ValueError: a cell is no finite number or lies behind an empty one, or a series has no points
+        or is there twice. The message names the series and the cell.
     """
     found: dict[str, np.ndarray] = {}
     for index, row in enumerate(_rows(content, name)):
@@ -68,7 +68,7 @@ def open_m4_weekly(read_file: files.ReadFile, *, past: int = 20, future: int = 6
     Args:
       read_file: gives the contents of a file.
       past: points that a model sees.
-      future: points that it tells at once.
+      future: points that it forecasts at once.
     """
     points = {split: parse(read_file(name), name) for split, name in FILES.items()}
     try:
