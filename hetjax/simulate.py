@@ -142,7 +142,7 @@ def simulate(
 
     state = policy.init(num_workers, int(budget))
     clocks = np.zeros(num_workers)
-    rows = []
+    lines = []
     worker_microbatches, worker_compute_secs = np.zeros(num_workers, np.int64), clocks.copy()
     for index in range(int(num_rounds)):
         present = emulate.presence(cluster, index)
@@ -172,12 +172,12 @@ def simulate(
             exchange_secs,
             exchange.copies_sent,
         )
-        rows.append(_row(done_now, float(clocks.max()), param_bytes))
+        lines.append(_line(done_now, float(clocks.max()), param_bytes))
         worker_microbatches += done
         worker_compute_secs += compute_secs
         if on_round is not None:
             on_round(done_now)
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    columns = [np.array(column) for column in zip(*lines, strict=True)]
     return Simulation._make([*columns, worker_microbatches, worker_compute_secs])
 
 
@@ -224,7 +224,7 @@ def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.nda
     return ends.T
 
 
-def _row(done: Round, elapsed_secs: float, param_bytes: int) -> tuple:
+def _line(done: Round, elapsed_secs: float, param_bytes: int) -> tuple:
     """A round's numbers, in the order of `Simulation`."""
     here, counts = done.present, done.microbatches_done[done.present]
     local_secs, exchange_secs = _mean(done.local_secs), _mean(done.exchange_secs)

@@ -41,7 +41,7 @@ def linen_loss(
          the compiled program. None: all.
 
      Returns:
-       `(loss_fn, params)`: the pure loss, and the initial values of the parameters that are trained.
+       `(loss_fn, params)`: the pure loss, and the initial parameters that are trained.
 
      Raises:
        ValueError: there is a collection `batch_stats`, or no parameter that `wrt` chooses, or one

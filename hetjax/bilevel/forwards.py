@@ -141,7 +141,7 @@ class Forward(Unrolled):
             return vectors.floats(vectors.like(self.lower.init(x, y), opt))
 
         of_opt = jax.vmap(lambda dx: jax.jvp(begun, (x,), (dx,))[1])(basis)
-        of_y = vectors.rows_of(y, vectors.size_of(x))
+        of_y = vectors.stack_of(y, vectors.size_of(x))
         return trajectory.Tangents(basis, of_y, of_opt, tuple(of_y for _ in self.lower.levels))
 
     def gradient(self, x: PyTree, index: int, level: str, is_new: bool) -> machine.Ask:

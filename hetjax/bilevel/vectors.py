@@ -43,18 +43,18 @@ def add(a: PyTree, b: PyTree, scale: Any = 1.0) -> PyTree:
     )
 
 
-def rows_of(tree: PyTree, num_rows: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros((num_rows, *leaf.shape), leaf.dtype), tree)
+def stack_of(tree: PyTree, count: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), tree)
 
 
-def row(rows: PyTree, index: Any) -> PyTree:
+def item(stack: PyTree, index: Any) -> PyTree:
     take = jax.lax.dynamic_index_in_dim
-    return jax.tree.map(lambda leaf: take(leaf, index, keepdims=False), rows)
+    return jax.tree.map(lambda leaf: take(leaf, index, keepdims=False), stack)
 
 
-def put(rows: PyTree, index: Any, tree: PyTree) -> PyTree:
+def put(stack: PyTree, index: Any, tree: PyTree) -> PyTree:
     put = jax.lax.dynamic_update_index_in_dim
-    return jax.tree.map(lambda leaf, row: put(leaf, row, index, 0), rows, tree)
+    return jax.tree.map(lambda leaf, new: put(leaf, new, index, 0), stack, tree)
 
 
 def floats(tree: PyTree) -> list[jax.Array]:
@@ -86,8 +86,8 @@ def size_of(x: PyTree) -> int:
 def basis(x: PyTree) -> PyTree:
     """A tangent of x for each of its numbers: leaves `[n, ...]`."""
     leaves, treedef = jax.tree.flatten(x)
-    num, start, rows = size_of(x), 0, []
+    num, start, tangents = size_of(x), 0, []
     for leaf in leaves:
-        rows.append(jnp.eye(num, leaf.size, -start, leaf.dtype).reshape(num, *leaf.shape))
+        tangents.append(jnp.eye(num, leaf.size, -start, leaf.dtype).reshape(num, *leaf.shape))
         start += leaf.size
-    return jax.tree.unflatten(treedef, rows)
+    return jax.tree.unflatten(treedef, tangents)

@@ -208,7 +208,7 @@ def _of_rounds(rounds: Sequence[Record]) -> list[str]:
 def _kinds_table(summary: Record) -> str:
     total = sum(kind["secs"] for kind in summary["kinds"].values()) or 1.0
     head = ("level: what is asked", "rounds", "a round", "share of time", "sent a round", "quotas")
-    rows = [
+    lines = [
         (
             name,
             words.count(kind["rounds"]),
@@ -219,14 +219,14 @@ def _kinds_table(summary: Record) -> str:
         )
         for name, kind in summary["kinds"].items()
     ]
-    return words.table(head, rows)
+    return words.table(head, lines)
 
 
 def _ledger_table(summary: Record) -> str:
     head = ("level", "processed", "missing", "duplicated", "never processed", "revisits")
     names = ("processed", "missing", "duplicated", "never_processed", "revisited")
-    rows = [
+    lines = [
         (name, *(words.count(of_level[f"examples_{what}"]) for what in names))
         for name, of_level in summary["levels"].items()
     ]
-    return words.table(head, rows)
+    return words.table(head, lines)

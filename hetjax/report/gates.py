@@ -143,10 +143,10 @@ def table(history: Sequence[Record]) -> str:
     numbers = np.stack([given, finished, given - finished, counted])
     num_workers = len(given)
     most = np.sort(np.argsort(-numbers[2], kind="stable")[:TABLE_WORKERS])
-    rows = [(f"worker {j}", numbers[:, j]) for j in most]
+    named = [(f"worker {j}", numbers[:, j]) for j in most]
     if num_workers > TABLE_WORKERS:
         others = np.delete(numbers, most, axis=1)
-        rows.append((f"{num_workers - TABLE_WORKERS} others", others.sum(axis=1)))
-    rows.append(("all", numbers.sum(axis=1)))
-    lines = [[name, *(words.count(x) or "-" for x in values)] for name, values in rows]
+        named.append((f"{num_workers - TABLE_WORKERS} others", others.sum(axis=1)))
+    named.append(("all", numbers.sum(axis=1)))
+    lines = [[name, *(words.count(x) or "-" for x in values)] for name, values in named]
     return words.table(HEADS, lines, kind="totals")

@@ -14,14 +14,14 @@ HEADS = ["round", "epoch", "examples", "loss", "round time", "waiting", "quotas"
 def rounds_table(history: Sequence[Record]) -> str:
     """The first and the last `TABLE_ROUNDS` rounds as an HTML table."""
     first, *last = series.first_and_last(history, TABLE_ROUNDS)
-    rows = [_row(record) for record in first]
+    lines = [_line(record) for record in first]
     if (hidden := len(history) - 2 * TABLE_ROUNDS) > 0:
-        rows.append([f"… {hidden:,} rounds …"])
-    rows += [_row(record) for part in last for record in part]
-    return words.table(HEADS, rows, kind="rounds")
+        lines.append([f"… {hidden:,} rounds …"])
+    lines += [_line(record) for part in last for record in part]
+    return words.table(HEADS, lines, kind="rounds")
 
 
-def _row(record: Record) -> list[str]:
+def _line(record: Record) -> list[str]:
     return [
         words.count(record.get("round")),
         words.count(record.get("epoch")),

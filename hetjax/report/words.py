@@ -22,17 +22,17 @@ def pretty(record: Record) -> str:
     return json.dumps(record, indent=2, default=str, ensure_ascii=False)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "names") -> str:
+def table(head: Sequence[str], lines: Iterable[Sequence[str]], *, kind: str = "names") -> str:
     """An HTML table, which scrolls if it is wide; `kind` is its class in style.css.
 
     A line of one cell is as wide as all columns.
     """
     heads = "".join(f"<th>{escaped(name)}</th>" for name in head)
-    lines = [f"<tr>{heads}</tr>"]
-    for cells in rows:
+    marked = [f"<tr>{heads}</tr>"]
+    for cells in lines:
         start = f'<td colspan="{len(head)}">' if len(cells) == 1 else "<td>"
-        lines.append(f"<tr>{start}{'</td><td>'.join(map(escaped, cells))}</td></tr>")
-    return f'<div class="scroll"><table class="{kind}">{"".join(lines)}</table></div>'
+        marked.append(f"<tr>{start}{'</td><td>'.join(map(escaped, cells))}</td></tr>")
+    return f'<div class="scroll"><table class="{kind}">{"".join(marked)}</table></div>'
 
 
 def time_unit(secs: float) -> tuple[float, str]:

@@ -186,10 +186,10 @@ def hashed(sentences: Sequence[Sequence[str]], size: int, *, name: str = "") -> 
     check_sentences(sentences, name)
     if not 1 <= size <= _MOST:
         raise ValueError(f"words as one of {size} numbers; give 1 to {_MOST}")
-    rows = [sorted({zlib.crc32(word.encode()) % size for word in words}) for words in sentences]
-    out = np.full((len(rows), max(map(len, rows))), PADDING, np.int32)
-    for row, found in zip(out, rows, strict=True):
-        row[: len(found)] = found
+    hashes = [sorted({zlib.crc32(word.encode()) % size for word in words}) for words in sentences]
+    out = np.full((len(hashes), max(map(len, hashes))), PADDING, np.int32)
+    for sentence, found in zip(out, hashes, strict=True):
+        sentence[: len(found)] = found
     return out
 
 

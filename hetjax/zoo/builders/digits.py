@@ -32,8 +32,8 @@ def read_digits(
     assert images.shape == (NUM_IMAGES, *image_set.image_shape)
     is_test = np.arange(NUM_IMAGES) % TEST_EVERY == TEST_EVERY - 1
     return {
-        split: zip(images[rows], labels[rows].tolist(), strict=True)
-        for split, rows in (("train", ~is_test), ("test", is_test))
+        split: zip(images[chosen], labels[chosen].tolist(), strict=True)
+        for split, chosen in (("train", ~is_test), ("test", is_test))
     }
 
 

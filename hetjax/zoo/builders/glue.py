@@ -62,9 +62,9 @@ def parse(content: bytes, name: str, columns: Columns) -> tuple[list[list[str]],
     """
     sentences: list[list[str]] = []
     labels: list[int] = []
-    rows = files.lines(content, name)[columns.header :]
-    for index, row in enumerate(rows):
-        cells = row.split("\t")
+    lines = files.lines(content, name)[columns.header :]
+    for index, line in enumerate(lines):
+        cells = line.split("\t")
         if len(cells) != columns.num_columns:
             raise ValueError(
                 f"example {index} of {name} has {len(cells)} columns, expected "

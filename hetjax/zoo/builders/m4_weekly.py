@@ -26,8 +26,8 @@ def parse(content: bytes, name: str) -> dict[str, np.ndarray]:
         or is there twice. The message names the series and the cell.
     """
     found: dict[str, np.ndarray] = {}
-    for index, row in enumerate(_rows(content, name)):
-        title, cells = (row[0], row[1:]) if row else ("", [])
+    for index, line in enumerate(_lines(content, name)):
+        title, cells = (line[0], line[1:]) if line else ("", [])
         while cells and not cells[-1]:
             cells.pop()
         if not title or not cells or title in found:
@@ -47,7 +47,7 @@ def parse(content: bytes, name: str) -> dict[str, np.ndarray]:
     return found
 
 
-def _rows(content: bytes, name: str) -> list[list[str]]:
+def _lines(content: bytes, name: str) -> list[list[str]]:
     """The cells of each line but the first."""
     try:
         return list(csv.reader(files.lines(content, name)[1:]))

@@ -47,9 +47,9 @@ class BagOfWords(nnx.Module):
         """`i32[B, most words]`, -1 behind the last one, to logits `f[B, num_classes]`."""
         table = self.table[...]
         is_word = jnp.asarray(words >= 0, table.dtype)
-        rows = table[jnp.maximum(words, 0)] * is_word[..., None]
+        vectors = table[jnp.maximum(words, 0)] * is_word[..., None]
         count = jnp.maximum(is_word.sum(-1, keepdims=True), jnp.ones((), table.dtype))
-        return rows.sum(-2) / jnp.sqrt(count) + self.bias[...][None]
+        return vectors.sum(-2) / jnp.sqrt(count) + self.bias[...][None]
 
 
 class LSTM(nnx.Module):
