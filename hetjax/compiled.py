@@ -1,7 +1,7 @@
 """Compiled programs are kept on disk, and devices of one kind share them.
 
-JAX has no public interface for two things that this takes; what is private is used here and
-nowhere else. Where JAX has changed, programs are compiled as often as JAX does by itself.
+JAX has no public interface for two things that this takes. This module alone uses the private one.
+If JAX has changed, programs are compiled as often as JAX does by itself.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from typing import Any
 
 OFF = "off"
 AUTO = "auto"
-_MOST_BYTES = 1 << 30  # of programs that are kept; the oldest go first
-_USUAL_LEAST_SECS = 1.0  # of compiling, below which JAX keeps nothing by itself
+_MOST_BYTES = 1 << 30  # of kept programs; those used longest ago are removed first
+_USUAL_LEAST_SECS = 1.0  # JAX by itself keeps no program that took less time to compile
 _CACHE_WRITE = ["cache_key", "compile_time_secs", "module_name", "backend", "executable"]
 _HASH_OPTIONS = ["hash_obj", "compile_options_obj", "strip_device_assignment"]
 
@@ -26,8 +26,8 @@ def keep(where: str = AUTO) -> None:
     """Has JAX keep what it compiles, for this run and the next ones; may be called again.
 
     Args:
-        where: a directory; 'auto': that which JAX already has, or else `hetjax` in the user's
-            cache directory, of which at most 1 GiB stays; 'off': change nothing.
+        where: a directory. 'auto': the one that JAX already has, or else `hetjax` in the user's
+            cache directory, in which at most 1 GiB stays. 'off': change nothing.
     """
     import jax
 
@@ -55,11 +55,11 @@ def keep(where: str = AUTO) -> None:
     if has.jax_persistent_cache_min_compile_time_secs == _USUAL_LEAST_SECS:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_compilation_cache_dir", str(directory))
-    compilation_cache.reset_cache()  # or one that JAX went without stays away
+    compilation_cache.reset_cache()  # else JAX goes on without one if it began without
 
 
 def default_directory() -> pathlib.Path:
-    """Of this user, this kind of processor and these versions: what others compile may not run."""
+    """The directory of this user, kind of processor and versions: others' programs may not run."""
     import jax
 
     processor = platform.node()
@@ -73,7 +73,7 @@ def default_directory() -> pathlib.Path:
 
 
 def _prune(directory: pathlib.Path) -> None:
-    """Removes the programs that were used longest ago, until the others are few enough."""
+    """Removes the programs that were used longest ago, until the others are small enough."""
     found = []
     for path in directory.parent.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # another process does the same
@@ -89,10 +89,10 @@ def _prune(directory: pathlib.Path) -> None:
 
 
 def _share_between_devices() -> None:
-    """Lets a CPU device load what was compiled for another one, where JAX computes on CPUs.
+    """Lets a CPU device load what was compiled for another one, if JAX computes on CPUs.
 
-    JAX (0.10 to 0.12) does so for GPUs. For CPU the key of a program names the device, though the
-    program that is loaded is bound to the device that it is loaded for. Nothing is known of others.
+    JAX (0.10 to 0.12) does so for GPUs. For CPUs the key of a program names the device, although a
+    loaded program is bound to the device for which it is loaded. Other versions are not known.
     """
     import jax
 
@@ -123,8 +123,8 @@ def _share_between_devices() -> None:
 def _write_whole() -> None:
     """Lets a program appear in the cache all at once.
 
-    JAX (0.10 to 0.12) writes in place: other processes could read half a program, and where the
-    writer is killed, half would stay, to be refused and compiled anew each time.
+    JAX (0.10 to 0.12) writes in place, so other processes could read half a program. If the writer
+    were killed, half would stay, to be refused and compiled anew each time.
     """
     try:
         from jax._src import lru_cache
@@ -155,8 +155,8 @@ def _write_whole() -> None:
 def write_from_all_processes() -> None:
     """Lets each process of a launcher write what it compiles to the compilation cache.
 
-    JAX (0.10 to 0.12) lets process 0 alone, to spare shared file systems: what it does not need
-    the others would compile anew at each restart.
+    JAX (0.10 to 0.12) lets process 0 alone write, to spare shared file systems. So the others would
+    compile what process 0 does not need anew at each restart.
     """
     import jax
 
@@ -172,7 +172,7 @@ def write_from_all_processes() -> None:
         key: str, secs: float, name: str, backend: Any, program: Any, callbacks: Any = ()
     ) -> None:
         least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
-        if secs >= least and not callbacks:  # what calls Python cannot be kept
+        if secs >= least and not callbacks:  # a program that calls Python cannot be kept
             with contextlib.suppress(Exception):  # a full disk: the next process compiles again
                 compilation_cache.put_executable_and_time(key, name, program, backend, int(secs))
 

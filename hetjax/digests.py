@@ -1,4 +1,4 @@
-"""What does a tree hold, and what does a function compute? Digests, by which two are told apart."""
+"""What does a tree hold, and what does a function compute? Digests that tell two of them apart."""
 
 import hashlib
 import re

@@ -10,14 +10,14 @@ from typing import Any
 
 @contextlib.contextmanager
 def deferred(unit: str = "round") -> Iterator[Callable[[], signal.Signals | None]]:
-    """Turns the first Ctrl-C into a request, and SIGTERM; a second Ctrl-C interrupts at once.
+    """Turns the first Ctrl-C, or SIGTERM, into a request; a second Ctrl-C interrupts at once.
 
     Args:
         unit: what is done to its end before the run ends.
 
     Yields:
-        A function that tells which signal came first, if any. Outside the main thread, where
-        Python lets nobody handle signals, it always says None.
+        A function that tells which signal came first, if any. Outside the main thread Python lets
+        nobody handle signals, so there it always returns None.
     """
     came: list[signal.Signals] = []
 
@@ -46,7 +46,7 @@ def deferred(unit: str = "round") -> Iterator[Callable[[], signal.Signals | None
 def handled_by(
     handler: Callable[[int, Any], None], signums: Iterable[signal.Signals]
 ) -> Iterator[None]:
-    """Has a function handle these signals inside, in the main thread."""
+    """Has a function handle these signals inside the context, in the main thread."""
     before = {signum: signal.signal(signum, handler) for signum in signums}
     try:
         yield

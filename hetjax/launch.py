@@ -2,11 +2,11 @@
 
     python -m hetjax.launch --workers=4 [--cpus=1,0.5,0.25,0.25] -- python -m experiments.train …
 
-The command behind `--` runs once for each worker, with its number, the number of all and the
-coordinator's address in its environment (HETJAX_PROCESS_ID, HETJAX_NUM_PROCESSES,
-HETJAX_COORDINATOR, HETJAX_ATTEMPT). When a worker dies or hangs all are started again, and a
-program that saves checkpoints goes on from the last. Exit codes: 0 all finished, 1 the restarts
-are spent, 2 bad input, 130 ended by Ctrl-C, 143 ended by SIGTERM.
+The command behind `--` runs once for each worker. Its environment has the worker's number, the
+number of workers, the coordinator's address and the number of the attempt (HETJAX_PROCESS_ID,
+HETJAX_NUM_PROCESSES, HETJAX_COORDINATOR, HETJAX_ATTEMPT). When a worker dies or hangs all are
+started again, and a program that saves checkpoints goes on from the last. Exit codes: 0 all
+finished, 1 the restarts are spent, 2 bad input, 130 ended by Ctrl-C, 143 ended by SIGTERM.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _FLAGS = {
 
 
 def parse(argv: Sequence[str]) -> supervisor.Options:
-    """Reads the command line; exits with code 2 and a message where it is wrong."""
+    """Reads the command line; exits with code 2 and a message if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m hetjax.launch",
         usage="python -m hetjax.launch --workers=N [options] -- COMMAND …",

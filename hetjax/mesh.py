@@ -1,7 +1,7 @@
 """Where the workers live: the worker axis, its mesh, and moving leaves onto and off it.
 
-Every array of the training state has a leading axis `num_workers`, sharded over
-`WORKER_AXIS`. The mesh is made here and nowhere else.
+Every array of the training state has a leading axis `num_workers`, sharded over `WORKER_AXIS`. A
+worker's row is its part along that axis. The mesh is made here and nowhere else.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from hetjax import types
 
 WORKER_AXIS = "worker"
 
-_SPARE_COPIES = 8  # of the parameters, that rounds may need beyond those of the warm-up
+_SPARE_COPIES = 8  # copies of the parameters that rounds may need beyond those of the warm-up
 _LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 1 << 25, 1 << 29
 
 _MORE_DEVICES = (
@@ -33,13 +33,13 @@ _MORE_DEVICES = (
 def use_cpu_workers(num_workers: int) -> None:
     """Makes XLA's CPU backend show `num_workers` devices.
 
-    Has to come before anything uses a JAX device. Harmless where an accelerator is the
-    default backend: only the number of CPU devices is set. From then on the process keeps the
-    memory that a program frees (glibc). Else each round of a large model would ask for its pages
-    anew: with balanced orders a step of 5 million parameters took 59 ms, and takes 44.
+    Call it before anything uses a JAX device. It is harmless if an accelerator is the default
+    backend: it sets the number of CPU devices alone. From then on the process keeps the memory that
+    a program frees (glibc). Else each round of a large model would ask for its pages anew: with
+    balanced orders a step of 5 million parameters took 59 ms, and takes 44.
 
     Raises:
-        ValueError: if JAX is already up with fewer CPU devices.
+        ValueError: JAX has already started with fewer CPU devices.
     """
     _keep_freed_memory()
     try:
@@ -58,7 +58,7 @@ def use_cpu_workers(num_workers: int) -> None:
 def _keep_freed_memory() -> None:
     """Tells glibc's malloc to give no large block back to the system.
 
-    Does nothing elsewhere, and where the environment tells malloc what to do.
+    Does nothing without glibc, or if the environment tells malloc what to do.
     """
     if not sys.platform.startswith("linux") or "glibc.malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""
@@ -87,7 +87,7 @@ def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = No
     """One device a worker, in rank order, on the mesh axis `WORKER_AXIS`.
 
     Raises:
-        ValueError: if there are fewer devices than workers.
+        ValueError: there are fewer devices than workers.
     """
     devices = jax.devices() if devices is None else devices
     if num_workers < 1:
@@ -130,13 +130,13 @@ def add_worker_axis(tree: types.PyTree, num_workers: int) -> types.PyTree:
 
 
 def own_workers(mesh: Mesh) -> list[int]:
-    """The workers of this process, in order: all of them where there is one process."""
+    """The workers of this process, in order: all of them if there is one process."""
     own = jax.process_index()
     return [w for w, device in enumerate(mesh.devices) if device.process_index == own]
 
 
 def place(tree: types.PyTree, mesh: Mesh) -> types.PyTree:
-    """Puts leaves `[num_workers, ...]` on the mesh, a row a worker; each process its own rows."""
+    """Puts leaves `[num_workers, ...]` on the mesh, a row a worker; each process puts its own."""
     workers = own_workers(mesh)
     if len(workers) == mesh.size:
         return jax.device_put(tree, worker_sharding(mesh))
@@ -157,7 +157,7 @@ def worker_rows(tree: types.PyTree) -> list[types.PyTree]:
 
 
 def join_rows(rows: Sequence[types.PyTree], mesh: Mesh) -> types.PyTree:
-    """Rows `[1, ...]`, one for each of this process's workers, as one tree of global arrays.
+    """Joins rows `[1, ...]`, one for each of this process's workers, to a tree of global arrays.
 
     No copy: a row stays on its worker's device.
     """

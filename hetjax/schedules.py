@@ -1,7 +1,7 @@
 """Learning rates that follow the examples processed, not the number of updates.
 
-Gates and absent workers change how many rounds an epoch has; a schedule of examples does not
-notice.
+Gates and absent workers change how many rounds an epoch has. A schedule by examples does not depend
+on that.
 """
 
 from typing import NamedTuple
@@ -14,14 +14,14 @@ from hetjax import types
 
 
 class ScaleByProgressState(NamedTuple):
-    learning_rate: jax.Array  # f32[]: of the last update; that at progress 0 before the first
+    learning_rate: jax.Array  # f32[]: of the last update; before the first, that at progress 0
 
 
 def scale_by_progress(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
     """Multiplies by `-learning_rate(progress)`: the last link of an optax chain.
 
-    `progress` counts nominal rounds, examples processed over the examples of a full round, and
-    is given by the sync phase; it equals the step count while all rounds are full.
+    The sync phase gives `progress`. It counts nominal rounds: examples processed over the examples
+    of a full round. It equals the step count while all rounds are full.
 
     Example:
         >>> import optax
@@ -50,7 +50,7 @@ def scale_by_progress(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTr
                 "make_train_step; elsewhere pass progress= to the optimizer's update"
             )
         rate = schedule(progress)
-        with jax.numpy_dtype_promotion("standard"):  # a float32 rate, whatever the parameters are
+        with jax.numpy_dtype_promotion("standard"):  # the rate is float32, whatever the parameters
             scaled = jax.tree.map(lambda u: (-rate * u).astype(jnp.result_type(u)), updates)
         return scaled, ScaleByProgressState(jnp.asarray(rate, jnp.float32))
 

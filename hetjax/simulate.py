@@ -1,10 +1,12 @@
 """How long would rounds take on a cluster that nobody has?
 
-The quota policies, the solver and the gates are those of training; compute times are an emulated
-cluster's, communication follows a model of the links, and no gradient is computed. So 100,000
-workers take a laptop seconds a run. NumPy alone; assumes that compute does not depend on the
-examples, that links are equal and do not disturb each other, that policies know the times of
-a round when the next one begins, and that no epoch ends: every round is of the whole budget.
+The quota policies, the solver and the gates are those of training. Compute times are an emulated
+cluster's, communication follows a model of the links, and no gradient is computed. So a run of
+100,000 workers takes a laptop seconds. NumPy alone.
+
+Assumes that compute does not depend on the examples, and that links are equal and do not disturb
+each other. Assumes that policies know the times of a round when the next one begins, and that no
+epoch ends: every round is of the whole budget.
 """
 
 import numbers
@@ -21,7 +23,7 @@ from hetjax.quota import asking
 from hetjax.topology import links
 
 WAIT_FOR = ("all", "neighbours")
-EXACT_WORKERS = 64  # up to which the delays are those of a training run, one by one
+EXACT_WORKERS = 64  # up to so many workers the delays are exactly those of a training run
 _MOST_TIMES = 1 << 26  # microbatch times of a round: 0.5 GiB, a few times over
 _STREAM = 0x73696D  # keeps the delays apart from other draws of (seed, round)
 
@@ -34,7 +36,7 @@ class Round(NamedTuple):
     quotas: np.ndarray  # i64[n], microbatches
     microbatches_done: np.ndarray  # i64[n]
     compute_secs: np.ndarray  # f64[n], each worker's own
-    local_secs: np.ndarray  # f64[n], from its start to that of its exchange: compute and waiting
+    local_secs: np.ndarray  # f64[n], from its start to its exchange's: compute and waiting
     exchange_secs: np.ndarray  # f64[n]
     copies_sent: np.ndarray  # f64[n], of the parameters
 
@@ -45,7 +47,7 @@ class Simulation(NamedTuple):
     round_secs: np.ndarray  # f64[R], mean over the workers: local_secs + exchange_secs
     local_secs: np.ndarray  # f64[R], mean over the workers: compute and waiting
     exchange_secs: np.ndarray  # f64[R], mean over the workers
-    elapsed_secs: np.ndarray  # f64[R], when the last worker has ended the round
+    elapsed_secs: np.ndarray  # f64[R], until the last worker has ended the round
     waiting_fraction: np.ndarray  # f64[R], of the present workers' local_secs
     bytes_sent: np.ndarray  # i64[R], by all workers
     microbatches_done: np.ndarray  # i64[R], by all workers
@@ -56,7 +58,7 @@ class Simulation(NamedTuple):
 
     @property
     def microbatches_per_sec(self) -> float:
-        """Over the whole run."""
+        """Microbatches a second over the whole run."""
         return float(self.microbatches_done.sum() / self.elapsed_secs[-1])
 
 
@@ -77,31 +79,30 @@ def simulate(
 ) -> Simulation:
     """Rounds of training without the training.
 
-    Where all wait, a round lasts until its last worker has finished what the gate asks for, and
-    the exchange after it; n workers, s bytes of parameters, latency l, b bytes a second:
+    If all wait, a round lasts until its last worker has finished what the gate asks for, plus the
+    exchange. With n workers, s bytes of parameters, latency l, b bytes a second, that takes:
 
         all_reduce, ring    2(n - 1)·l + 2(n - 1)/n · s/b
         d_psgd              most neighbours of a worker · (l + s/b), 1 for one-peer graphs
         matcha              active matchings · (l + s/b)
 
-    Where workers wait for neighbours, each has a clock of its own: it begins the next round when
-    it and those it receives from in this round have finished their work of this round, and its
-    own exchanges, one after another, are done. Absent workers compute nothing and are mixed, as
-    in training.
+    If workers wait for neighbours, each has a clock of its own. It begins the next round when it
+    and those it receives from in this round have finished their work, and its own exchanges, one
+    after another, are done. Absent workers compute nothing and are mixed, as in training.
 
     Args:
       quota: the policy that decides the quotas: a `QuotaPolicy`, a name, or a dict of fields, such
         as `{"policy": "static", "proportions": [2, 1]}`.
-      cluster: decides the times, and who is present. Up to 64 workers a run has the delays of a
-        training run with the same seed; above, others of the same distributions.
+      cluster: decides the times, and which workers are present. Up to 64 workers a run has the
+        delays of a training run with the same seed; above, others of the same distributions.
       budget: microbatches a round.
       num_rounds: R.
       caps: i64[n], the most a present worker may get. None: the budget.
-      gate: a `Gate`, a name, or a dict such as `{"trigger": "quorum", "quorum": 12}`. Where workers
+      gate: a `Gate`, a name, or a dict such as `{"trigger": "quorum", "quorum": 12}`. If workers
         wait for neighbours, 'deadline' is on each worker's own clock.
-      drop: what is in flight when the gate closes is given up, not finished.
-      reducer: a `Reducer`, a name, or a dict such as `{"name": "d_psgd", "graph": "torus"}`. One
-        object keeps the schedule that it has planned: with 'matcha' and 1000 workers that takes
+      drop: give up what is in flight when the gate closes, instead of finishing it.
+      reducer: a `Reducer`, a name, or a dict such as `{"name": "d_psgd", "graph": "torus"}`. An
+        object keeps the schedule that it has planned. With 'matcha' and 1000 workers planning takes
         longer than the rounds, so give the same object to several runs.
       param_bytes: of one copy of the parameters.
       link: of every worker.
@@ -141,7 +142,7 @@ def simulate(
 
     state = policy.init(num_workers, int(budget))
     clocks = np.zeros(num_workers)
-    rows = []
+    lines = []
     worker_microbatches, worker_compute_secs = np.zeros(num_workers, np.int64), clocks.copy()
     for index in range(int(num_rounds)):
         present = emulate.presence(cluster, index)
@@ -171,21 +172,21 @@ def simulate(
             exchange_secs,
             exchange.copies_sent,
         )
-        rows.append(_row(done_now, float(clocks.max()), param_bytes))
+        lines.append(_line(done_now, float(clocks.max()), param_bytes))
         worker_microbatches += done
         worker_compute_secs += compute_secs
         if on_round is not None:
             on_round(done_now)
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    columns = [np.array(column) for column in zip(*lines, strict=True)]
     return Simulation._make([*columns, worker_microbatches, worker_compute_secs])
 
 
 def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.ndarray) -> np.ndarray:
     """Returns when each microbatch of each worker would end, seconds from the round's start.
 
-    Up to 64 workers `cluster.microbatch_ends`. Above, where a generator for each worker would
-    take most of the time, one for each round draws the same distributions; constant times are
-    equal to the bit. Larger quotas do not change the times of the earlier microbatches.
+    Up to 64 workers these are `cluster.microbatch_ends`. Above, a generator for each worker would
+    take most of the time. So one for each round draws from the same distributions; constant times
+    are equal to the bit. Larger quotas do not change the times of the earlier microbatches.
 
     Args:
       cluster: the workers.
@@ -193,7 +194,7 @@ def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.nda
       quotas: i64[n].
 
     Returns:
-      f64[n, max(max(quotas), 1)]; what is beyond a quota means nothing.
+      f64[n, max(max(quotas), 1)]; values beyond a quota mean nothing.
 
     Raises:
       ValueError: there would be more than 2^26 times.
@@ -208,7 +209,7 @@ def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.nda
     if num_workers <= EXACT_WORKERS:
         return emulate.ends_of(cluster, round, quotas)
     costs = cluster.costs_at(round)
-    # Microbatch by microbatch, so that one more is drawn after all those there are.
+    # Microbatch by microbatch, so one more is drawn after all the others.
     secs = np.tile(costs.secs_per_microbatch, (most, 1))
     overhead = costs.overhead_secs
     rng = np.random.default_rng([cluster.seed, round, _STREAM])
@@ -223,7 +224,7 @@ def microbatch_ends(cluster: emulate.EmulatedCluster, round: int, quotas: np.nda
     return ends.T
 
 
-def _row(done: Round, elapsed_secs: float, param_bytes: int) -> tuple:
+def _line(done: Round, elapsed_secs: float, param_bytes: int) -> tuple:
     """A round's numbers, in the order of `Simulation`."""
     here, counts = done.present, done.microbatches_done[done.present]
     local_secs, exchange_secs = _mean(done.local_secs), _mean(done.exchange_secs)
@@ -243,7 +244,7 @@ def _row(done: Round, elapsed_secs: float, param_bytes: int) -> tuple:
 
 
 def _mean(secs: np.ndarray) -> float:
-    """Exact where all are equal, which a sum over n is not."""
+    """The mean, exact if all are equal, which a sum over n is not."""
     return float(secs[0] + (secs - secs[0]).mean())
 
 

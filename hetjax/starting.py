@@ -1,4 +1,4 @@
-"""What goes on before the first round: a line that moves while it does, and its seconds."""
+"""What happens before the first round: shows it in a line that moves, and measures its seconds."""
 
 import contextlib
 import importlib
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-_AFTER_SECS = 1.0  # what is over sooner is not shown
+_AFTER_SECS = 1.0  # a stage that is over sooner is not shown
 _PERIOD_SECS = {True: 0.5, False: 10.0}  # between two lines, on a terminal or notebook; in a file
 
 
@@ -17,7 +17,7 @@ class Starting:
     """The stages of a run's start, one after another.
 
     Args:
-        shown: show the line; it is gone when the run begins.
+        shown: show the line; it goes away when the run begins.
 
     Example:
         >>> starting = Starting()
@@ -30,7 +30,7 @@ class Starting:
     def __init__(self, *, shown: bool = False) -> None:
         self.shown = shown
         self.secs: dict[str, float] = {}
-        """Of each stage."""
+        """Seconds of each stage, by name."""
         self._now: tuple[str, str, float] | None = None  # stage, detail, when it began
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -43,7 +43,7 @@ class Starting:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """What is done inside belongs to this stage."""
+        """A context; what is done inside it belongs to this stage."""
         began = time.perf_counter()
         self._now = name, "", began
         if self.shown and self._thread is None and not self._ended.is_set():
@@ -84,7 +84,7 @@ class Starting:
 
 
 def bar_class() -> Any:
-    """Of progress bars: those of one line in a notebook that has what they take."""
+    """The class of progress bars: notebook bars if the notebook has what they need, else text."""
     if importlib.util.find_spec("ipywidgets") is None:
         return importlib.import_module("tqdm").tqdm
     return importlib.import_module("tqdm.auto").tqdm

@@ -20,7 +20,7 @@ def add_row_axis(tree: types.PyTree) -> types.PyTree:
 
 
 def select(condition: jax.Array, on_true: types.PyTree, on_false: types.PyTree) -> types.PyTree:
-    """Leaf by leaf `where`, with one scalar condition; keeps the dtypes of `on_false`."""
+    """`where`, leaf by leaf, with one scalar condition; keeps the dtypes of `on_false`."""
     return jax.tree.map(
         lambda a, b: jnp.where(condition, a, b).astype(jnp.asarray(b).dtype), on_true, on_false
     )
@@ -29,8 +29,8 @@ def select(condition: jax.Array, on_true: types.PyTree, on_false: types.PyTree) 
 def all_finite(tree: types.PyTree) -> jax.Array:
     """Whether no leaf of numbers holds a NaN or an infinity: bool[].
 
-    By the sum of each leaf, which either would spoil: a third of the time of asking each number
-    (on CPU). So numbers whose sum overflows count as infinite.
+    It looks at the sum of each leaf, which either of them spoils. On CPU that takes a third of the
+    time of looking at each number. So numbers whose sum overflows count as infinite.
     """
     leaves = [x for x in map(jnp.asarray, jax.tree.leaves(tree)) if _may_be_infinite(x)]
     wide = [x.astype(wider(x.dtype, jnp.float32)) for x in leaves]
@@ -42,13 +42,13 @@ def _may_be_infinite(leaf: jax.Array) -> bool:
 
 
 def wider(*dtypes: Any) -> Any:
-    """The dtype that holds all of these; no sum or product of theirs is left to JAX's promotion."""
-    with jax.numpy_dtype_promotion("standard"):  # asks for a type alone, also where JAX is strict
+    """The dtype that holds all of these, so no sum or product is left to JAX's promotion."""
+    with jax.numpy_dtype_promotion("standard"):  # asks for a type alone, even if JAX is strict
         return functools.reduce(jnp.promote_types, dtypes)
 
 
 def accumulator_zeros(tree: types.PyTree) -> types.PyTree:
-    """Zeros to sum `tree`-shaped terms in: float32, or the leaf's own dtype where wider."""
+    """Zeros to sum `tree`-shaped terms in: float32, or the leaf's own dtype if wider."""
     return jax.tree.map(
         lambda x: jnp.zeros(jnp.shape(x), wider(jnp.result_type(x), jnp.float32)),
         tree,
@@ -56,14 +56,14 @@ def accumulator_zeros(tree: types.PyTree) -> types.PyTree:
 
 
 def perturbed(tree: types.PyTree, seed: int) -> types.PyTree:
-    """Each leaf moved at random, by about its own size, or 0.1 where it is smaller."""
+    """Each leaf moved at random, by about its own size, or 0.1 if it is smaller."""
     leaves, treedef = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
 
     def move(leaf: jax.Array, key: jax.Array) -> jax.Array:
         wide = jnp.asarray(leaf, jnp.float32)
         scale = jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(wide))), 0.1)
-        noise = jax.random.normal(key, wide.shape)  # wider than the leaf where JAX is in 64 bits
+        noise = jax.random.normal(key, wide.shape)  # wider than the leaf if JAX is in 64 bits
         moved = wide.astype(noise.dtype) + scale.astype(noise.dtype) * noise
         return moved.astype(jnp.result_type(leaf))
 

@@ -1,7 +1,7 @@
 """Do the weights of a loss depend on what it is differentiated by?
 
-A mean loss is `sum(w l) / sum(w)`. Where its weights are constant, its gradient is that of the
-numerator over a number. Else it takes the quotient rule, and the gradient of the denominator.
+A mean loss is `sum(w l) / sum(w)`. If its weights are constant, its gradient is that of the
+numerator over a number. Else it takes the quotient rule and the gradient of the denominator.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,9 @@ from hetjax.types import PyTree
 def depend(function: Callable[..., tuple[Any, PyTree]], point: PyTree, *rest: Any) -> bool:
     """Whether the weights have a derivative by the point. Traces; computes nothing.
 
-    Where JAX cannot tell, as of what a `jax.custom_vjp` returns, they are said to depend: that is
-    right, and costs more. `jax.lax.stop_gradient` makes weights constant; truths and integers are.
+    If JAX cannot tell, as with the result of a `jax.custom_vjp`, they count as dependent: that is
+    right, but costs more. `jax.lax.stop_gradient` makes weights constant; booleans and integers
+    always are.
 
     Args:
         function: `(point, *rest) -> (losses, weights)`; weights are arrays, or None.

@@ -1,4 +1,4 @@
-"""What the adapters are given: does it fit the model, and what was meant where it does not?"""
+"""Does what the adapters get fit the model, and if it does not, what was meant?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_NAMED = 4
 
 
 def named(names: Any) -> str:
-    """The first few, for a message."""
+    """The first few names, for a message."""
     names = list(names)
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
@@ -43,11 +43,11 @@ def check_function(caller: str, function: Any, what: str) -> None:
 
     Args:
       caller: the adapter.
-      function: what it was given.
+      function: what it got.
       what: the function is to return.
 
     Raises:
-      ValueError: it is none.
+      ValueError: it is no such function.
     """
     if callable(function) and parts.takes(function, 2):
         return
@@ -61,7 +61,7 @@ def check_one_example_loss(caller: str, function: Any) -> None:
     """Refuses what is no function `(params, example, rng)`.
 
     Raises:
-      ValueError: it is none.
+      ValueError: it is no such function.
     """
     if callable(function) and parts.takes(function, 3):
         return
@@ -75,7 +75,7 @@ def check_model(caller: str, model: Any, function: Any, wanted: type) -> None:
     """Refuses what is no model of `wanted`, `nnx.Module` or `linen.Module`, and swapped arguments.
 
     Raises:
-      ValueError: it is none; says what was meant, as far as that can be seen.
+      ValueError: it is no such model. The message says what was meant, as far as can be seen.
     """
     is_nnx = wanted is nnx.Module
     if isinstance(model, wanted):
@@ -107,7 +107,7 @@ def check_params(caller: str, given: Any, expected: Any) -> None:
       expected: those of the model.
 
     Raises:
-      ValueError: names or shapes differ; says which.
+      ValueError: names or shapes differ. The message says which.
     """
     theirs, own = _shapes(given), _shapes(expected)
     if theirs == own:
@@ -139,7 +139,7 @@ def by_key(losses: Callable[[Any, jax.Array], Any], batch: Any, rng: jax.Array) 
     """Calls `losses` with the batch and its key, or example by example with a key for each.
 
     Raises:
-      ValueError: example by example, it returned something that is not one an example.
+      ValueError: called with one example, it returned something that is not one loss.
     """
     if is_one_key(rng):
         return losses(batch, rng)
@@ -160,7 +160,7 @@ def by_key(losses: Callable[[Any, jax.Array], Any], batch: Any, rng: jax.Array) 
 
 
 def is_one_key(rng: jax.Array) -> bool:
-    """Whether it is one key, typed or raw, and no array of keys."""
+    """Whether `rng` is one key, typed or raw, and no array of keys."""
     return jnp.ndim(rng) == (0 if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) else 1)
 
 

@@ -1,8 +1,8 @@
 """Which results of a program are arguments of it, handed on as they are?
 
-A transformation such as `remat` or `scan` gives back every variable of a model that went in, so a
-new value of a variable need not be another number. Looked through are the calls of JAX that hand
-values on; whatever else makes a value is taken to change it. Nothing is computed.
+A transformation such as `remat` or `scan` gives back every variable of a model that went in. So a
+new value of a variable need not be another number. This looks into the calls of JAX that hand
+values on, and assumes that all else changes a value. Nothing is computed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # where a call keeps its program
 
 
 def changed(function: Callable[[list[Any]], list[Any]], values: Sequence[Any]) -> list[bool]:
-    """Whether each result of `function` is another value than the argument in its place.
+    """Whether each result of `function` differs from the argument in its place.
 
     Args:
-      function: `values -> values`, as many; to be traced.
+      function: `values -> values`, equally many; it is traced.
       values: arrays.
     """
     program = jax.make_jaxpr(lambda *values: function(list(values)))(*values)
@@ -28,7 +28,7 @@ def changed(function: Callable[[list[Any]], list[Any]], values: Sequence[Any]) -
 
 
 def _forwarded(program: Any) -> list[int | None]:
-    """For each result of a jaxpr the argument that it is; None where it is none."""
+    """For each result of a jaxpr the argument that it is; None if it is none."""
     places = {variable: place for place, variable in enumerate(program.invars)}
 
     def place_of(variable: Any) -> int | None:
@@ -43,7 +43,7 @@ def _forwarded(program: Any) -> list[int | None]:
 
 
 def _of_equation(equation: Any) -> list[int | None]:
-    """For each result of an equation the argument that it is; None where it is none."""
+    """For each result of an equation the argument that it is; None if it is none."""
     count, name, params = len(equation.outvars), equation.primitive.name, equation.params
     if name == "optimization_barrier":
         return list(range(count))
@@ -73,7 +73,7 @@ def _scan_counts(params: dict[str, Any], num_arguments: int) -> tuple[int, int]:
 
 
 def _of_scan(places: list[int | None], num_consts: int, num_carry: int) -> list[int | None]:
-    """A carry is handed on where each step does; of what is stacked, each step's own slice."""
+    """A carry is handed on if each step does so; of stacked arrays each step's own slice is."""
     first_slice = num_consts + num_carry
     return [
         place

@@ -29,24 +29,24 @@ def linen_loss(
 ) -> tuple[LossFn, Any]:
     """Makes the core's loss of a Flax Linen module.
 
-    Args:
-      module: the module.
-      variables: what `module.init` returned.
-      per_example_loss: `(model, batch) -> losses f[B]`, or `(losses, weights)`, or a
-        `hetjax.Losses`; `model(...)` is `module.apply(variables, ...)`. Pass what the module wants
-        in training, such as `model(batch["image"], train=True)`.
-      streams: names of the random streams that the module uses.
-      wrt: `(path, array) -> bool`: which parameters are trained, such as
-        `lambda path, _: "lora" in path`; `path` is a tuple of names. The others are constants of
-        the compiled program. None: all.
+     Args:
+       module: the module.
+       variables: what `module.init` returned.
+       per_example_loss: `(model, batch) -> losses f[B]`, or `(losses, weights)`, or a
+    `module.apply(variables, ...)`. Pass what the module wants
+         in training, such as `model(batch["image"], train=True)`.
+       streams: names of the random streams that the module uses.
+       wrt: `(path, array) -> bool`: which parameters are trained, such as
+         `lambda path, _: "lora" in path`; `path` is a tuple of names. The others are constants of
+         the compiled program. None: all.
 
-    Returns:
-      `(loss_fn, params)`: the pure loss, and the initial parameters, those alone that are trained.
+     Returns:
+       `(loss_fn, params)`: the pure loss, and the initial parameters that are trained.
 
-    Raises:
-      ValueError: there is a collection `batch_stats`, or no parameter that `wrt` chooses, or one
-        of the arguments is not what its name says. `loss_fn` raises one, when it is traced, where
-        a call of the module changes other collections, and where `params` are of another model.
+     Raises:
+       ValueError: there is a collection `batch_stats`, or no parameter that `wrt` chooses, or one
+         of the arguments is not what its name says. `loss_fn` raises one, when it is traced, if a
+         call of the module changes other collections, or if `params` are of another model.
     """
     fits.check_model("linen_loss", module, per_example_loss, linen.Module)
     fits.check_function("linen_loss", per_example_loss, "losses f32[B]")
@@ -110,7 +110,7 @@ def linen_variables(
 
 
 class _Caller:
-    """Calls a module with parameters, everything else as in `variables`.
+    """Calls a module with parameters, and with everything else as in `variables`.
 
     Args:
       caller: the adapter, for messages.
@@ -147,7 +147,7 @@ class _Caller:
         return {"params": params, **self._constants}
 
     def model(self, params: Any, **rngs: Any) -> Callable[..., Any]:
-        """What is called like the module."""
+        """A function that is called like the module."""
         variables = self.variables(params)
 
         def model(*args: Any, **kwargs: Any) -> Any:
@@ -159,10 +159,10 @@ class _Caller:
     def _check_constant(
         self, variables: dict[str, Any], args: tuple, kwargs: dict[str, Any]
     ) -> None:
-        """Refuses a call that would change collections that the workers do not bring back.
+        """Refuses a call that would change collections, which workers would not bring back.
 
         Raises:
-          ValueError: it would.
+          ValueError: the call would.
         """
         watched = {name: variables[name] for name in self._constants if name != _SOWN}
         leaves, treedef = jax.tree.flatten_with_path(watched)
@@ -175,7 +175,7 @@ class _Caller:
             given = {**variables, **jax.tree.unflatten(treedef, values)}
             _, after = self._module.apply(given, *args, mutable=list(watched), **kept)
             found = dict(jax.tree.leaves_with_path(dict(after)))
-            if set(found) - set(paths):  # sown: one array more
+            if set(found) - set(paths):  # the module has sown one more array
                 added.extend(set(found) - set(paths))
             return [found.get(path, 0) for path in paths]
 
@@ -214,7 +214,7 @@ def _leaves(params: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ..
 
 
 def _chosen(params: Any, wrt: Filter, path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The nested dict of those that `wrt` chooses, without empty dicts."""
+    """The nested dict of the parameters that `wrt` chooses, without empty dicts."""
     found = {}
     for name, part in params.items():
         inner = (*path, str(name))

@@ -32,9 +32,9 @@ def nnx_loss(
 
     Raises:
       ValueError: the model has an `nnx.BatchStat`, or no variable that `wrt` chooses, or one of
-        the arguments is not what its name says. `loss_fn` raises one, when it is traced, where a
-        call of the model changes variables that are neither parameters nor random streams, and
-        where `params` are of another model.
+        the arguments is not what its name says. `loss_fn` raises one, when it is traced, if a call
+        of the model changes variables that are neither parameters nor random streams, or if
+        `params` are of another model.
     """
     fits.check_model("nnx_loss", model, per_example_loss, nnx.Module)
     fits.check_function("nnx_loss", per_example_loss, "losses f32[B]")
@@ -95,7 +95,7 @@ def nnx_model(model: nnx.Module, params: Any, *, wrt: Any = nnx.Param) -> Any:
 
 
 class _Maker:
-    """Makes models of parameters, everything else as in one model.
+    """Makes models from parameters, with everything else as in one model.
 
     Args:
       caller: the adapter, for messages.
@@ -120,7 +120,7 @@ class _Maker:
                 f"{caller}: wrt={wrt!r} chooses no variable of the model; it has variables of the "
                 f"types {', '.join(kinds) or 'none'}"
             )
-        # What a call may change: the streams are seeded anew, and what is sown is read or dropped.
+        # What a call may change: streams are seeded anew; what is sown is read or dropped.
         may = nnx.Any(wrt, nnx.Param, nnx.RngState, nnx.Intermediate)
         self._constant = nnx.Not(may)
 
@@ -133,8 +133,8 @@ class _Maker:
         if isinstance(params, nnx.State):
             params = nnx.to_pure_dict(params)
         fits.check_params(self._caller, params, self.params)
-        # New variables in each call: a merged model changes those that it is given (the counts
-        # of its random streams), and those of another trace may not be changed at all.
+        # New variables in each call: a merged model changes those that it gets (the counts of its
+        # random streams), and those of another trace may not be changed.
         state, constants = jax.tree.map(lambda leaf: leaf, (self._trained, self._rest))
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(self._graph, state, constants)
@@ -143,7 +143,7 @@ class _Maker:
         """`function(model)`.
 
         Raises:
-          ValueError: it changed variables that are neither parameters nor random streams.
+          ValueError: the call changed variables that are neither parameters nor random streams.
         """
         built = self.build(params)
         before = nnx.state(built, self._constant)
@@ -154,7 +154,7 @@ class _Maker:
         if after.keys() == values.keys():
             if all(after[path] is value for path, value in values.items()):
                 return returned
-            # Others, but `remat` and its like give back all that went in.
+            # They are other objects, but `remat` and its like give back all that went in.
             again = self._again(params, function, treedef, list(values))
             is_other = forwarding.changed(again, list(values.values()))
             changed = [path for path, other in zip(values, is_other, strict=True) if other]

@@ -17,13 +17,13 @@ OneExampleLoss = Callable[[Any, Any, jax.Array], Any]
 def per_example(one_example_loss: OneExampleLoss) -> Callable[[Any, Any, jax.Array], Any]:
     """The loss of a microbatch from that of one example: `jax.vmap` over the examples.
 
-    No example can see another one by it, so `fit` does not look whether they do
-    (`examples_apart`), also with orders that balance gradients.
+    In it no example can depend on another. So `fit` does not check that (`examples_apart`), not
+    even with orders that balance gradients.
 
     Args:
         one_example_loss: `(params, example, rng) -> loss f[]`, `(loss f[], weight f[])` or a
-            `hetjax.Losses` of such; the leaves of `example` have no axis of the batch. Of an
-            example with several losses, such as one a token, `(losses f[T], weights f[T])`.
+            `hetjax.Losses` of such. The leaves of `example` have no axis of the batch. For an
+            example with several losses, such as one a token: `(losses f[T], weights f[T])`.
 
     Returns:
         `loss_fn(params, batch, rng)`. With `per_example_rng=True` the key of an example is
@@ -32,7 +32,7 @@ def per_example(one_example_loss: OneExampleLoss) -> Callable[[Any, Any, jax.Arr
         `jax.random.split(rng, B)[i]`.
 
     Raises:
-        ValueError: it is no function of three arguments.
+        ValueError: `one_example_loss` is no function of three arguments.
 
     Example:
         >>> loss_fn = per_example(lambda w, example, rng: (example["x"] @ w - example["y"]) ** 2)

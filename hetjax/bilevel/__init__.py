@@ -1,13 +1,18 @@
 """Bilevel optimisation: gradients of `F(x, y(x))`, y(x) a minimum of `f(x, .)`, in three families.
 
-`unroll` differentiates the lower steps, `implicit` the condition that they are at a minimum, and
-`value_gap` penalises how far the lower loss is from its least value. An estimator is a `machine`
-that asks for sums (`problem`) over `batches`. Here `hypergradient` answers, on one device, under
-`jit`. `lower` has the lower dynamics, `solvers` and `multipliers` what `implicit` and `value_gap`
-take. `trajectory` has what `unroll` carries, `forwards` and `reverse` its two modes. `recipes` are
-the methods of the literature as expressions; `diagnosis` says what is wrong. The update with the
-gradient is the user's own optimiser's. Imports `trees`, `types` and `weights`. Losses, x, y and
-batches come in; a gradient like x, a state and what was found go out.
+- `unroll` differentiates the lower steps: `trajectory` is what it carries, `forwards` and `reverse`
+  are its modes.
+- `implicit` differentiates the condition that y is at a minimum; `solvers` solve its linear system.
+- `value_gap` penalises how far the lower loss is from its least value, by `multipliers`.
+- `lower` has the lower dynamics, which all three take.
+- `problem` says what a bilevel problem is and which sums are asked of it, over `batches`.
+- `machine` is an estimator: a program that asks for these sums.
+- `hypergradient` answers it on one device, under `jit`; `diagnosis` says what is wrong.
+- `per_example` is for upper variables of one example each; `vectors` has sums of pytrees.
+- `recipes` are the methods of the literature as expressions.
+
+The user's own optimiser updates with the gradient. Imports `trees`, `types` and `weights`. Losses,
+x, y and batches come in; a gradient like x, a state and what was found go out.
 """
 
 from hetjax.bilevel.batches import Batches, Blocks, Stack

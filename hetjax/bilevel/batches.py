@@ -1,4 +1,4 @@
-"""The batches of a hypergradient: whole, stacked for one request each, or in blocks."""
+"""The batches of a hypergradient: whole, in a stack with one for each request, or in blocks."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from hetjax.types import PyTree
 
 
 class Stack(NamedTuple):
-    """Batches, leaves `[K, ...]`: each request of a level that wants a new one takes the next."""
+    """Batches, leaves `[K, ...]`. Each request of a level that wants a new batch takes the next."""
 
     batches: PyTree
 
@@ -19,7 +19,7 @@ class Blocks(NamedTuple):
 
     A loss that is a scalar is averaged over the blocks. If it is a mean over the examples of its
     batch, plus terms without examples, the result is that of all examples at once; so are the
-    derivatives. A mean by weights is that of all examples too: sums over the blocks are divided
+    derivatives. A mean by weights is that of all examples, too: sums over the blocks are divided
     once. A loss that reads numbers of x for each example finds them by an index in the batch:
     `x[batch.index]`.
 
@@ -71,7 +71,7 @@ class Blocks(NamedTuple):
         """B.
 
         Raises:
-            ValueError: the leaves do not have one.
+            ValueError: the leaves have no such common axis.
         """
         if isinstance(self.batches, Stack):
             raise ValueError(
@@ -87,7 +87,7 @@ class Blocks(NamedTuple):
         return min(lengths)
 
     def block(self, number: Any) -> PyTree:
-        """One of them, leaves `[size, ...]`.
+        """One block, leaves `[size, ...]`.
 
         Raises:
             ValueError: as `num_blocks`.
@@ -106,9 +106,9 @@ def _said(lengths: set[int]) -> str:
 
 
 class Batches(NamedTuple):
-    """The batches of one hypergradient. What is no `Stack` is taken whole by every request.
+    """The batches of one hypergradient. Every request takes the whole of what is no `Stack`.
 
-    Either may be in `Blocks`, which are answered one after the other.
+    Either may be in `Blocks`, which are computed one after the other.
     """
 
     upper: Any = None

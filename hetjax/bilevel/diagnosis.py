@@ -14,15 +14,15 @@ from hetjax.bilevel import machine
 from hetjax.bilevel import problem as problem_lib
 from hetjax.types import PyTree
 
-_GROWS = 1.0  # times its right side: a residual above this is that of no solution
-_INSTEAD = "implicit or value_gap"  # to take where lower steps have no derivative
+_GROWS = 1.0  # a residual above so many times the right side is that of no solution
+_INSTEAD = "implicit or value_gap"  # what to take if lower steps have no derivative
 
 
 def check_floating(**given: PyTree) -> None:
     """Refuses what is no pytree of floating-point arrays.
 
     Raises:
-        ValueError: it is none; names the leaf.
+        ValueError: it is none. The message names the leaf.
     """
     for name, tree in given.items():
         leaves = jax.tree.leaves_with_path(tree)
@@ -42,7 +42,7 @@ def check_floating(**given: PyTree) -> None:
 
 
 def check_upper(upper: Callable, x: PyTree, y: PyTree, batch: Any) -> None:
-    """Refuses an upper loss that no y changes, by its program.
+    """Refuses an upper loss that does not depend on y, as its program shows.
 
     Raises:
         ValueError: its gradient in y is 0 everywhere.
@@ -77,11 +77,11 @@ def pull_through(step: Callable, *arguments: PyTree, instead: str = _INSTEAD) ->
 
     Args:
         step: of the lower level.
-        *arguments: where it is differentiated.
-        instead: what to take where it has no derivative, for the message.
+        *arguments: the point at which it is differentiated.
+        instead: what to take if it has no derivative, for the message.
 
     Raises:
-        ValueError: it has no derivative, or one that is 0 everywhere.
+        ValueError: the step has no derivative, or one that is 0 everywhere.
     """
     what = (
         "the lower step cannot be differentiated: {}. Take an optimiser that is a smooth "
@@ -105,13 +105,13 @@ def pull_through(step: Callable, *arguments: PyTree, instead: str = _INSTEAD) ->
 
 
 def check(result: machine.Result, *, stacklevel: int = 2) -> None:
-    """Refuses a hypergradient that is not one; on the host, after a jitted function has returned.
+    """Refuses a wrong hypergradient. Call it on the host, after a jitted function has returned.
 
-    `hypergradient` does it by itself where it is not traced. Steps that a barrier took back are
-    warned of, by `warnings`; they are an error where no step was left.
+    If nothing is traced, `hypergradient` calls it by itself. It warns, by `warnings`, of steps that
+    a barrier took back; if no step was left, that is an error.
 
     Args:
-        result: of `hypergradient`, or of several, mapped.
+        result: of `hypergradient`, or of a mapped one.
         stacklevel: of the warning: 2 names the line of the caller.
 
     Raises:
@@ -147,7 +147,7 @@ def check_solved(info: machine.Info) -> None:
         )
     if not isinstance(info.curvature, tuple):
         kind = np.asarray(info.residual).dtype
-        # The norm of their residuals may grow by the root of the condition number on the way.
+        # The norm of their residuals may grow meanwhile by the root of the condition number.
         if residual**2 * float(jnp.finfo(kind).eps) > 1:
             raise ValueError(
                 f"implicit: conjugate gradients left a residual of {residual:.3g} times the right "
@@ -209,10 +209,10 @@ def explain(
     batches: batches_lib.Batches | None = None,
     state: machine.State | None = None,
 ) -> str:
-    """Walks through a hypergradient request by request; names the first that is not finite.
+    """Computes a hypergradient request by request; names the first answer that is not finite.
 
     Returns:
-        a sentence; "" where every answer is finite.
+        A sentence; "" if every answer is finite.
     """
     given = batches_lib.Batches() if batches is None else batches
     position, number = estimator.init(x, y, state), 0
@@ -239,7 +239,7 @@ _NAMES = {
 
 
 def _not_finite(answer: problem_lib.Answer) -> str:
-    """The first of an answer's sums that is not finite; "" where all are."""
+    """The first of an answer's sums that is not finite; "" if all are."""
     for name, tree in zip(answer._fields, answer, strict=True):
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)):
             return name
@@ -259,7 +259,7 @@ def _block(
 
 
 def _points(at: problem_lib.At) -> str:
-    """Which of the places where it was asked were finite."""
+    """Whether the point at which it was asked was finite, in words."""
     wrong = [
         name
         for name, tree in (("x", at.x), ("y", at.y), ("the vector", at.vector))
@@ -275,7 +275,7 @@ def _is_known(variable: Any, known: set) -> bool:
 
 
 def _is_zero(function: Callable, *arguments: PyTree) -> bool:
-    """Whether a function's program says that all it returns is 0, whatever it is given."""
+    """Whether a function's program shows that all it returns is 0, whatever it is given."""
     shapes = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)), arguments
     )
@@ -283,7 +283,7 @@ def _is_zero(function: Callable, *arguments: PyTree) -> bool:
     jaxpr = closed.jaxpr
     known = set(jaxpr.invars)
     for variable, constant in zip(jaxpr.constvars, closed.consts, strict=True):
-        if isinstance(constant, jax.core.Tracer):  # of another trace: its values may be any
+        if isinstance(constant, jax.core.Tracer):  # of another trace: it may have any values
             known.add(variable)
     for equation in jaxpr.eqns:
         if any(_is_known(v, known) for v in equation.invars):

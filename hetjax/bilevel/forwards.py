@@ -1,4 +1,4 @@
-"""The way forward of an unrolled estimator: its steps; and forward mode, which holds none."""
+"""The way forward of an unrolled estimator: its steps. Also forward mode, which holds none."""
 
 import functools
 from typing import Any
@@ -67,7 +67,7 @@ class Unrolled:
         return ()
 
     def ways(self, x: PyTree) -> tuple[machine.Step, ...]:
-        """All steps forward, and the upper gradient where they end."""
+        """All steps forward, and then the upper gradient."""
         one = self.forward(x, self.made)
         at = functools.partial(
             trajectory.at_end, self.num_steps if UPPER in self.lower.levels else 0
@@ -116,7 +116,7 @@ class Unrolled:
 
 
 class Displaced(Unrolled):
-    """Differentiates nothing; `reached` is the start until the steps are made."""
+    """Differentiates nothing. `reached` holds the start until the steps are made."""
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
         steps = machine.Repeat(self.num_steps, self.forward(x, self.made))
@@ -128,11 +128,11 @@ class Displaced(Unrolled):
 
     def end(self, carry: Trajectory) -> machine.Result:
         found = super().end(carry)
-        return found._replace(info=found.info._replace(upper_loss=()))  # nobody asked for it
+        return found._replace(info=found.info._replace(upper_loss=()))  # it was never asked for
 
 
 class Forward(Unrolled):
-    """Carries `d y / d x`, a tangent for each number of x; nothing is held of the steps."""
+    """Carries `d y / d x`, a tangent for each number of x; holds nothing of the steps."""
 
     def first_tangents(self, x: PyTree, y: PyTree, opt: PyTree) -> trajectory.Tangents:
         basis = vectors.basis(x)
@@ -141,7 +141,7 @@ class Forward(Unrolled):
             return vectors.floats(vectors.like(self.lower.init(x, y), opt))
 
         of_opt = jax.vmap(lambda dx: jax.jvp(begun, (x,), (dx,))[1])(basis)
-        of_y = vectors.rows_of(y, vectors.size_of(x))
+        of_y = vectors.stack_of(y, vectors.size_of(x))
         return trajectory.Tangents(basis, of_y, of_opt, tuple(of_y for _ in self.lower.levels))
 
     def gradient(self, x: PyTree, index: int, level: str, is_new: bool) -> machine.Ask:

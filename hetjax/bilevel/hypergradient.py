@@ -1,4 +1,4 @@
-"""The driver for use alone: one hypergradient, on one device, traceable."""
+"""One hypergradient by itself: on one device, without rounds, traceable."""
 
 import jax
 
@@ -21,25 +21,25 @@ def hypergradient(
     """The gradient of `F(x, y(x))` in x, as an estimator finds it.
 
     A pure function: it may be jitted, scanned and mapped. x, y and the batches are arguments, so
-    that nothing is captured.
+    nothing is captured.
 
     Args:
         problem: the two losses.
         estimator: from `unroll`, `implicit` or `value_gap`.
         x: the upper variable, a pytree of floating-point arrays.
         y: where the lower level begins if there is no state.
-        batches: of each level; None for losses that need none. Either may be a `Stack`, a batch
-            for each request, and in `Blocks`, of which one at a time is in memory.
+        batches: of each level; None for losses that need none. Either may be a `Stack`, with a
+            batch for each request, and in `Blocks`, of which one at a time is in memory.
         state: what the last hypergradient kept; None for the first.
 
     Returns:
-        `(grad_x, state, info)`: like x; what is kept, `state.y` is the lower variable that was
-        reached; and what was found on the way.
+        `(grad_x, state, info)`: the gradient, like x; what is kept for the next one, with the lower
+        variable that was reached in `state.y`; and what was found on the way.
 
     Raises:
         ValueError: x or y is no pytree of floating-point arrays; the upper loss does not depend on
-            y; the lower step cannot be differentiated; a `Stack` or `Blocks` of wrong shapes;
-            and, where nothing is traced, what `check` says of the result.
+            y; the lower step cannot be differentiated; a `Stack` or `Blocks` has wrong shapes; or,
+            if nothing is traced, `check` refuses the result.
 
     Example:
         >>> import jax.numpy as jnp, optax

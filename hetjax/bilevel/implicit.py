@@ -1,7 +1,8 @@
 """The implicit gradient: differentiates the condition that the lower level is at its minimum.
 
-`grad_y f(x, y) = 0` gives `d_x F - C v` with `H v = d_y F`, where H is the second derivative of f
-in y and `C v = grad_x <grad_y f(x, y), v>`. No step of the lower level is held.
+From `grad_y f(x, y) = 0` follows the hypergradient `d_x F - C v` with `H v = d_y F`. H is the
+second derivative of f in y, and `C v = grad_x <grad_y f(x, y), v>`. No step of the lower level is
+held.
 """
 
 import functools
@@ -58,15 +59,16 @@ def implicit(
             `rank_one()`.
         cross: 'jvp', exact cross products; 'fd', by central differences of two gradients, at
             `y ± fd_step v / |v|`.
-        fd_step: their distance from y; the error falls with its square. 0.01 as in DARTS.
-        warm: the system is begun with its last solution, too, for one product more.
+        fd_step: the distance of these points from y; the error falls with its square. 0.01 as in
+            DARTS.
+        warm: also begin the system with its last solution, for one product more.
 
     Returns:
-        an estimator. It cannot tune what the lower minimum does not depend on, such as its
+        An estimator. It cannot tune what the lower minimum does not depend on, such as its
         learning rate: see `unroll`.
 
     Raises:
-        ValueError: the lower steps use the upper gradient, or an option is none.
+        ValueError: the lower steps use the upper gradient, or an option is not allowed.
 
     References:
         Pedregosa, "Hyperparameter optimization with approximate gradient", 2016, arXiv 1602.02355
@@ -98,7 +100,7 @@ def implicit(
 
 
 class _Implicit(NamedTuple):
-    """Its options, checked, and the functions that an `Estimator` is made of."""
+    """The checked options of `implicit`, and the functions that make its `Estimator`."""
 
     lower: lower_lib.Lower
     num_steps: int
@@ -146,7 +148,7 @@ class _Implicit(NamedTuple):
                 return (*first, *self.system(), *self.cross(is_new=not has_products))
 
     def system(self) -> tuple[machine.Step, ...]:
-        """The products, all on one batch of the lower level, the next one."""
+        """The products, all on the next batch of the lower level."""
 
         def product(take: Callable, *, is_new: bool) -> machine.Ask:
             def taken(carry: Implied, answer: Answer) -> Implied:
@@ -179,7 +181,7 @@ class _Implicit(NamedTuple):
         )
 
     def distance(self, carry: Implied) -> jax.Array:
-        """Of the points of a central difference from y, over v."""
+        """The distance of the points of a central difference from y, over |v|."""
         assert self.fd_step is not None
         size = vectors.norm(carry.solving.solution)
         return self.fd_step / jnp.where(size > 0, size, 1)
@@ -244,7 +246,7 @@ class _Implicit(NamedTuple):
 
 
 def _at_step(carry: Implied) -> At:
-    """The step's own batch; after the steps, the next one."""
+    """On the step's own batch; after the steps, on the next one."""
     return At(carry.x, carry.y, carry.k)
 
 

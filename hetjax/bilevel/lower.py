@@ -19,13 +19,13 @@ class Lower(NamedTuple):
     """
 
     levels: tuple[str, ...]
-    """Whose gradients in y a step takes, in this order."""
+    """The levels whose gradients in y a step takes, in this order."""
     init: Callable[[PyTree, PyTree], PyTree]
     """`(x, y) -> state`, such as an optimiser's."""
     step: Callable[[PyTree, PyTree, PyTree, tuple[PyTree, ...], Any], tuple[PyTree, PyTree]]
     """`(x, y, state, gradients, k) -> (y, state)`; k counts the steps from 0."""
     keeps_state: bool = True
-    """Whether the state goes on from one hypergradient to the next, where y does."""
+    """Whether the state goes on from one hypergradient to the next, if y does."""
 
     def first_state(self, x: PyTree, y: PyTree, kept: PyTree = ()) -> PyTree:
         """The state before the first step: what was kept, or a new one."""
@@ -43,7 +43,7 @@ def check(lower: Any, estimator: str) -> None:
     """Refuses what is no lower step.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no lower step.
     """
     if not isinstance(lower, Lower):
         raise ValueError(
@@ -56,12 +56,12 @@ def descent(tx: Optimizer) -> Lower:
     """Steps of an optimiser down the lower loss.
 
     Args:
-        tx: an optax optimiser, whose state goes on from one hypergradient to the next where y
-            does; or a function of x that makes one, where x holds its learning rate, decay or the
-            like: its state begins anew each time.
+        tx: an optax optimiser; its state goes on from one hypergradient to the next if y does. Or
+            a function of x that makes one, if x holds its learning rate, decay or the like; then
+            its state begins anew each time.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: `tx` is neither.
 
     Example:
         >>> lower = descent(lambda x: optax.sgd(jnp.exp(x["log_rate"])))
@@ -78,12 +78,12 @@ def aggregate(
 ) -> Lower:
     """Bilevel descent aggregation: steps down both losses, for lower problems with many solutions.
 
-    The direction is `mu alpha(k) upper_scale grad_y F + (1 - mu) grad_y f`. As `alpha` falls to 0
-    too slowly to be summed, the steps end at the lower solution with the least F.
+    The direction is `mu alpha(k) upper_scale grad_y F + (1 - mu) grad_y f`. `alpha` falls to 0, but
+    its sum is infinite. So the steps end at the lower solution with the least F.
 
     Args:
         tx: as for `descent`; plain gradient descent in the paper.
-        alpha: of the step's number, from 0; falls to 0, with an infinite sum.
+        alpha: a function of the step's number, from 0; falls to 0, with an infinite sum.
         mu: between 0 and 1.
         upper_scale: the upper step over the lower one.
 

@@ -1,8 +1,8 @@
 """An estimator is a machine that asks for sums: one program, run by a host or under `jit`.
 
 A program is a tuple of steps: `Ask` for a sum, `Then` compute something without asking, `Repeat`
-some steps. `Estimator.request` and `receive` walk through it one request at a time, for whoever
-answers; `run` walks through it with `lax.scan`.
+some steps. `Estimator.request` and `receive` go through it one request at a time; others answer.
+`run` goes through all of it, with `lax.scan`.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ class Ask(NamedTuple):
     """Asks for a sum, and takes it."""
 
     what: problem_lib.What
-    at: Callable[[PyTree], problem_lib.At]  # carry -> where
+    at: Callable[[PyTree], problem_lib.At]  # carry -> where it asks
     receive: Callable[[PyTree, problem_lib.Answer], PyTree]  # carry, answer -> carry
     moves: tuple[str, ...] = ()  # fields of the carry that it moves; gossip averages them
     keeps: tuple[str, ...] = ()  # more fields that it leaves to a worker that did nothing
@@ -48,24 +48,24 @@ Answering: TypeAlias = Callable[[problem_lib.What, problem_lib.At], problem_lib.
 class Info(NamedTuple):
     """What an estimator found beside the hypergradient. Cost is static."""
 
-    upper_loss: Any  # F at the lower variable that was reached; () where nobody asks for it
+    upper_loss: Any  # F at the lower variable that was reached; () if it is not asked for
     lower_loss: Any = ()  # f there, of a value gap; else before the last step; () without steps
     gap: Any = ()  # f(x, y) - f(x, z), of a value gap
     residual: Any = ()  # of the linear system, over the norm of its right side
     multiplier: Any = ()  # of a value gap
     step_chosen: Any = ()  # t, the iterate that was taken, 1 to T
     curvature: Any = ()  # the least p' (H + damp) p / p' p that conjugate gradients met
-    crossed: Any = ()  # steps that a barrier took back by half
+    crossed: Any = ()  # steps that a barrier halved
     stood: Any = ()  # steps that it let stand; 0: y is where z is
     cost: problem_lib.Cost = problem_lib.Cost()
-    """Of the whole; at most that where a `Repeat` did fewer."""
+    """Of the whole program; the most it may be, if a `Repeat` did fewer."""
 
 
 class State(NamedTuple):
     """What an estimator keeps from one hypergradient to the next."""
 
     y: PyTree  # the lower variable that was reached
-    opt: PyTree = ()  # the lower optimiser's state; () where it is begun anew
+    opt: PyTree = ()  # the lower optimiser's state; () if it begins anew
     memory: PyTree = ()  # a warm adjoint, or both lower variables of a value gap
     turn: Any = 0  # i32[]: hypergradients so far
 
@@ -84,11 +84,11 @@ class Position(NamedTuple):
     carry: PyTree
     program: tuple[Step, ...]
     path: tuple[int, ...]  # the step in the program, and in each `Repeat` inside; () at the end
-    left: tuple[int, ...]  # how often each `Repeat` on the way is still to be done
+    left: tuple[int, ...]  # how often each `Repeat` around the step is still to be done
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more is asked."""
+        """Whether nothing more is asked for."""
         return not self.path
 
 
@@ -105,27 +105,27 @@ class Estimator(NamedTuple):
     program: Callable[[PyTree], tuple[Step, ...]]
     end: Callable[[PyTree], Result]
     needs_all: str = ""
-    """Why each sum must be that of all workers, for an error; '' where they may gossip."""
+    """Why each sum must be that of all workers, for an error; '' if the workers may gossip."""
     needs_x: str = ""
-    """Why the gradient in x must be whole in each answer, for an error; '' where it is only added
-    up, and each worker may keep the part of its own examples."""
+    """Why the gradient in x must be whole in each answer, for an error. '' if it is only added up,
+    so each worker may keep the part of its own examples."""
 
     def init(self, x: PyTree, y: PyTree, state: State | None = None) -> Position:
-        """Before the first request."""
+        """The position before the first request."""
         return _settled(self.program(x), self.begin(x, y, state), (0,), ())
 
     def request(self, position: Position) -> tuple[problem_lib.What, problem_lib.At]:
-        """The sum that is wanted next; there is none where `position.is_done`."""
+        """The sum that is wanted next; not to be called if `position.is_done`."""
         ask = _asked(position)
         return ask.what, ask.at(position.carry)
 
     def receive(self, position: Position, answer: problem_lib.Answer) -> Position:
-        """After the sum that was asked for."""
+        """The position after the answer to the request."""
         carry = _asked(position).receive(position.carry, answer)
         return _settled(position.program, carry, *behind(position.path, position.left))
 
     def result(self, position: Position) -> Result:
-        """After the last request."""
+        """The result, after the last request."""
         return self.finish(position.carry, position.program)
 
     def finish(self, carry: PyTree, program: tuple[Step, ...]) -> Result:
@@ -135,9 +135,9 @@ class Estimator(NamedTuple):
 
 
 def whole(estimator: Estimator) -> Callable[[PyTree, PyTree], tuple[Result, Result]]:
-    """`(x, y) -> results`: all that an estimator computes in two hypergradients, to look through.
+    """`(x, y) -> results` of two hypergradients in a row, to inspect what an estimator computes.
 
-    The losses are the sum of the squares of all numbers: it is for shapes and programs.
+    The losses are the sum of the squares of all numbers; it is for shapes and programs alone.
     """
 
     def squares(x: PyTree, y: PyTree, batch: Any) -> jax.Array:
@@ -158,7 +158,7 @@ def whole(estimator: Estimator) -> Callable[[PyTree, PyTree], tuple[Result, Resu
 
 
 def run(program: tuple[Step, ...], carry: PyTree, answer: Answering) -> PyTree:
-    """The whole program; traceable, a `Repeat` is a `lax.scan`."""
+    """Runs the whole program; traceable: a `Repeat` is a `lax.scan`."""
     for step in program:
         match step:
             case Ask(what, at, receive):
@@ -188,7 +188,7 @@ def num_batches(program: tuple[Step, ...]) -> dict[str, int]:
 
 
 def cost(program: tuple[Step, ...]) -> problem_lib.Cost:
-    """The calls of a program; at most, where a `Repeat` may do fewer."""
+    """What a program costs; the most it may, if a `Repeat` may do fewer."""
     total = problem_lib.Cost()
     for what, times in _asked_for(program):
         total = total.plus(problem_lib.cost_of(what), times)
@@ -196,7 +196,7 @@ def cost(program: tuple[Step, ...]) -> problem_lib.Cost:
 
 
 def _asked_for(program: tuple[Step, ...], times: int = 1) -> Iterator[tuple[problem_lib.What, int]]:
-    """What a program asks for, and how often; at most, where a `Repeat` may do fewer."""
+    """What a program asks for, and how often; at most, if a `Repeat` may do fewer."""
     for step in program:
         if isinstance(step, Ask):
             yield step.what, times
@@ -208,7 +208,7 @@ def _asked_for(program: tuple[Step, ...], times: int = 1) -> Iterator[tuple[prob
 
 
 def _steps_around(program: tuple[Step, ...], path: tuple[int, ...]) -> tuple[Step, ...]:
-    """The program that a place is in: the steps of the innermost `Repeat`, or the whole."""
+    """The steps around a place: those of the innermost `Repeat`, or the whole program."""
     for index in path[:-1]:
         repeat = program[index]
         assert isinstance(repeat, Repeat)
@@ -228,17 +228,17 @@ def behind(path: tuple[int, ...], left: tuple[int, ...]) -> tuple[tuple[int, ...
 
 
 class Stop(NamedTuple):
-    """Where a program comes to without asking."""
+    """The place at which a program arrives without asking."""
 
     thens: tuple[Callable[[PyTree], PyTree], ...]  # computed on the way, in this order
     path: tuple[int, ...]  # as of a `Position`
     left: tuple[int, ...]
     fewer: Callable[[PyTree], jax.Array] | None = None
-    """Of the `Repeat` at `path`: how often it is done, which only the carry can tell."""
+    """How often the `Repeat` at `path` is done, which only the carry can tell."""
 
 
 def stop(program: tuple[Step, ...], path: tuple[int, ...], left: tuple[int, ...]) -> Stop:
-    """From a place to the next `Ask`, to a `Repeat` whose number is not known, or to the end."""
+    """Goes from a place to the next `Ask`, a `Repeat` of unknown number, or the end."""
     thens: list[Callable[[PyTree], PyTree]] = []
     while True:
         steps = _steps_around(program, path)
@@ -266,7 +266,7 @@ def stop(program: tuple[Step, ...], path: tuple[int, ...], left: tuple[int, ...]
 def entered(
     path: tuple[int, ...], left: tuple[int, ...], times: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Into a `Repeat` that is done so many times; past it where it is done none."""
+    """The place inside a `Repeat` that is done so many times; behind it if it is done none."""
     return ((*path, 0), (*left, times)) if times else behind(path, left)
 
 

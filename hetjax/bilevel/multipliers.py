@@ -16,12 +16,12 @@ class Multiplier(NamedTuple):
 
     Attributes:
         of: `(count, gap) -> f[]`; `gap` is f(x, y) - f(x, z), z the minimum that was reached.
-        needs_gap: it follows from the gap, which takes one loss more.
-        is_barrier: infinite where the gap is `shift(count)` or more; y has to stay below.
+        needs_gap: it depends on the gap, which takes one loss more.
+        is_barrier: it is infinite if the gap is `shift(count)` or more; y has to stay below.
         shift: `count -> f[]`, of a barrier: how far above the minimum it stands.
         ridge: `count -> f[]`: half of it times |z|^2 is added to the lower loss of z.
         upper_ridge: the same, to the upper loss of y.
-        pull: where given, the multiplier follows from the gradients at one point (`dynamic`).
+        pull: if given, the multiplier is computed from the gradients at one point (`dynamic`).
     """
 
     of: Callable[[Any, Any], jax.Array]
@@ -34,10 +34,10 @@ class Multiplier(NamedTuple):
 
 
 def const(value: float) -> Multiplier:
-    """The same always: the hypergradient of the implicit family, damped by its inverse.
+    """Always the same: the hypergradient of the implicit family, damped by its inverse.
 
     Raises:
-        ValueError: it is no positive number.
+        ValueError: `value` is no positive number.
     """
     is_traced = isinstance(value, jax.core.Tracer)
     if not is_traced and not (isinstance(value, Real | jax.Array) and value > 0):
@@ -49,18 +49,18 @@ def const(value: float) -> Multiplier:
 
 
 def growing(value: Number) -> Multiplier:
-    """Any function of the hypergradients so far, such as `lambda k: 10 * (k + 1) ** 0.3`."""
+    """Any function of the number of hypergradients so far: `lambda k: 10 * (k + 1) ** 0.3`."""
     at = _function(value)
     return Multiplier(lambda count, gap: jnp.asarray(at(count)))
 
 
 def ramp(start: float, stop: float, num_steps: int) -> Multiplier:
-    """From start to stop in so many hypergradients, in a straight line, and stop from then on."""
+    """Goes linearly from start to stop in so many hypergradients, and stays at stop."""
     return growing(lambda k: start + (stop - start) * jnp.minimum(k / num_steps, 1.0))
 
 
 def exterior(sigma: Number, *, shift: Number = 0.0, ridge: Number = 0.0) -> Multiplier:
-    """`max(gap - shift, 0) / sigma`, of the penalty `(f - f* - shift)^2 / (2 sigma)` outside."""
+    """`max(gap - shift, 0) / sigma`, of the exterior penalty `(f - f* - shift)^2 / (2 sigma)`."""
     at, beyond = _function(sigma), _function(shift)
     return Multiplier(
         lambda count, gap: jnp.maximum(gap - beyond(count), 0) / at(count),
@@ -75,12 +75,13 @@ def barrier(
 ) -> Multiplier:
     """`sigma / (shift - gap)`, of the barrier `-sigma ln(f* + shift - f)`.
 
-    A step that crosses it is halved until it does not. `info.crossed` counts the halvings and
-    `info.stood` the steps that stood; `check` warns of the first, and refuses it if none stood.
+    A step that crosses the barrier is halved until it does not. `info.crossed` counts the halvings
+    and `info.stood` the steps that stood. `check` warns of halvings, and refuses a result for which
+    no step stood.
 
     Args:
-        sigma: of the logarithm; falls to 0.
-        shift: mu_2: how far f may be above its minimum; falls to 0, and is positive.
+        sigma: weight of the logarithm; falls to 0.
+        shift: mu_2: how far f may be above its minimum; positive, falls to 0.
         ridge: mu_1 of the lower loss.
         upper_ridge: theta of the upper loss.
     """
@@ -98,7 +99,7 @@ def barrier(
 def dynamic(eta: float) -> Multiplier:
     """So large that a step lowers the gap: `max(0, eta - <grad F, grad q> / |grad q|^2)` (BOME).
 
-    q is the gap, z counting as constant. y makes one step beside that of x; z begins at y.
+    q is the gap, with z constant. y makes one step for each of x; z begins at y.
     """
     return Multiplier(lambda count, gap: jnp.zeros(()), pull=eta)
 

@@ -1,7 +1,7 @@
 """Upper variables that belong to one example each, such as its weight.
 
-Marked as `PerExample` they live with their example: a loss is given those of its batch, and in
-rounds their gradient needs no sum over the workers.
+Marked as `PerExample` they stay with their example: a loss gets those of its batch. In rounds their
+gradient needs no sum over the workers.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ from hetjax.types import PyTree
 class PerExample:
     """A leaf of x whose row i belongs to example i of a level's data.
 
-    A loss of that level is given the rows of its batch, `[B, ...]`, as a plain array; a loss of the
-    other level all rows, `[N, ...]`. In `hetjax.bilevel.hypergradient` a batch is the whole set, in
-    its order.
+    A loss of that level gets the rows of its batch's examples, `[B, ...]`, as a plain array. A loss
+    of the other level gets all rows, `[N, ...]`. In `hetjax.bilevel.hypergradient` a batch is the
+    whole set, in its order.
 
     Example:
         >>> def lower(x, y, batch):  # cleaning: a weight for each example
@@ -30,7 +30,7 @@ class PerExample:
 
     values: Any  # f[N, ...]
     level: str = dataclasses.field(default="lower", metadata={"static": True})
-    """Whose examples they belong to: 'upper' or 'lower'."""
+    """The level to whose examples they belong: 'upper' or 'lower'."""
 
 
 def is_one(leaf: Any) -> bool:
@@ -39,12 +39,12 @@ def is_one(leaf: Any) -> bool:
 
 
 def plain(x: PyTree) -> PyTree:
-    """x as a loss is given it: arrays in place of `PerExample`."""
+    """x as a loss gets it: arrays in place of `PerExample`."""
     return jax.tree.map(lambda leaf: leaf.values if is_one(leaf) else leaf, x, is_leaf=is_one)
 
 
 def rows(x: PyTree, level: str, example_ids: jax.Array) -> PyTree:
-    """x with the rows of these examples alone, in the leaves of the level; padding (-1) has any."""
+    """x whose leaves of this level have the rows of these examples alone; padding (-1) gets any."""
 
     def row(leaf: Any) -> Any:
         if not is_one(leaf) or leaf.level != level:
@@ -68,7 +68,7 @@ def joined(like: PyTree, others: list[Any], own: list[PerExample]) -> PyTree:
 
 
 def add_rows(total: PerExample, part: PerExample, level: str, example_ids: jax.Array) -> PerExample:
-    """Adds a batch's rows to a sum over all examples; a leaf of the other level has all rows."""
+    """Adds the rows of a batch's examples to a sum over all; a leaf of the other level has all."""
     added = part.values.astype(total.values.dtype)
     if total.level != level:
         return PerExample(total.values + added, total.level)

@@ -19,11 +19,11 @@ UPPER, LOWER = "upper", "lower"
 class Bilevel(NamedTuple):
     """`min_x F(x, y)` with y among the minimisers of `f(x, ·)`.
 
-    Losses are `(x, y, batch) -> scalar`; a batch is whatever the caller gives, and None where
-    it gives nothing. Or they return one number an example, f[B], or `(losses, weights)`, as those
-    of `hetjax.fit` do: then the loss is their mean, and the problem can be given to
-    `hetjax.fit_bilevel`, too. By weights it is `sum(w l) / sum(w)`, and where w depends on x or y,
-    both sums are differentiated; `jax.lax.stop_gradient` makes weights constant.
+    Losses are `(x, y, batch) -> scalar`. A batch is whatever the caller gives, or None if it gives
+    nothing. Or they return one number an example, f[B], or `(losses, weights)`, as those of
+    `hetjax.fit` do. Then the loss is their mean, and `hetjax.fit_bilevel` takes the problem, too.
+    With weights the loss is `sum(w l) / sum(w)`. If w depends on x or y, both sums are
+    differentiated; `jax.lax.stop_gradient` makes weights constant.
     """
 
     upper: Callable[[PyTree, PyTree, Any], jax.Array]  # F
@@ -38,7 +38,7 @@ class Kind(enum.Enum):
     GRADIENT = "gradient"
     """The loss, and its gradient with respect to what `wrt` names."""
     PRODUCTS = "products"
-    """Of the gradient with respect to y: its derivative along `vector`, in y and in x.
+    """The derivatives along `vector` of the gradient with respect to y, in y and in x.
 
     With v the vector: `H v`, H the second derivative in y; and `grad_x <grad_y f, v>`.
     """
@@ -52,12 +52,12 @@ class What(NamedTuple):
     kind: Kind
     level: str  # UPPER or LOWER
     wrt: tuple[str, ...] = ("y",)  # of "x" and "y"
-    is_new: bool = False  # takes a batch that no request had before; else one that is held
+    is_new: bool = False  # it takes a batch that no request had before; else one that is held
     num_tangents: int = 0
 
 
 class At(NamedTuple):
-    """The part of a request that is computed: where, along what, on which batch."""
+    """The part of a request that is computed: at which point, along what, on which batch."""
 
     x: PyTree
     y: PyTree
@@ -67,7 +67,7 @@ class At(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The sums that were asked for; the others are ()."""
+    """The sums that were asked for; the other fields are ()."""
 
     loss: Any = ()
     x: PyTree = ()  # gradient or product, like x
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What an estimator asks for: numbers of calls, each over one batch. Static, also under jit."""
+    """How many sums of each kind an estimator asks for, each over one batch. Static under jit."""
 
     losses: int = 0
     gradients: int = 0
@@ -86,7 +86,7 @@ class Cost:
     cross_products: int = 0
 
     def plus(self, other: "Cost", times: int = 1) -> "Cost":
-        """The sum of this cost and of so many of another."""
+        """The sum of this cost and `times` another."""
         mine, theirs = vars(self), vars(other)
         return Cost(**{name: mine[name] + times * theirs[name] for name in mine})
 
@@ -113,7 +113,7 @@ def batch_of(batches: Batches, what: What, at: At) -> Any:
 
 
 def ratio(loss: Callable[[PyTree, PyTree, Any], Any]) -> Callable[..., tuple[jax.Array, Any]]:
-    """A loss of a problem as `(sum(w l), sum(w))`; as `(mean, None)` where it has no weights."""
+    """A loss of a problem as `(sum(w l), sum(w))`; as `(mean, None)` if it has no weights."""
 
     def both(x: PyTree, y: PyTree, batch: Any) -> tuple[jax.Array, Any]:
         found = loss(per_example.plain(x), y, batch)
@@ -127,7 +127,7 @@ def ratio(loss: Callable[[PyTree, PyTree, Any], Any]) -> Callable[..., tuple[jax
 
 
 def mean(loss: Callable[[PyTree, PyTree, Any], Any]) -> Callable[[PyTree, PyTree, Any], jax.Array]:
-    """A loss of a problem as a scalar: a mean by weights where it returns one number an example."""
+    """A loss of a problem as a scalar: a mean by weights if it returns one number an example."""
     both = ratio(loss)
 
     def scalar(x: PyTree, y: PyTree, batch: Any) -> jax.Array:
@@ -144,8 +144,8 @@ def _divided(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
 def answer(problem: Bilevel, what: What, at: At, batch: Any) -> Answer:
     """What a request asks for, by JAX's derivatives of the problem's losses.
 
-    A product is the derivative of a scalar, `<grad_y f, v>`: no matrix is formed. Of `Blocks` a
-    scan that holds one of them adds up what `summands` are, and divides once.
+    A product is the derivative of a scalar, `<grad_y f, v>`: no matrix is formed. For `Blocks` a
+    scan holds one of them at a time, adds up the `summands`, and divides once.
 
     Raises:
         ValueError: the leaves of `Blocks` have no leading axis in common.
@@ -184,7 +184,7 @@ def answer(problem: Bilevel, what: What, at: At, batch: Any) -> Answer:
 
 
 def weights_depend(both: Callable, what: What, at: At, batch: Any) -> bool:
-    """Whether what is asked for differentiates `sum(w)` too; of a loss as `ratio` has it."""
+    """Whether what is asked for differentiates `sum(w)`, too; `both` is a loss from `ratio`."""
     names = {
         Kind.LOSS: (),
         Kind.GRADIENT: what.wrt,
@@ -203,11 +203,11 @@ def weights_depend(both: Callable, what: What, at: At, batch: Any) -> bool:
 def summands(
     both: Callable, what: What, at: At, batch: Any, *, depends: bool
 ) -> tuple[Answer, ...]:
-    """What a part of a batch adds, of which `quotient` makes the answer.
+    """What a part of a batch adds; `quotient` makes the answer of it.
 
-    What is asked for of `sum(w l)`, where weights are constant. Else the gradients of `sum(w l)`
-    and of `sum(w)`, each with its sum as loss, and, for products and tangents, the derivatives of
-    all that along them.
+    If weights are constant, it is what is asked for, of `sum(w l)`. Else it is the gradients of
+    `sum(w l)` and of `sum(w)`, each with its sum as loss. For products and tangents the derivatives
+    of all that along them are added.
 
     Args:
         both: `(x, y, batch) -> (sum(w l), sum(w))`.
@@ -244,7 +244,7 @@ def summands(
 def quotient(what: What, sums: tuple[Answer, ...]) -> Answer:
     """What a request asks for, times `sum(w)`, from the `summands` of all parts of its batch.
 
-    Each may be over any number that is the same for all; so is the answer then.
+    Each may be divided by any number that is the same for all; then the answer is, too.
     """
     if len(sums) == 1:
         return sums[0]
@@ -277,7 +277,7 @@ def _answer(function: Callable, what: What, at: At, batch: Any) -> Answer:
     """What a request asks for, of a scalar `(x, y, batch) -> f[]`."""
 
     def inner_product(x: PyTree, y: PyTree) -> jax.Array:
-        """`<grad_y f(x, y), v>`, whose gradient in y is H v since H is symmetric."""
+        """`<grad_y f(x, y), v>`; its gradient in y is H v, since H is symmetric."""
         return jax.jvp(lambda y: function(x, y, batch), (y,), (at.vector,))[1]
 
     def gradient(x: PyTree, y: PyTree) -> tuple[PyTree, jax.Array]:

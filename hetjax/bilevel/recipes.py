@@ -3,9 +3,9 @@
     estimator = RECIPES["rhg"].make(optax.sgd(0.1), 100)
     cost = RECIPES["rhg"].cost(optax.sgd(0.1), 100, x)
 
-`tx` is the optimiser of the lower level and T the number of its steps; other numbers have the
-names and defaults of the paper or of a common setting. The survey that sorts them: Liu, Gao, Zhang,
-Meng, Lin, "Investigating bi-level optimization for learning and vision from a unified
+`tx` is the optimiser of the lower level and T the number of its steps. Other numbers have the
+names and defaults of the paper or of a common setting. The survey that sorts the methods: Liu, Gao,
+Zhang, Meng, Lin, "Investigating bi-level optimization for learning and vision from a unified
 perspective", 2021, arXiv 2101.11517.
 """
 
@@ -32,16 +32,16 @@ class Recipe(NamedTuple):
     make: Callable[..., machine.Estimator]  # (tx, T, **numbers) -> estimator
     name: str
     paper: str
-    assumes: str  # of the lower level, for what its paper proves
+    assumes: str  # what its paper assumes of the lower level, for what it proves
     learns_start: bool = False  # x is a `Learned`
 
     def cost(self, tx: lower_lib.Optimizer, num_steps: int, x: PyTree) -> problem_lib.Cost:
-        """Of one hypergradient with the usual numbers; x decides in forward mode."""
+        """The cost of one hypergradient with the usual numbers; in forward mode it depends on x."""
         return machine.cost(self.make(tx, num_steps).program(x))
 
 
 def per_coordinate(x: PyTree) -> optax.GradientTransformation:
-    """Descent with a learning rate for each number of y, which are `x["rates"]`."""
+    """Descent with a learning rate for each number of y: `x["rates"]`."""
     return optax.stateless(
         lambda updates, _: jax.tree.map(lambda rate, u: -rate * u, x["rates"], updates)
     )
@@ -238,12 +238,12 @@ RECIPES: dict[str, Recipe] = {
 
 
 def table(tx: lower_lib.Optimizer, num_steps: int, x: PyTree, *, start: Any = None) -> str:
-    """What each recipe asks for in one hypergradient, as Markdown; counted by the programs.
+    """What each recipe asks for in one hypergradient, as Markdown, counted in its program.
 
     Args:
         tx, num_steps: of the lower level.
         x: the upper variable.
-        start: a start of the lower level, for those that learn it; they are left out without.
+        start: a start of the lower level, for recipes that learn it; None leaves them out.
     """
     lines = [
         "| recipe | method | losses | gradients | Hessian products | cross products | paper |",

@@ -1,4 +1,4 @@
-"""The way back of an unrolled estimator: adjoints through each step, from the last one."""
+"""The way back of an unrolled estimator: adjoints go through each step, from the last one."""
 
 import functools
 import math
@@ -13,10 +13,10 @@ from hetjax.types import PyTree
 
 
 class Backwards(forwards.Unrolled):
-    """Reverse mode: one step back is a pull through the optimiser, and a product of each level."""
+    """Reverse mode: a step back is a pull through the optimiser and a product of each level."""
 
     def moment(self, carry: Trajectory) -> Moment:
-        """Of step k - 1, which the adjoint goes through next."""
+        """What is held of step k - 1, which the adjoint goes through next."""
         raise NotImplementedError
 
     def backward(self) -> tuple[machine.Step, ...]:
@@ -50,24 +50,24 @@ class Backwards(forwards.Unrolled):
 
 
 class Reverse(Backwards):
-    """Holds the last K steps; where the worst iterate is taken, all of them."""
+    """Holds the last K steps, or all of them if the worst iterate is taken."""
 
     @property
     def held(self) -> int:
         return self.num_steps if self.picks_worst and self.back else self.back
 
     def first_past(self, moment: Moment) -> PyTree:
-        return vectors.rows_of(moment, self.held) if self.held else ()
+        return vectors.stack_of(moment, self.held) if self.held else ()
 
     def made(self, carry: Trajectory) -> Trajectory:
         if self.held:
             moment = Moment(carry.y, carry.opt, carry.gradients)
-            row = jnp.maximum(carry.k - (self.num_steps - self.held), 0)  # 0: written over later
-            carry = carry._replace(past=vectors.put(carry.past, row, moment))
+            place = jnp.maximum(carry.k - (self.num_steps - self.held), 0)  # 0: overwritten later
+            carry = carry._replace(past=vectors.put(carry.past, place, moment))
         return super().made(carry)
 
     def moment(self, carry: Trajectory) -> Moment:
-        return vectors.row(carry.past, carry.k - 1 - (self.num_steps - self.held))
+        return vectors.item(carry.past, carry.k - 1 - (self.num_steps - self.held))
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
         def fewer(
@@ -80,7 +80,7 @@ class Reverse(Backwards):
         return (*way, machine.Then(self.begun)) if self.held == self.num_steps else way
 
     def begun(self, carry: Trajectory) -> Trajectory:
-        return trajectory.through_first(self.lower.init, vectors.row(carry.past, 0).y, carry)
+        return trajectory.through_first(self.lower.init, vectors.item(carry.past, 0).y, carry)
 
 
 class Checkpointed(Backwards):
@@ -96,18 +96,18 @@ class Checkpointed(Backwards):
 
     def first_past(self, moment: Moment) -> PyTree:
         start = moment._replace(gradients=())
-        return vectors.rows_of(start, self.num_segments), vectors.rows_of(moment, self.length)
+        return vectors.stack_of(start, self.num_segments), vectors.stack_of(moment, self.length)
 
     def made(self, carry: Trajectory) -> Trajectory:
         starts, segment = carry.past
-        row = carry.k // self.length
+        number = carry.k // self.length  # of the segment
         is_start = carry.k % self.length == 0
         kept = jax.tree.map(
             lambda new, old: jnp.where(is_start, new, old),
             Moment(carry.y, carry.opt, ()),
-            vectors.row(starts, row),
+            vectors.item(starts, number),
         )
-        return super().made(carry._replace(past=(vectors.put(starts, row, kept), segment)))
+        return super().made(carry._replace(past=(vectors.put(starts, number, kept), segment)))
 
     def made_again(self, carry: Trajectory) -> Trajectory:
         starts, segment = carry.past
@@ -116,16 +116,16 @@ class Checkpointed(Backwards):
         return super().made(carry._replace(past=(starts, segment)))
 
     def moment(self, carry: Trajectory) -> Moment:
-        return vectors.row(carry.past[1], (carry.k - 1) % self.length)
+        return vectors.item(carry.past[1], (carry.k - 1) % self.length)
 
     def begun(self, carry: Trajectory) -> Trajectory:
-        return trajectory.through_first(self.lower.init, vectors.row(carry.past[0], 0).y, carry)
+        return trajectory.through_first(self.lower.init, vectors.item(carry.past[0], 0).y, carry)
 
     def to_start(self, carry: Trajectory) -> Trajectory:
-        """To the first step of the segment that step k - 1 is in."""
-        row = (carry.k - 1) // self.length
-        start = vectors.row(carry.past[0], row)
-        return carry._replace(y=start.y, opt=start.opt, k=row * self.length)
+        """Goes to the first step of the segment that step k - 1 is in."""
+        number = (carry.k - 1) // self.length
+        start = vectors.item(carry.past[0], number)
+        return carry._replace(y=start.y, opt=start.opt, k=number * self.length)
 
     def program(self, x: PyTree) -> tuple[machine.Step, ...]:
         again = self.forward(x, self.made_again, is_new=False)

@@ -1,4 +1,4 @@
-"""How `implicit` solves `(H + damp I) v = b`, H the second derivative of the lower loss in y.
+"""How `implicit` solves `(H + damp I) v = b`. H is the second derivative of the lower loss in y.
 
 A solver asks for one product `H p` at a time, and keeps what it needs between two of them.
 """
@@ -14,26 +14,26 @@ from hetjax.types import PyTree
 
 
 class Solving(NamedTuple):
-    """Between two products."""
+    """What a solver keeps between two products."""
 
     solution: PyTree  # v
     residual: PyTree  # b - (H + damp) v, as far as it is known
-    vector: PyTree  # whose product is wanted next
+    vector: PyTree  # p, the vector whose product is wanted next
     right: PyTree  # b
-    curvature: Any  # the least p' (H + damp) p / p' p so far; () where it is not looked at
+    curvature: Any  # the least p' (H + damp) p / p' p so far; () if it is not computed
 
 
 class Solver(NamedTuple):
     """A record of pure functions.
 
     Attributes:
-        num_products: after the first one of a warm start.
+        num_products: products after the first one of a warm start.
         begin: `(right, start) -> Solving`; `start` is None for a cold start.
-        warm: `(solving, product) -> Solving`, of the product with the start; None where no start
-            is taken.
+        warm: `(solving, product) -> Solving`, of the product with the start; None: it takes no
+            start.
         take: `(solving, product) -> Solving`.
-        kind: how the hypergradient is made of it: 'solution', by a cross product with v;
-            'optimizer', v is b pulled through the last lower step; 'rank_one'.
+        kind: how the hypergradient is made. 'solution': by a cross product with v. 'optimizer': v
+            is b pulled through the last lower step. 'rank_one': as `rank_one` says.
         damp: of 'rank_one', added to |g|^2.
     """
 
@@ -48,13 +48,13 @@ class Solver(NamedTuple):
 def cg(num_steps: int, damp: float = 0.0) -> Solver:
     """Conjugate gradients: the error falls by (sqrt(kappa) - 1)/(sqrt(kappa) + 1) a step.
 
-    H + damp I has to be positive definite: `info.curvature` is the least curvature that was met,
-    and a step along which it is not positive is not made. Where the residual is that of rounding,
-    the system is solved: no more steps are made, and no curvature is looked at.
+    H + damp I has to be positive definite. `info.curvature` is the least curvature that was met; a
+    step along which it is not positive is not made. Once the residual is only rounding, the system
+    is solved: no more steps are made and no curvature is computed.
 
     Args:
         num_steps: Q.
-        damp: added to the diagonal; the same knob as the inverse of a value gap's multiplier.
+        damp: added to the diagonal; it acts as the inverse of a value gap's multiplier does.
 
     Raises:
         ValueError: num_steps is less than 1.
@@ -89,8 +89,8 @@ def cg(num_steps: int, damp: float = 0.0) -> Solver:
 def neumann(num_terms: int, eta: float, damp: float = 0.0) -> Solver:
     """`v = eta sum_{j < Q} (I - eta H)^j b`, 0 < eta < 2 / L: also the steps of SOBA, warm.
 
-    The same as differentiating the last Q steps of gradient descent, where they do not move.
-    `info.residual` is that before the last term.
+    The same as differentiating the last Q steps of gradient descent if they do not move.
+    `info.residual` is the residual before the last term.
 
     Args:
         num_terms: Q; a cold start takes Q - 1 products, a warm one Q.
@@ -122,7 +122,7 @@ def neumann(num_terms: int, eta: float, damp: float = 0.0) -> Solver:
 
 
 def scaled(eta: float) -> Solver:
-    """`v = eta b`: the inverse is taken for a multiple of the identity (T1-T2; one step)."""
+    """`v = eta b`: a multiple of the identity stands for the inverse of H (T1-T2; one step)."""
 
     def begin(right: PyTree, start: PyTree | None) -> Solving:
         del start
@@ -133,19 +133,19 @@ def scaled(eta: float) -> Solver:
 
 
 def one_step() -> Solver:
-    """v is b, pulled through the last lower step: `v = -(d y' / d gradient)' b`.
+    """v is b pulled through the last lower step: `v = -(d y' / d gradient)' b`.
 
-    For gradient descent it is `scaled` by the learning rate; for Adam a diagonal that adapts
-    (SAMA).
+    For gradient descent it is `scaled` with the learning rate. For Adam it is a diagonal that
+    adapts (SAMA).
     """
     return Solver(0, _from_nothing, None, _never, "optimizer")
 
 
 def rank_one(damp: float = 0.0) -> Solver:
-    """`H` is taken for `g g'`, g the lower gradient (IGA): `d_x F - <b, g> / (|g|^2 + damp) d_x f`.
+    """`g g'` stands for H, g the lower gradient (IGA): `d_x F - <b, g> / (|g|^2 + damp) d_x f`.
 
-    Gradients alone. Near the lower minimum the quotient grows as 1 / |g| where `damp` is 0; where
-    the lower gradient is 0 nothing is subtracted.
+    It takes gradients alone. If `damp` is 0, the quotient grows as 1 / |g| near the lower minimum.
+    If the lower gradient is 0, nothing is subtracted.
     """
     return Solver(0, _from_nothing, None, _never, "rank_one", damp)
 

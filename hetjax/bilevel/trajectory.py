@@ -1,4 +1,4 @@
-"""What an unrolled estimator carries, where it makes a request, and what becomes of the answer."""
+"""What an unrolled estimator carries, where it asks, and what it does with the answers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from hetjax.types import PyTree
 
 
 class Learned(NamedTuple):
-    """An upper variable that has the lower level's start in it, for `start="learned"`."""
+    """An upper variable that holds the lower level's start, for `start="learned"`."""
 
     x: PyTree
     start: PyTree  # like y
@@ -50,11 +50,11 @@ class Trajectory(NamedTuple):
     x: PyTree
     y: PyTree
     opt: PyTree
-    k: jax.Array  # i32[]: steps made, and on the way back those that are left
+    k: jax.Array  # i32[]: steps made; on the way back, steps left
     gradients: tuple[PyTree, ...]  # of this step, by level; on the way back, vectors of products
     past: PyTree  # reverse mode: what is held of the steps
     tangents: Any  # Tangents, or () in reverse mode
-    chosen: Any  # Choice, or () where the last iterate is taken
+    chosen: Any  # Choice, or () if the last iterate is taken
     reached: tuple[PyTree, PyTree]  # y and opt at the end
     loss: jax.Array  # F there
     lower_loss: jax.Array  # f before the last step
@@ -64,12 +64,12 @@ class Trajectory(NamedTuple):
 
 
 def at_end(batch: int, carry: Trajectory) -> At:
-    """Where the upper loss is looked at: on the batch after those of the steps, if any."""
+    """Where the upper loss is asked for: on the batch after those of the steps, if any."""
     return At(carry.x, carry.y, batch)
 
 
 def at_step(carry: Trajectory) -> At:
-    """Step k has the k-th batch of each level that it asks."""
+    """Where a step asks: step k takes the k-th batch of each of its levels."""
     return At(carry.x, carry.y, carry.k)
 
 
@@ -78,7 +78,7 @@ def tangents_at(carry: Trajectory) -> At:
 
 
 def take_gradient(index: int, carry: Trajectory, answer: Answer) -> Trajectory:
-    """The gradients of a step are in the order of its levels, the lower one last."""
+    """Keeps a gradient of a step; they are in the order of its levels, the lower one last."""
     carry = carry._replace(gradients=_with(carry.gradients, index, answer.y))
     if index < len(carry.gradients) - 1 or isinstance(answer.loss, tuple):
         return carry
@@ -92,7 +92,7 @@ def take_tangents(index: int, carry: Trajectory, answer: Answer) -> Trajectory:
 
 
 def take_loss(carry: Trajectory, answer: Answer) -> Trajectory:
-    """Keeps the iterate where its upper loss is the highest so far."""
+    """Keeps the iterate if its upper loss is the highest so far."""
     loss = answer.loss.astype(carry.chosen.loss.dtype)
     now = Choice(loss, carry.k, carry.y, carry.tangents)
     is_worse = loss > carry.chosen.loss
@@ -129,9 +129,9 @@ def one_less(carry: Trajectory) -> Trajectory:
 def through_first(
     init: Callable[[PyTree, PyTree], PyTree], y: PyTree, carry: Trajectory
 ) -> Trajectory:
-    """Through the optimiser's first state, made of x and the first y, after all steps back.
+    """After all steps back: pulls the adjoint through the optimiser's first state.
 
-    A learning rate that the state holds has its gradient here.
+    That state is made of x and the first y. A learning rate that it holds gets its gradient here.
     """
     of_y, of_opt = carry.adjoint
     if not of_opt:

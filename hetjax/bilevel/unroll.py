@@ -3,7 +3,7 @@
 With `y_{t+1} = Psi_t(x, y_t)`, adjoints `a_T = d_y F(x, y_T)`, `a_t = (d_y Psi_t)' a_{t+1}`, the
 hypergradient is `d_x F + sum_t (d_x Psi_t)' a_{t+1}`. Psi is an optimiser around a gradient. So an
 adjoint goes through the optimiser by `jax.vjp`, and through the gradient by a product that is
-asked for. Reverse mode holds the trajectory and asks for its batches again; forward mode carries
+asked for. Reverse mode holds the trajectory and asks for its batches again. Forward mode carries
 `Z_t = d y_t / d x`.
 """
 
@@ -36,20 +36,20 @@ def unroll(
     Args:
         lower: the steps, from `descent` or `aggregate`.
         num_steps: T.
-        back: K, the steps that are differentiated, from the last one; by default all. 0: the lower
+        back: K, how many of the last steps are differentiated; by default all. 0: the lower
             variable counts as constant.
-        mode: 'reverse', memory grows with K; 'forward', memory with the number of x's numbers
-            and time with their number; 'displacement', no derivative: the start's gradient is
-            the start less where the steps went (Reptile).
+        mode: 'reverse': memory grows with K. 'forward': memory and time grow with how many numbers
+            x has. 'displacement': no derivative; the start's gradient is the start less the point
+            where the steps ended (Reptile).
         checkpoint: reverse mode holds every sqrt(T)-th step, and makes the others once more.
-        start: 'warm', where the last hypergradient ended; 'cold', at the y that is given;
+        start: 'warm': where the last hypergradient ended. 'cold': at the y that is given.
             'learned': x is a `Learned`, and its start gets a gradient.
         pick: 'last'; or 'worst', the iterate with the highest upper loss, 1 to T.
 
     Returns: an estimator.
 
     Raises:
-        ValueError: options that contradict each other; says which.
+        ValueError: options contradict each other. The message says which.
 
     References:
         Franceschi, Donini, Frasconi, Pontil, "Forward and reverse gradient-based hyperparameter

@@ -1,8 +1,8 @@
 """The value-function gradient: the gap between f(x, y) and its least value, as a penalty.
 
 With z near the minimum of f(x, .) and y near that of `F + lambda f`, the hypergradient is
-`d_x F(x, y) + lambda (d_x f(x, y) - d_x f(x, z))`: first derivatives alone, of two ordinary
-training runs.
+`d_x F(x, y) + lambda (d_x f(x, y) - d_x f(x, z))`. So it takes first derivatives alone, of two
+ordinary training runs.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Gap(NamedTuple):
     grad_x: PyTree  # d_x F
     grad_gap: PyTree  # d_x f(x, y) - d_x f(x, z)
     grad_y: tuple[PyTree, PyTree]  # d_y F and d_y f at y, of a dynamic multiplier
-    safe: PyTree  # the last y that was seen on this side of a barrier
+    safe: PyTree  # the last y that was seen inside a barrier
     crossed: jax.Array  # i32[]: steps that a barrier took back
     stood: jax.Array  # i32[]: steps that it let stand; -1 until the start of y is seen
     turn: jax.Array  # i32[]: hypergradients before this one
@@ -51,24 +51,24 @@ def value_gap(
     prox: float | None = None,
     central: bool = False,
 ) -> machine.Estimator:
-    """Two lower variables, both moved by the same kind of steps, and first derivatives alone.
+    """Moves two lower variables by the same kind of steps; takes first derivatives alone.
 
     Args:
         lower: the steps, from `descent`. y's steps go down `(F + lambda f) / max(lambda, 1)`, so
-            that one learning rate serves both.
-        num_steps: T, of z; begun where the last hypergradient ended.
+            one learning rate serves both.
+        num_steps: T, steps of z; they begin where the last hypergradient ended.
         multiplier: a number, or one of `const`, `ramp`, `growing`, `exterior`, `barrier`,
             `dynamic`.
-        upper_steps: of y; by default as many. Behind a barrier 2 or more: the last one is not
-            taken, since nobody has seen on which side it is. With prox 1 by default: beside a z
+        upper_steps: steps of y; by default as many. With a barrier 2 or more: the last one is not
+            taken, since it was not seen on which side it is. With prox by default 1: beside a z
             that does not move, y's loss may be concave, and more steps run away.
-        prox: gamma of the Moreau envelope `min_z f(x, z) + |z - y|^2 / (2 gamma)`, which takes the
-            place of the least value where f is not convex (MEHA).
+        prox: gamma of the Moreau envelope `min_z f(x, z) + |z - y|^2 / (2 gamma)`. It takes the
+            place of the least value if f is not convex (MEHA).
         central: z and y go to the minima of `f - F / lambda` and `f + F / lambda`, and the
             difference is central: its error falls with the square of 1 / lambda.
 
     Returns:
-        an estimator; `info` has the gap, the multiplier, and the steps that a barrier took back.
+        An estimator; `info` has the gap, the multiplier, and the steps that a barrier took back.
 
     Raises:
         ValueError: the lower steps use the upper gradient, or options contradict each other.
@@ -117,7 +117,7 @@ def value_gap(
 
 
 class _ValueGap(NamedTuple):
-    """Its options, checked, and the functions that an `Estimator` is made of."""
+    """The checked options of `value_gap`, and the functions that make its `Estimator`."""
 
     lower: lower_lib.Lower
     num_steps: int
@@ -187,7 +187,7 @@ class _ValueGap(NamedTuple):
         )
 
     def step_of(self, which: str) -> tuple[machine.Step, ...]:
-        """One step of y or z: the upper gradient where it is needed, the lower one."""
+        """One step of y or z: asks for the upper gradient if it is needed, and the lower one."""
         lower = machine.Ask(
             What(Kind.GRADIENT, LOWER, is_new=True),
             _at(which),
@@ -205,7 +205,7 @@ class _ValueGap(NamedTuple):
         return gap._replace(multiplier=self.weight(gap, jnp.zeros_like(gap.least)))
 
     def turn(self, gap: Gap) -> jax.Array:
-        """Hypergradients before this one, as a number that sums and powers take."""
+        """Hypergradients before this one, as a floating-point number."""
         return gap.turn.astype(trees.wider(jnp.float32, gap.least.dtype))
 
     def weight(self, gap: Gap, value: jax.Array) -> jax.Array:
@@ -228,13 +228,13 @@ class _ValueGap(NamedTuple):
         return vectors.like(new, y), vectors.like(new_opt, opt)
 
     def take_least(self, gap: Gap, answer: Answer) -> Gap:
-        """f at z, with its ridge."""
+        """Takes f at z, with its ridge."""
         square = vectors.inner(gap.z, gap.z)
         least = answer.loss + self.multiplier.ridge(self.turn(gap)) / 2 * square
         return gap._replace(least=least.astype(gap.least.dtype), k=gap.k + 1)
 
     def between(self, gap: Gap) -> Gap:
-        """Before the steps of y. Behind a barrier they begin at z, which is on its right side."""
+        """Before the steps of y. With a barrier they begin at z, which is inside it."""
         return gap._replace(y=gap.z, safe=gap.z) if self.multiplier.is_barrier else gap
 
     def step_y(self, gap: Gap, answer: Answer) -> Gap:
@@ -262,11 +262,14 @@ class _ValueGap(NamedTuple):
         return jax.tree.map(lambda a, b: jnp.where(is_behind, a, b), back, new)
 
     def ended(self, gap: Gap) -> Gap:
-        """After the steps: behind a barrier, the last y that was seen on its right side."""
+        """After the steps: with a barrier, takes the last y that was seen inside it."""
         return gap._replace(y=gap.safe) if self.multiplier.is_barrier else gap
 
     def upper_at(self, gap: Gap) -> At:
-        """With central differences, the mean of both: off by the square of 1 / lambda."""
+        """Where F is asked for; with central differences at the mean of y and z.
+
+        The error there falls with the square of 1 / lambda.
+        """
         return At(gap.x, self.middle(gap), gap.upper_k)
 
     def middle(self, gap: Gap) -> PyTree:
@@ -299,7 +302,7 @@ class _ValueGap(NamedTuple):
         return gap._replace(multiplier=self.weight(gap, value))
 
     def moved(self, gap: Gap) -> Gap:
-        """A dynamic multiplier follows from all gradients, and y makes its step."""
+        """Computes a dynamic multiplier from all gradients, and makes the step of y."""
         if not self.is_dynamic:
             return gap
         of_upper, of_lower = gap.grad_y
@@ -330,7 +333,7 @@ class _ValueGap(NamedTuple):
 
 
 def _at(which: str, number: str = "k") -> Callable[[Gap], At]:
-    """At y or z, on the next batch of the lower level, or, by 'upper_k', of the upper one."""
+    """Asks at y or z, on the next batch of the lower level, or with 'upper_k' of the upper one."""
     return lambda gap: At(gap.x, getattr(gap, which), getattr(gap, number))
 
 

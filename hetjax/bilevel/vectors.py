@@ -1,4 +1,4 @@
-"""Pytrees as vectors: sums, inner products, rows of them, and the leaves that have a derivative."""
+"""Pytrees as vectors: sums, inner products, stacks of them, and the leaves with a derivative."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def zeros_like(tree: PyTree) -> PyTree:
 
 
 def dtype_of(tree: PyTree) -> Any:
-    """The type of sums over a tree: of its widest leaf."""
+    """The type of sums over a tree: that of its widest leaf."""
     return trees.wider(*(leaf.dtype for leaf in jax.tree.leaves(tree)))
 
 
@@ -43,18 +43,18 @@ def add(a: PyTree, b: PyTree, scale: Any = 1.0) -> PyTree:
     )
 
 
-def rows_of(tree: PyTree, num_rows: int) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros((num_rows, *leaf.shape), leaf.dtype), tree)
+def stack_of(tree: PyTree, count: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), tree)
 
 
-def row(rows: PyTree, index: Any) -> PyTree:
+def item(stack: PyTree, index: Any) -> PyTree:
     take = jax.lax.dynamic_index_in_dim
-    return jax.tree.map(lambda leaf: take(leaf, index, keepdims=False), rows)
+    return jax.tree.map(lambda leaf: take(leaf, index, keepdims=False), stack)
 
 
-def put(rows: PyTree, index: Any, tree: PyTree) -> PyTree:
+def put(stack: PyTree, index: Any, tree: PyTree) -> PyTree:
     put = jax.lax.dynamic_update_index_in_dim
-    return jax.tree.map(lambda leaf, row: put(leaf, row, index, 0), rows, tree)
+    return jax.tree.map(lambda leaf, new: put(leaf, new, index, 0), stack, tree)
 
 
 def floats(tree: PyTree) -> list[jax.Array]:
@@ -86,8 +86,8 @@ def size_of(x: PyTree) -> int:
 def basis(x: PyTree) -> PyTree:
     """A tangent of x for each of its numbers: leaves `[n, ...]`."""
     leaves, treedef = jax.tree.flatten(x)
-    num, start, rows = size_of(x), 0, []
+    num, start, tangents = size_of(x), 0, []
     for leaf in leaves:
-        rows.append(jnp.eye(num, leaf.size, -start, leaf.dtype).reshape(num, *leaf.shape))
+        tangents.append(jnp.eye(num, leaf.size, -start, leaf.dtype).reshape(num, *leaf.shape))
         start += leaf.size
-    return jax.tree.unflatten(treedef, rows)
+    return jax.tree.unflatten(treedef, tangents)

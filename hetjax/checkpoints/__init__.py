@@ -1,6 +1,9 @@
 """Checkpoints on the disk: whatever happens, the newest good state of a run is found again.
 
-Arrays by name and a JSON record go in and come out. `leaves` makes such arrays of a pytree and
-back, `checkpoint` writes, keeps and finds them, `files` says whether one is still what was written.
-Imports `types` alone: what of a run is saved is said in `rounds/resume.py`.
+- `leaves` makes arrays by name of a pytree, and a pytree of them.
+- `checkpoint` writes, keeps and finds checkpoints.
+- `files` says whether a checkpoint is still what was written.
+
+Arrays by name and a JSON record go in and come out. Imports `types` alone; `rounds/resume.py` says
+what of a run is saved.
 """

@@ -1,12 +1,12 @@
 """How is a run kept on disk, so that whatever happens the newest good state is found again?
 
-A directory holds a few checkpoints, each of them one commit: Orbax writes the arrays into a
-hidden directory, a manifest lists the SHA-256 sum of every file, all of it is flushed to the
-disk, and one rename makes it a checkpoint. Orbax restores a file with a flipped bit without a
-word, so a restore verifies the manifest first, and falls back where it does not agree.
+A directory holds a few checkpoints. Each is one commit: Orbax writes the arrays into a hidden
+directory, and a manifest lists the SHA-256 sum of every file. All of it is flushed to the disk, and
+one rename makes it a checkpoint. Orbax restores a file with a flipped bit without a word. So a
+restore verifies the manifest first, and falls back on an older checkpoint if it does not agree.
 
-One process writes, in a background thread; the others never touch the directory. What belongs
-to a run and when it is saved is left to the loop. Nothing is ever unpickled.
+One process writes, in a background thread; the others never touch the directory. The loop decides
+what belongs to a run and when it is saved. Nothing is ever unpickled.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Checkpoints:
     and so is every checkpoint in it.
 
     Args:
-        directory: made if it is not there.
+        directory: made if it does not exist.
         keep: how many checkpoints stay, the newest ones.
         on_stage: called in the background thread as each of the `STAGES` begins.
 
@@ -72,7 +72,7 @@ class Checkpoints:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._directory.chmod(0o700)
             probe = self._directory / f"{_PARTIAL}{os.getpid()}"
-            probe.mkdir(mode=0o700, exist_ok=True)  # a full or read-only disk shows at once
+            probe.mkdir(mode=0o700, exist_ok=True)  # so a full or read-only disk shows at once
             probe.rmdir()
             self.latest: int | None = max(files_lib.steps(self._directory), default=None)
         except OSError as error:
@@ -87,8 +87,8 @@ class Checkpoints:
         """Begins to write a checkpoint, once the one before it is written, and returns.
 
         Args:
-            step: 0 or more, and more than `latest`, that of the newest in the directory.
-            arrays: by name, as `flatten` gives them; not to be changed until it is written.
+            step: 0 or more, and more than `latest`, the step of the newest in the directory.
+            arrays: by name, as `flatten` gives them; not to be changed until they are written.
             about: JSON values; floats must be finite.
 
         Raises:
@@ -111,7 +111,7 @@ class Checkpoints:
             text = json.dumps({"about": about, "arrays": index}, indent=1, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"`about` holds something that JSON does not: {error}") from error
-        # Orbax refuses arrays without elements; the index alone tells of them.
+        # Orbax refuses arrays without elements; the index alone has them.
         self._pending = self._thread.submit(
             self._write, step, {n: a for n, a in arrays.items() if a.size}, text
         )
@@ -163,7 +163,7 @@ class Checkpoints:
         self._on_stage("end")
 
     def _check_room(self, num_bytes: int) -> None:
-        """Orbax finds a full disk, too, but prints an error for each array that it writes."""
+        """Finds a full disk first: Orbax prints an error for each array that it cannot write."""
         needed, free = num_bytes + (1 << 20), shutil.disk_usage(self._directory).free
         if free < needed:
             raise OSError(
@@ -183,18 +183,18 @@ class Checkpoints:
 
 
 def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
-    """The newest checkpoint that is whole; None where there is none.
+    """The newest checkpoint that is whole; None if there is none.
 
-    One that is damaged or incomplete is renamed to `<step>.damaged`, with a message on stderr,
-    and the one before it is tried. What an interrupted save left is not looked at.
+    A damaged or incomplete one is renamed to `<step>.damaged`, with a message on stderr, and the
+    one before it is tried. What an interrupted save left is ignored.
 
     Args:
         directory: of checkpoints.
-        mend: rename what is damaged; not where another process may be writing.
+        mend: rename what is damaged; False if another process may be writing.
 
     Raises:
-        ValueError: the directory or a file in it may not be read, which is no damage, or a
-            checkpoint has a format that this version of hetjax does not know.
+        ValueError: this process may not read the directory or a file in it, which is no damage; or
+            a checkpoint has a format that this version of hetjax does not know.
     """
     directory = pathlib.Path(directory)
     try:
@@ -214,7 +214,7 @@ def newest(directory: str | pathlib.Path, *, mend: bool = True) -> Saved | None:
 
 
 def newest_about(directory: str | pathlib.Path) -> dict[str, Any] | None:
-    """The `about` of the newest checkpoint in which that is whole; its arrays are not looked at."""
+    """The `about` of the newest checkpoint in which that is whole; its arrays are not checked."""
     directory = pathlib.Path(directory)
     for step in sorted(files_lib.steps(directory), reverse=True):
         path = directory / f"{step:08d}"
@@ -225,10 +225,10 @@ def newest_about(directory: str | pathlib.Path) -> dict[str, Any] | None:
 
 
 def read(directory: str | pathlib.Path, step: int) -> Saved:
-    """One checkpoint, verified; for the processes that follow the one that chose it.
+    """Reads and verifies one checkpoint, in processes that follow the one that chose it.
 
     Raises:
-        ValueError: it is not there, or is not whole as this process sees it.
+        ValueError: it does not exist, or is not whole as this process sees it.
     """
     path = pathlib.Path(directory) / f"{step:08d}"
     try:
@@ -248,7 +248,7 @@ def clear(directory: str | pathlib.Path) -> None:
 
 
 def _remove(directory: pathlib.Path, step: int) -> None:
-    """Hidden first, so that a half-removed one is never taken for a damaged one."""
+    """Hides a checkpoint and then removes it, so a half-removed one never counts as damaged."""
     shutil.rmtree((directory / f"{step:08d}").rename(directory / f"{_PARTIAL}{step:08d}"))
 
 
@@ -263,7 +263,7 @@ def _read(path: pathlib.Path) -> Saved:
     index = {name: (dtype, tuple(shape)) for name, (dtype, shape) in described["arrays"].items()}
     arrays = {n: np.zeros(s, jnp.dtype(d)) for n, (d, s) in index.items() if 0 in s}
     if len(arrays) < len(index):
-        # A thread of its own: where a notebook calls, an event loop is already running.
+        # A thread of its own: in a notebook an event loop is already running.
         with futures.ThreadPoolExecutor(1) as thread:
             arrays |= thread.submit(files_lib.read_arrays, path / files_lib.ARRAYS).result()
     if {name: (str(a.dtype), a.shape) for name, a in arrays.items()} != index:
@@ -277,7 +277,7 @@ def _set_aside(path: pathlib.Path, damage: str) -> None:
     try:
         path.rename(target)
         where = f"it was set aside as {target.name!r}"
-    except OSError as error:  # a directory that can only be read, or another process did it
+    except OSError as error:  # the directory is read-only, or another process did it
         where = f"it could not be set aside ({error})"
     print(
         f"checkpoint {str(path)!r} is damaged ({damage}); {where}, and the one before it is taken",

@@ -1,7 +1,8 @@
 """What is a checkpoint on the disk, and is it still what was written?
 
-A directory with `about.json`, the arrays in Orbax's format, and `manifest.json`: the size and the
-SHA-256 sum of every other file, and a digest of itself. One process writes or reads alone.
+It is a directory with `about.json`, the arrays in Orbax's format, and `manifest.json`. The manifest
+has the size and the SHA-256 sum of every other file, and a digest of itself. One process writes or
+reads alone.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ class DamageError(Exception):
 
 
 def steps(directory: pathlib.Path) -> list[int]:
-    """The steps of the checkpoints in a directory, whole or not; none where it is not there."""
+    """The steps of the checkpoints in a directory, whole or not; none if it does not exist."""
     try:
         names = [name for name in os.listdir(directory) if name.isascii() and name.isdigit()]
     except FileNotFoundError:
@@ -38,7 +39,7 @@ def steps(directory: pathlib.Path) -> list[int]:
 
 
 def seal(path: pathlib.Path, step: int) -> None:
-    """Writes the manifest of a directory's files, and has all of it on the disk."""
+    """Writes the manifest of a directory's files, and flushes all to the disk."""
     files = {name: _file_entry(path / name) for name in _plain_files(path)}
     (path / _MANIFEST).write_bytes(_manifest(step, files))
     for parent, _, names in os.walk(path, topdown=False):
@@ -50,7 +51,7 @@ def seal(path: pathlib.Path, step: int) -> None:
 def verify(path: pathlib.Path, only: str | None = None) -> None:
     """Raises `DamageError` unless the directory is what its manifest says, file by file.
 
-    With `only`, that file alone is looked at.
+    With `only`, it checks that file alone.
     """
     text = (path / _MANIFEST).read_bytes()
     try:
@@ -83,7 +84,7 @@ def verify(path: pathlib.Path, only: str | None = None) -> None:
 
 
 def _manifest(step: int, files: dict[str, Any], version: int = _FORMAT) -> bytes:
-    """The one text that says this: a manifest that is not equal to it is damaged."""
+    """The one text of such a manifest: one that is not equal to it is damaged."""
     content = {"format": version, "step": step, "files": files}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return json.dumps(content | {"digest": digest}, indent=1, sort_keys=True).encode()
@@ -96,7 +97,7 @@ def _file_entry(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _plain_files(path: pathlib.Path) -> list[str]:
-    """The names of the files below a directory; what is no plain file ends in what it is."""
+    """The names of the files below a directory; to one that is no plain file its kind is added."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -111,7 +112,7 @@ def _plain_files(path: pathlib.Path) -> list[str]:
 
 
 def flush(path: pathlib.Path) -> None:
-    """Has a file or a directory on the disk before it returns."""
+    """Flushes a file or a directory to the disk before it returns."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -120,14 +121,14 @@ def flush(path: pathlib.Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """What an error says, in a line; of one that Orbax wraps in several others, its cause."""
+    """What an error says, in a line; if Orbax has wrapped it in others, the cause."""
     if cause := re.search(r"os_error_code='(\d+)'", str(error)):
         return os.strerror(int(cause[1]))
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 class _Existing:
-    """A directory that is there already, in the form in which Orbax asks for one."""
+    """A directory that exists already, in the form that Orbax asks for."""
 
     def __init__(self, path: Any) -> None:
         self.path = path
@@ -143,7 +144,7 @@ class _Existing:
 def _orbax() -> Iterator[tuple[Any, Any]]:
     """`(handler, path class)` for one process that writes or reads alone; 0.3 s at first.
 
-    Orbax logs every step that it takes, and each error several times; here errors are raised.
+    Orbax logs every step that it takes and each error several times. Here errors are only raised.
     """
     import orbax.checkpoint.experimental.v1 as ocp
 
@@ -151,7 +152,7 @@ def _orbax() -> Iterator[tuple[Any, Any]]:
         return "orbax" not in record.pathname
 
     context = ocp.Context()
-    context.array.saving.use_compression = False  # 100 MB: 0.06 s of processor in place of 0.5
+    context.array.saving.use_compression = False  # 100 MB: 0.06 s of processor, not 0.5
     context.memory.deepcopy_host_arrays = False
     context.multiprocessing.primary_host = jax.process_index()
     context.multiprocessing.active_processes = {jax.process_index()}
@@ -165,12 +166,12 @@ def _orbax() -> Iterator[tuple[Any, Any]]:
 
 
 async def _done(begun: Awaitable[Awaitable[Any]]) -> Any:
-    """Orbax begins a thing, which is one wait, and goes on with it, which is another."""
+    """Awaits both steps of Orbax: that it has begun a thing, and that it has done it."""
     return await (await begun)
 
 
-# The handler is called directly: `ocp.save` gathers the directory's name over all processes,
-# whatever `active_processes` says, and would wait for ever for those that do not save (0.12.8).
+# The handler is called directly. `ocp.save` (0.12.8) gathers the directory's name over all
+# processes, whatever `active_processes` says. It would wait for ever for those that do not save.
 def write_arrays(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     """Writes a new directory of arrays that all have elements; they are flushed by `seal`."""
     path.mkdir()
@@ -179,11 +180,11 @@ def write_arrays(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read_arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads what `write_arrays` wrote; raises `DamageError` where Orbax cannot."""
+    """Reads what `write_arrays` wrote; raises `DamageError` if Orbax cannot."""
     with _orbax() as (handler, path_class):
         try:
             return asyncio.run(_done(handler.load(path_class(path.absolute()))))
         except (MemoryError, PermissionError):
             raise
-        except Exception as error:  # its files are what was written, and yet it is of no use
+        except Exception as error:  # the files are what was written, but Orbax cannot read them
             raise DamageError(f"Orbax cannot read it: {reason(error)}") from error

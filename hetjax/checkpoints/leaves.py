@@ -13,18 +13,18 @@ _INT64 = np.iinfo(np.int64)
 
 
 def flatten(tree: types.PyTree, prefix: str = "") -> dict[str, np.ndarray]:
-    """The leaves of a tree as host arrays by name, which `unflatten` makes a tree again.
+    """The leaves of a tree as host arrays by name, of which `unflatten` makes a tree again.
 
     A name is the prefix and the keys that lead to the leaf, with "/" between them (in a key,
     "~" becomes "~0" and "/" becomes "~1"). Python numbers become bool, int64 and float64
-    arrays of no dimension; a typed random key becomes its key data, and its implementation is
+    arrays of no dimension. A typed random key becomes its key data, and its implementation is
     the last part of the name. The arrays are copies: what was flattened may be changed or
     donated afterwards. None and empty containers leave nothing.
 
     Args:
         tree: a pytree of NumPy and JAX arrays, typed random keys, NumPy scalars, bool, int and
             float. A JAX array has to lie on this process's devices, or be the same on all.
-        prefix: put before every name, so that several trees fit into one checkpoint.
+        prefix: put before every name, so several trees fit into one checkpoint.
 
     Raises:
         ValueError: a leaf is something else, or an int of more than 64 bits.
@@ -37,7 +37,7 @@ def flatten(tree: types.PyTree, prefix: str = "") -> dict[str, np.ndarray]:
     named = list(_named_leaves(tree, prefix))
     for _, leaf in named:
         if isinstance(leaf, jax.Array) and not _is_key(leaf) and leaf.is_fully_addressable:
-            leaf.copy_to_host_async()  # all under way before the first is waited for
+            leaf.copy_to_host_async()  # all copies begin before the first is waited for
     arrays = {name: _to_host(name, leaf) for name, leaf in named}
     if len(arrays) < len(named):
         raise ValueError(
@@ -56,18 +56,17 @@ def unflatten(
 ) -> types.PyTree:
     """The stored values in the structure of `like`, each leaf of the kind that it has there.
 
-    Python numbers stay Python numbers and NumPy stays NumPy; a JAX array is placed as the one
-    in `like` is (every process needs all values for that).
+    Python numbers stay Python numbers and NumPy stays NumPy. A JAX array is placed as the one
+    in `like` is, for which every process needs all values.
 
     Args:
         like: a freshly made state; its values are not used.
-        arrays: names and values, as `flatten` gave them; what is not under the prefix is not
-            looked at.
+        arrays: names and values, as `flatten` gave them; those not under the prefix are ignored.
         prefix: as given to `flatten`.
         check_shapes: False lets arrays differ from `like` in shape, not in dtype.
 
     Raises:
-        ValueError: a leaf is missing, there is one too many, or it has another dtype or shape.
+        ValueError: a leaf is missing, there is one too many, or one has another dtype or shape.
 
     Example:
         >>> unflatten((0, None), flatten((7, None)))
@@ -108,7 +107,7 @@ def check_begun(state: types.PyTree, maker: str) -> None:
 
     Args:
         state: what a function of the part returned.
-        maker: that function, as a message says it.
+        maker: that function, as a message names it.
 
     Raises:
         ValueError: a leaf is no array and no number.
@@ -120,10 +119,10 @@ def check_begun(state: types.PyTree, maker: str) -> None:
 
 
 def check_kept(state: types.PyTree, before: Signature, maker: str) -> None:
-    """Refuses a part's state that is of another form than before; arguments as `check_begun`.
+    """Refuses a part's state whose form differs from before; arguments as for `check_begun`.
 
     Raises:
-        ValueError: its structure, or a shape or dtype, is another.
+        ValueError: its structure, or a shape or dtype, has changed.
     """
     if (after := signature(state)) == before:
         return
@@ -161,8 +160,8 @@ def _by_name(state: Signature) -> dict[str, str]:
 def form_of(tree: types.PyTree) -> Any:
     """The containers of a tree as JSON values, from which `build` makes it again.
 
-    Dicts, lists and tuples stay what they are; of other containers, such as named tuples, `build`
-    makes dicts.
+    Dicts, lists and tuples stay what they are. `build` makes dicts of other containers, such as
+    named tuples.
     """
     if isinstance(tree, Mapping):
         return {"dict": [[key, form_of(tree[key])] for key in sorted(tree, key=str)]}
@@ -177,7 +176,7 @@ def form_of(tree: types.PyTree) -> Any:
 
 
 def build(form: Any, arrays: dict[str, np.ndarray], prefix: str = "") -> types.PyTree:
-    """The tree of this form, its leaves among arrays that `flatten` has named."""
+    """The tree of this form, with its leaves from arrays that `flatten` has named."""
     ((kind, children),) = form.items()
     if kind == "leaf":
         return arrays[prefix]
@@ -190,7 +189,7 @@ def build(form: Any, arrays: dict[str, np.ndarray], prefix: str = "") -> types.P
 
 
 def _children(tree: types.PyTree) -> list[tuple[str, Any]]:
-    """(name, child) of a container that JAX knows; of a leaf, itself."""
+    """The (name, child) pairs of a container that JAX knows; for a leaf, the leaf itself."""
     found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
     return [(_key_name(path[0]) if path else "", child) for path, child in found]
 
@@ -224,7 +223,7 @@ def _to_host(name: str, leaf: Any) -> np.ndarray:
             raise ValueError(
                 f"{name!r} lies on devices of other processes; gather it before it is saved"
             )
-        # A copy: a view would make XLA copy the array when the next round donates it.
+        # A copy: with a view XLA would have to copy the array when the next round donates it.
         return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     if isinstance(leaf, int) and not _INT64.min <= leaf <= _INT64.max:
         raise ValueError(f"{name!r} is the int {leaf}, of more than 64 bits; save it in parts")

@@ -1,5 +1,5 @@
-"""The cluster that a run plays: speeds, delays and absences of workers, in seconds.
+"""The cluster that a run emulates: speeds, delays and absences of workers, in seconds.
 
-A round's quotas go in, the seconds of each worker come out. Imports `quota`, to play policies
-against it; NumPy alone.
+`emulate` has all of it. A round's quotas go in, the seconds of each worker come out. Imports
+`quota`, to run policies on it; NumPy alone.
 """

@@ -1,9 +1,9 @@
 """How long would a worker of such a cluster have computed?
 
-A description of unequal workers (seconds a microbatch, overhead, noise, a script of changes)
-that gives the time of every microbatch as a pure function of (seed, round, worker). The
-training loop sleeps until those times; the virtual clock only adds them up. Assumes nothing of
-the model that is trained, and leaves the synchronisation out: the times are a worker's own.
+A cluster describes unequal workers: seconds a microbatch, overhead, noise, a script of changes. It
+gives the time of every microbatch as a pure function of (seed, round, worker). The training loop
+sleeps until those times; the virtual clock only adds them up. Assumes nothing of the model that is
+trained, and leaves the synchronisation out: the times are a worker's own.
 """
 
 import bisect
@@ -27,8 +27,8 @@ class Change:
     """From a round on, a worker has other speeds, comes or leaves, until it is changed again.
 
     Args:
-      round: the first round that sees it, ≥ 0.
-      worker: whose.
+      round: the first round that sees the change, ≥ 0.
+      worker: the worker that changes.
       secs_per_microbatch: the new mean seconds of a microbatch. None: as before.
       overhead_secs: the new mean seconds of a round beside its microbatches. None: as before.
       present: whether the worker is there at all. None: as before.
@@ -43,19 +43,19 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class EmulatedCluster:
-    """Workers of given speeds, on a clock that a seed decides.
+    """Workers of given speeds, whose times a seed decides.
 
     Args:
       secs_per_microbatch: mean seconds of a microbatch of each worker, > 0.
       overhead_secs: mean seconds of a round beside its microbatches, ≥ 0, for each worker or
         one number for all.
-      delay: how the times vary about their means: "constant", "exponential", "gamma"; or
-        "shifted_exponential": half of each mean is sure, and there comes an exponential delay of
-        the same mean, as of a worker that is held up now and then.
+      delay: how the times vary about their means: "constant", "exponential" or "gamma"; or
+        "shifted_exponential", half of each mean and an exponential delay whose mean is the other
+        half, as of a worker that is held up now and then.
       delay_cv: standard deviation over mean of a time under "gamma", > 0.
       delay_per: "microbatch": every microbatch and the overhead have a factor of their own;
         "round": one factor for all that a worker does in a round.
-      changes: the script; of two for one worker and round the later in the tuple counts.
+      changes: the script. Of two for one worker and round the later in the tuple counts.
       seed: of all random times.
 
     Raises:
@@ -154,7 +154,7 @@ class EmulatedCluster:
         return np.cumsum(secs)
 
     def factors(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws f64[count] of what `delay` multiplies mean times by; not for "constant"."""
+        """Draws f64[count], the factors of `delay` on mean times; not for "constant"."""
         if self.delay == "exponential":
             return rng.standard_exponential(count)
         if self.delay == "shifted_exponential":
@@ -208,10 +208,10 @@ def simulate_policy(
 
 
 def presence(cluster: EmulatedCluster, round: int) -> np.ndarray:
-    """Who is there in a round, bool[n], as a cluster that may be anybody's says.
+    """Which workers are there in a round, bool[n]; checks the answer of any user's cluster.
 
     Raises:
-      ValueError: it says something else.
+      ValueError: the cluster's answer is no such array.
     """
     said = parts.array_of(cluster.present_at(round))
     if said.shape == (cluster.num_workers,) and said.dtype == np.bool_:
@@ -223,7 +223,7 @@ def presence(cluster: EmulatedCluster, round: int) -> np.ndarray:
 
 
 def ends_of(cluster: EmulatedCluster, round: int, quotas: np.ndarray) -> np.ndarray:
-    """When each microbatch of a round ends, as a cluster that may be anybody's says.
+    """When each microbatch of a round ends; checks the answers of any user's cluster.
 
     Args:
       cluster: the workers.
@@ -255,7 +255,7 @@ def check_name(field: str, name: str, allowed: tuple[str, ...]) -> None:
     """Refuses a name that is not allowed.
 
     Raises:
-      ValueError: it is none; says the nearest one.
+      ValueError: the name is not allowed. The message has the nearest one.
     """
     if name not in allowed:
         nearest = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.4)

@@ -37,10 +37,10 @@ def training_feed(
         source: a data source.
         devices: the device of each worker.
         asked: 'auto', 'resident' or 'streamed', as `data.feed`.
-        num_readers: threads that read; 0: several where they are found to help, as `data.readers`.
+        num_readers: threads that read; 0: several if they are found to help, as `data.readers`.
         leads: whether this process tells the user.
         agree: makes all processes take the same feed.
-        progress: show a bar where a resident set takes long to read.
+        progress: show a bar if a resident set takes long to read.
 
     Raises:
         ValueError: an example cannot be read, or the source cannot be read by so many threads.
@@ -76,12 +76,12 @@ def training_feed(
 
 
 def evaluation_feed(source: Any, device: jax.Device, *, progress: bool = False) -> feed_lib.Feed:
-    """The examples of an evaluation, on the device; says so where they are other ones each time.
+    """The examples of an evaluation, on the device. Tells the user if the source changes them.
 
     Args:
         source: a data source; read once, as a whole.
         device: of the evaluation.
-        progress: show a bar where that takes long.
+        progress: show a bar if that takes long.
 
     Raises:
         ValueError: an example cannot be read.
@@ -114,7 +114,7 @@ def _changed(source: Any, difference: trial.Difference) -> str:
 
 
 def _lines(source: Any, found: trial.Trial, *, asked: str, num_asked: int) -> Iterator[str]:
-    """What the user is told of what was found out."""
+    """What the user is told of what the trial found."""
     name = type(source).__name__
     if found.difference is not None and asked == AUTO:
         yield (
@@ -151,7 +151,7 @@ def _lines(source: Any, found: trial.Trial, *, asked: str, num_asked: int) -> It
 
 @contextlib.contextmanager
 def _bar(total: int, title: str, *, shown: bool) -> Iterator[Callable[[int], object]]:
-    """A bar that appears after a second, and goes when all is read; what moves it."""
+    """A bar that appears after a second and goes when all is read; yields what moves it."""
     if not shown:
         yield lambda count: None
         return

@@ -4,8 +4,8 @@ Resident: the whole set lies on each device and a microbatch carries ids alone. 
 background threads read ahead and pack microbatches on the host. Both give the same `Microbatch`,
 to the bit, to the same compiled `accumulate`. `choosing` says which of them a run takes.
 
-Padding repeats the first example of its microbatch: a loss that is finite for every example is
-finite for padding, so that masking it leaves no NaN in the gradient (0 * inf).
+Padding repeats the first example of its microbatch. So a loss that is finite for every example is
+finite for padding, and masking it leaves no NaN in the gradient (0 * inf).
 """
 
 import concurrent.futures
@@ -20,14 +20,14 @@ from hetjax import types
 from hetjax.data import held as held_lib
 from hetjax.data import readers, sources, stream
 
-_BLOCK_ROWS = 8  # microbatches that one thread reads at a time
+_BLOCK_MICROBATCHES = 8  # that one thread reads at a time
 
 
 class Feed:
     """What the local phase asks for its data.
 
     Args:
-        held: of the source; None: nobody is told of changes.
+        held: what the run holds of the source; None: nobody is told of changes.
     """
 
     reads_ahead = False
@@ -41,13 +41,13 @@ class Feed:
         raise NotImplementedError
 
     def read_ahead(self, example_ids: np.ndarray) -> None:
-        """A hint: these rows i32[k, B] come next."""
+        """A hint: these microbatches i32[k, B] come next."""
 
     def wait(self, example_ids: np.ndarray) -> None:
-        """Returns when these rows i32[k, B] are in memory, host or device."""
+        """Returns when these microbatches i32[k, B] are in memory, host or device."""
 
     def compare(self, epoch: int) -> None:
-        """Tells what of the source has changed since epoch 0, once for each epoch."""
+        """Tells what of the source has changed since epoch 0; call it once an epoch."""
         if self._held is not None:
             self._held.compare(epoch)
 
@@ -68,11 +68,11 @@ class ResidentFeed(Feed):
 
     Args:
         source: a data source; read once, as a whole.
-        devices: the device of each worker; one that serves several holds one copy, and those of
-            other processes are theirs to fill.
+        devices: the device of each worker. One that serves several workers holds one copy; other
+            processes fill theirs.
         num_readers: threads that read it; 1: the calling thread does.
         on_read: called with the number of examples that were read since the last call.
-        held: of the source; None: nobody is told of changes.
+        held: what the run holds of the source; None: nobody is told of changes.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ResidentFeed(Feed):
         super().__init__(held)
         loaded = sources.load_all(source, num_readers=num_readers, on_read=on_read)
         arrays = loaded.arrays
-        if loaded is source:  # the user's own, on which a CPU device may lie as they are
+        if loaded is source:  # the user's own arrays, which a CPU device may use as they are
             arrays = jax.tree.map(np.array, arrays)
         own = {device for device in devices if device.process_index == jax.process_index()}
         copies = {device: jax.device_put(arrays, device) for device in own}
@@ -103,8 +103,8 @@ class _Block(NamedTuple):
 
     parts: list[concurrent.futures.Future]
 
-    def rows(self, start: int, stop: int) -> types.PyTree:
-        """Those from one place to another; all parts have to be read."""
+    def examples(self, start: int, stop: int) -> types.PyTree:
+        """The examples from one place to another; all parts have to be read."""
 
         def cut(*leaves: np.ndarray) -> np.ndarray:
             return (leaves[0] if len(leaves) == 1 else np.concatenate(leaves))[start:stop]
@@ -122,7 +122,7 @@ class StreamedFeed(Feed):
         source: anything with `__len__` and `__getitem__`.
         devices: the device of each worker.
         num_readers: threads that read it.
-        held: of the source, its length; None: nobody is told of changes.
+        held: what the run holds of the source, its length; None: nobody is told of changes.
     """
 
     reads_ahead = True
@@ -142,42 +142,42 @@ class StreamedFeed(Feed):
         self._readers = readers.Readers(
             lambda ids: sources.fetch(source, ids, like=like), num_readers
         )
-        # Rows read or being read: {its bytes: (the block, the row's place in it)}.
+        # Microbatches read or being read: {bytes of the ids: (the block, the place in it)}.
         self._ready: dict[bytes, tuple[_Block, int]] = {}
 
-    def _submit(self, rows: list[np.ndarray]) -> None:
-        """Has rows i32[B] read as one block: at once, or in parts that threads read together."""
-        ids = np.stack(rows)
+    def _submit(self, microbatches: list[np.ndarray]) -> None:
+        """Has microbatches i32[B] read as one block: at once, or in parts by several threads."""
+        ids = np.stack(microbatches)
         ids = np.where(ids == stream.PADDING, ids[:, :1], ids).reshape(-1)
         size = -(-len(ids) // self._num_readers)
         parts = [ids[start : start + size] for start in range(0, len(ids), size)]
         block = _Block([self._readers.submit(part) for part in parts])
-        self._ready |= {row.tobytes(): (block, place) for place, row in enumerate(rows)}
+        self._ready |= {ids.tobytes(): (block, place) for place, ids in enumerate(microbatches)}
 
-    def _block_of(self, row: np.ndarray) -> tuple[_Block, int]:
-        """The block with the examples of a microbatch, and the row's place; waits for them."""
-        if row.tobytes() not in self._ready:
-            self._submit([row])
-        block, place = self._ready[row.tobytes()]
+    def _block_of(self, ids: np.ndarray) -> tuple[_Block, int]:
+        """The block with the examples of a microbatch, and its place there; waits for them."""
+        if ids.tobytes() not in self._ready:
+            self._submit([ids])
+        block, place = self._ready[ids.tobytes()]
         for part in block.parts:
             self._readers.result(part)
         return block, place
 
-    def _row(self, row: np.ndarray) -> types.PyTree:
+    def _examples(self, ids: np.ndarray) -> types.PyTree:
         """The examples of one microbatch, `[B, ...]`, on the host."""
-        if row[0] == stream.PADDING:
-            return jax.tree.map(lambda leaf: np.stack([leaf] * len(row)), self._like)
-        block, place = self._block_of(row)
-        del self._ready[row.tobytes()]
-        return block.rows(place * len(row), (place + 1) * len(row))
+        if ids[0] == stream.PADDING:
+            return jax.tree.map(lambda leaf: np.stack([leaf] * len(ids)), self._like)
+        block, place = self._block_of(ids)
+        del self._ready[ids.tobytes()]
+        return block.examples(place * len(ids), (place + 1) * len(ids))
 
     def wait(self, example_ids: np.ndarray) -> None:
-        for row in example_ids:
-            if row[0] != stream.PADDING:
-                self._block_of(row)
+        for ids in example_ids:
+            if ids[0] != stream.PADDING:
+                self._block_of(ids)
 
     def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
-        rows = [self._row(row) for row in example_ids.reshape(-1, example_ids.shape[-1])]
+        examples = [self._examples(ids) for ids in example_ids.reshape(-1, example_ids.shape[-1])]
         shape = example_ids.shape
 
         def join(*leaves: np.ndarray) -> np.ndarray:
@@ -185,15 +185,15 @@ class StreamedFeed(Feed):
             return joined.reshape(*shape, *leaves[0].shape[1:])
 
         mask = (example_ids != stream.PADDING).astype(np.float32)
-        microbatch = types.Microbatch(example_ids, mask, jax.tree.map(join, *rows))
+        microbatch = types.Microbatch(example_ids, mask, jax.tree.map(join, *examples))
         return jax.device_put(microbatch, self._devices[worker])
 
     def read_ahead(self, example_ids: np.ndarray) -> None:
-        wanted = {row.tobytes(): row for row in example_ids}
+        wanted = {ids.tobytes(): ids for ids in example_ids}
         for key in self._ready.keys() - wanted.keys():
             del self._ready[key]
-        missing = [row for key, row in wanted.items() if key not in self._ready]
-        size = _BLOCK_ROWS if self._num_readers == 1 else 1  # so that the first are there soon
+        missing = [ids for key, ids in wanted.items() if key not in self._ready]
+        size = _BLOCK_MICROBATCHES if self._num_readers == 1 else 1  # so the first are there soon
         for start in range(0, len(missing), size):
             self._submit(missing[start : start + size])
 

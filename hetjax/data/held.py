@@ -1,7 +1,7 @@
-"""Is a source still what a run holds of it? Its length and a few examples, as each epoch begins.
+"""Is a source still what a run holds of it? Compares its length and a few examples each epoch.
 
 A run takes the number of examples once, and a resident feed their values. What changes afterwards
-(a buffer that grows, an epoch that is set) is no part of the run, which its user must hear.
+(a buffer that grows, an epoch that is set) is no part of the run. Its user has to hear of that.
 """
 
 import sys
@@ -15,12 +15,12 @@ _MOST = 4  # examples that are read again
 
 
 class Held:
-    """What a run holds of a source; the first change of each kind is told on stderr.
+    """What a run holds of a source. Tells the first change of each kind on stderr.
 
     Args:
         source: a data source.
         name: what messages call the source.
-        values: whether a run holds its values too: read once, and the same when read again.
+        values: whether a run holds its values, too: read once, and the same when read again.
         way: how to have the new values read, for the message.
     """
 
@@ -35,13 +35,13 @@ class Held:
         self._epoch = 0
 
     def compare(self, epoch: int) -> None:
-        """Looks at the source as it is now, once for each epoch after the first, which is 0."""
+        """Looks at the source as it is now, once in each epoch after the first, epoch 0."""
         if epoch == self._epoch:
             return
         self._epoch = epoch
         try:
             length = len(self._source)
-        except Exception:  # closed by now, such as a file: nothing of it is asked for any more
+        except Exception:  # it was closed, as a file may be: it is not needed any more
             return
         if length != self._length and not self._has_told_length:
             self._has_told_length = True
@@ -67,7 +67,7 @@ class Held:
         )
 
     def _read(self) -> Any:
-        if isinstance(self._source, sources.ArraySource):  # draws nothing: 0.2 ms less a pass
+        if isinstance(self._source, sources.ArraySource):  # draws nothing: 0.2 ms less an epoch
             return sources.fetch(self._source, self._ids)
         with trial.global_generators_as_they_are():
             return sources.fetch(self._source, self._ids)

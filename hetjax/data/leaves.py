@@ -1,7 +1,7 @@
 """What an example is made of: a pytree of numbers, without JAX.
 
-Dicts, tuples and lists are the inner nodes, but a list of plain Python numbers, or of such lists
-that are equally long, is one array, as a table in JSON is.
+Dicts, tuples and lists are the inner nodes. But a list of plain Python numbers is one array, and so
+is a list of such lists of equal length, as a table in JSON is.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _NUMBERS_ALONE = "entry {at} is {value!r}, which is no number; give one, or leav
 
 
 def walk(tree: PyTree, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves with their paths; dicts by sorted key, so that two items compare leaf by leaf."""
+    """Leaves with their paths; dicts by sorted key, so two items compare leaf by leaf."""
     if isinstance(tree, Mapping):
         for key in sorted(tree, key=str):
             yield from walk(tree[key], f"{path}[{key!r}]")
@@ -48,7 +48,7 @@ def rebuild(tree: PyTree, leaves: Iterator[Any]) -> PyTree:
 
 
 def _list_shape(tree: Any) -> tuple[int, ...]:
-    """Of nested lists of plain Python numbers that make one array; () of anything else."""
+    """The shape of nested lists of plain Python numbers that make one array; () of all else."""
     if type(tree) is not list or not tree:
         return ()
     if all(type(child) in _NUMBERS for child in tree):
@@ -79,7 +79,7 @@ def of_arrays(arrays: PyTree) -> list[tuple[str, np.ndarray]]:
     """The paths and arrays of a pytree whose leaves have a leading axis of examples.
 
     Raises:
-        ValueError: a leaf is no such array; the message names it and says what to do.
+        ValueError: a leaf is no such array. The message names it and says what to do.
     """
     _refuse_lists(arrays, "")
     return [(path, _array_leaf(path, leaf)) for path, leaf in walk(arrays)]
@@ -139,14 +139,14 @@ def _mend(array: np.ndarray) -> str:
 
 
 def _first_odd(values: list[Any]) -> int | None:
-    """The first that is no number where the others are; None where there is none."""
+    """The index of the first value that is no number among numbers; None if there is none."""
     odd = [at for at, value in enumerate(values) if not isinstance(value, (*_NUMBERS, np.number))]
     single = not any(isinstance(values[at], (Mapping, list, tuple, np.ndarray)) for at in odd)
     return odd[0] if 0 < len(odd) < len(values) and single else None
 
 
 def _refuse_lists(tree: PyTree, path: str) -> None:
-    """Refuses lists that were meant as one array, and are none."""
+    """Refuses lists that were meant as one array and do not make one."""
     if isinstance(tree, Mapping):
         for key, child in tree.items():
             _refuse_lists(child, f"{path}[{key!r}]")

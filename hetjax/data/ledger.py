@@ -1,7 +1,8 @@
 """Counts how often each example was processed, so that "exactly once" is measured, not hoped.
 
 A count is raised when the round of the finished microbatch is committed. `close_pass` judges a
-finished pass and starts counting anew. What an unfinished pass has not reached yet is not missing.
+finished pass and starts counting anew. Examples that an unfinished pass has not reached yet are not
+missing.
 
 The functions spend the state that they are given: they write into its arrays.
 """
@@ -14,7 +15,7 @@ _ONE = np.int32(1)  # of the counts' dtype: with a Python 1 NumPy's `add.at` tak
 
 
 class LedgerState(NamedTuple):
-    """How often each example was processed, in the open pass and in those before it."""
+    """How often each example was processed, in the open pass and in the finished ones."""
 
     counts: np.ndarray  # i32[num_examples]: in the open pass
     reached: np.ndarray  # bool[num_examples]: in a finished pass
@@ -36,7 +37,7 @@ def init(num_examples: int) -> LedgerState:
 
 
 def commit(state: LedgerState, example_ids: np.ndarray) -> LedgerState:
-    """Adds one to the count of each of `example_ids` (i[k]; one that is there twice gets two)."""
+    """Adds one to the count of each of `example_ids` (i[k]; an id that is there twice adds two)."""
     np.add.at(state.counts, example_ids, _ONE)
     return state
 

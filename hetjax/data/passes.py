@@ -1,7 +1,7 @@
-"""One order that is being worked through: a queue of examples and what returns to its head.
+"""One order that is being worked through: a queue of examples, and what returns to its head.
 
-A `Shard` holds what never changes of it, a `PassState` all that does. `Shard.commit` spends the
-state that it is given: it writes into its arrays.
+A pass is once through the order. A `Shard` holds what never changes, a `PassState` all that does.
+`Shard.commit` spends the state that it is given: it writes into its arrays.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ _PLACE = "place(state, realised_examples, example_signs)"
 
 
 class PassState(NamedTuple):
-    """One order that is being worked through."""
+    """Where an order stands that is being worked through."""
 
     order_state: Any  # the ordering's
     pass_index: int
@@ -36,10 +36,10 @@ class Shard:
 
     Args:
         ordering: makes the order.
-        example_ids: i32[m]: by position in the shard.
+        example_ids: i32[m]: the id of the example at each position of the shard.
         microbatch_size: B.
         seed: names the order's stream of random numbers.
-        place_of: i32[N]: the inverse of `example_ids`; None where those are 0 .. N - 1.
+        place_of: i32[N]: the inverse of `example_ids`; None if those are 0 .. N - 1.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Shard:
         self._called = f"ordering: {parts.named(ordering)}: "
 
     def init(self) -> PassState:
-        """At the head of the first pass."""
+        """The state at the head of the first pass."""
         order_state = self._ordering.init(len(self._example_ids), self._seed)
         maker = f"{self._called}init({len(self._example_ids)}, {self._seed})"
         leaves.check_begun(order_state, maker)
@@ -70,7 +70,7 @@ class Shard:
         return self._example_ids[order_state.order]
 
     def microbatches_left(self, own: PassState) -> int:
-        """Of this pass; the last may hold padding."""
+        """Microbatches left of this pass; the last may hold padding."""
         return -(-len(own.remaining) // self._microbatch_size)
 
     def peek(self, own: PassState, count: int) -> np.ndarray:
@@ -94,9 +94,9 @@ class Shard:
         returned: np.ndarray,
         example_signs: np.ndarray | None,
     ) -> tuple[PassState, ledger_lib.LedgerState]:
-        """Takes `taken` microbatches off the head, and begins the next pass where none is left.
+        """Takes `taken` microbatches off the head, and begins the next pass if none is left.
 
-        What returns takes the places before the new head, where it came from.
+        What returns goes to the places before the new head, where it came from.
         """
         example_ids, back = without_padding(processed), without_padding(returned)
         if example_signs is not None:
@@ -119,7 +119,7 @@ class Shard:
         return PassState(order_state, own.pass_index + 1, queue, 0), ledger
 
     def _queue(self, order_state: Any, maker: str) -> np.ndarray:
-        """All examples of a new pass, in order, where that is a permutation of them."""
+        """All examples of a new pass, in order; refuses what is no permutation of them."""
         order = ordering_lib.checked_order(order_state, len(self._example_ids), maker)
         return self._example_ids[order]
 

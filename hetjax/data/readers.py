@@ -1,9 +1,8 @@
-"""Threads that read examples ahead, so that a slow disk or network is waited for several times
-at once.
+"""Threads that read examples ahead, so that several reads wait for a slow disk or network at once.
 
 Reads are begun in the order in which they were asked for, and each is done once. Python runs one
-thread at a time, so threads help as far as a read waits, or computes in a library that lets others
-run meanwhile, as decoders of images and NumPy do.
+thread at a time. So threads help as far as a read waits, or computes in a library that lets other
+threads run meanwhile, as decoders of images and NumPy do.
 """
 
 import concurrent.futures
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-_PATIENCE_SECS = 0.2  # between two looks whether the threads were closed
+_PATIENCE_SECS = 0.2  # between two looks at whether the threads were closed
 
 
 class Readers:
@@ -48,10 +47,10 @@ class Readers:
         return future
 
     def result(self, future: concurrent.futures.Future) -> Any:
-        """What was read, as soon as it is there; raises what the function raised.
+        """Waits for what was read and returns it; raises what the function raised.
 
         Raises:
-            CancelledError: the threads were closed before.
+            CancelledError: the threads were closed before it was read.
         """
         while not self._closing.is_set():
             with contextlib.suppress(TimeoutError):
@@ -71,5 +70,5 @@ class Readers:
                 continue
             try:
                 future.set_result(self._read(example_ids))
-            except Exception as error:  # raised again where the examples are needed
+            except Exception as error:  # `result` raises it again
                 future.set_exception(error)

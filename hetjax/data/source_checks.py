@@ -1,6 +1,6 @@
 """Can what a user gives be a source? Opens tables; refuses the rest, and says what to give instead.
 
-Nothing is read here, and no library is imported: a table or a loader is known by its attributes.
+It reads nothing and imports no library: it knows a table or a loader by its attributes.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def opened(data: Any) -> Any:
     """The columns of a table as arrays; anything else as it is.
 
     Raises:
-        ValueError: no source can be made of it; what it is, and what to give instead.
+        ValueError: no source can be made of it. The message says what it is, and what to give.
     """
     if isinstance(data, Mapping):
         _refuse_splits(data)
@@ -55,7 +55,7 @@ def _refusal(data: Any) -> str:
         )
     try:
         length = len(data)
-    except OverflowError:  # more than Python can count
+    except OverflowError:  # it has more examples than Python can count
         length = _MOST_EXAMPLES + 1
     except Exception as error:
         return f"{name}: len() of it raises {type(error).__name__}: {error}. Give {_SOURCES}"

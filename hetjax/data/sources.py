@@ -6,10 +6,10 @@ is an array, a number, or a nested dict, tuple or list of them (`leaves`). Every
 has the same structure, shapes and dtypes. A source that several threads may not read at once says
 so by an attribute `thread_safe = False`.
 
-This module turns items into batches, `fetch` for the streamed feed and `load_all` for the
-resident one, and names the record that cannot be read. Which ids make a batch is not its
-business (`hetjax.data.stream`), nor are names of data sets (`hetjax.zoo.datasets`), nor what can
-be a source (`hetjax.data.source_checks`). It needs NumPy alone.
+This module turns items into batches, `fetch` for the streamed feed and `load_all` for the resident
+one. It names a record that cannot be read. `hetjax.data.stream` says which ids make a batch,
+`hetjax.zoo.datasets` has data sets by name, and `hetjax.data.source_checks` says what can be a
+source. It needs NumPy alone.
 """
 
 import collections
@@ -22,8 +22,8 @@ import numpy as np
 from hetjax.data import leaves, readers, source_checks
 
 LOAD_CHUNK = 1024  # most records that load_all reads at once: a few MB of images
-_PIECE = 16  # records that load_all reads at once at first, and each of several threads
-_CHUNK_SECS = 0.1  # above which load_all reads no more at once, so that its progress is seen
+_PIECE = 16  # records that load_all, or each of its threads, reads at once at first
+_CHUNK_SECS = 0.1  # if a chunk takes longer, chunks grow no more, so that progress is seen
 
 PyTree = Any
 
@@ -74,7 +74,7 @@ class ArraySource:
         return self._len
 
     def __getitem__(self, index: int, /) -> PyTree:
-        if not -self._len <= index < self._len:  # IndexError is what ends `for x in source`
+        if not -self._len <= index < self._len:  # IndexError ends `for x in source`
             raise IndexError(f"example {index} of a source of {self._len}")
         return self._take(index)
 
@@ -83,8 +83,8 @@ class ArraySource:
         return self._take(np.asarray(ids, dtype=np.int64))
 
     def _take(self, ids: int | np.ndarray) -> PyTree:
-        rows = iter([leaf[ids] for _, leaf in leaves.walk(self.arrays)])
-        return leaves.rebuild(self.arrays, rows)
+        taken = iter([leaf[ids] for _, leaf in leaves.walk(self.arrays)])
+        return leaves.rebuild(self.arrays, taken)
 
     def __repr__(self) -> str:
         shapes = {path: (leaf.dtype.name, leaf.shape) for path, leaf in leaves.walk(self.arrays)}
@@ -100,7 +100,7 @@ def as_source(data: Any) -> Source:
         arrays; or anything else with `__len__` and `__getitem__` (returned as is).
 
     Raises:
-      ValueError: it is none of them, or the arrays do not fit together, or it has no examples, or
+      ValueError: `data` is none of these, its arrays do not fit together, or it has no examples or
         no end. The message says what to give instead.
     """
     data = source_checks.opened(data)
@@ -140,8 +140,8 @@ def first(source: Source, num_examples: int) -> Source:
             f"num_examples must be from 1 to the {len(source)} of the source; got {num_examples}"
         )
     if isinstance(source, ArraySource):
-        first_rows = iter([leaf[:num_examples] for _, leaf in leaves.walk(source.arrays)])
-        return ArraySource(leaves.rebuild(source.arrays, first_rows), notes=source.notes)
+        examples = iter([leaf[:num_examples] for _, leaf in leaves.walk(source.arrays)])
+        return ArraySource(leaves.rebuild(source.arrays, examples), notes=source.notes)
     return _First(source, num_examples)
 
 
@@ -151,7 +151,8 @@ def read(source: Source, index: int) -> PyTree:
     Python numbers become what JAX makes of them: int32, float32, bool.
 
     Raises:
-      ValueError: the record cannot be read, or has a leaf that is not a number; it names it.
+      ValueError: the record cannot be read or has a leaf that is not a number. The message names
+        it.
     """
     record, item = _record(source, index)
     return leaves.rebuild(item, iter([leaf for _, leaf in record]))
@@ -163,7 +164,7 @@ def fetch(source: Source, ids: np.ndarray, *, like: PyTree = None) -> PyTree:
     Args:
       source: the source, of n examples.
       ids: `i64[k]`, each in 0..n-1, in any order, repeated or not (padding is the caller's).
-      like: an example from `read`, to hold the shapes against; the first of `ids` if absent.
+      like: an example from `read`, to compare the shapes with; None: the first of `ids`.
 
     Returns:
       Pytree of arrays with leading axis k, host. Not a view of the source.
@@ -209,7 +210,7 @@ def load_all(
       on_read: called with the number of records that were read since the last call.
 
     Raises:
-      ValueError: a record that cannot be read or differs from example 0; it names its index.
+      ValueError: a record cannot be read or differs from example 0. The message names its index.
     """
     if isinstance(source, ArraySource):
         return source
@@ -249,7 +250,7 @@ def _load_by_threads(
     on_read: Callable[[int], object],
     num_readers: int,
 ) -> None:
-    """Pieces are begun and taken in order, so that the first bad record is the one that is told."""
+    """Begins and takes pieces in order, so that the message names the first bad record."""
     starts = iter(range(0, len(source), _PIECE))
     begun: collections.deque = collections.deque()
     with readers.Readers(lambda ids: fetch(source, ids, like=like), num_readers) as threads:
@@ -267,9 +268,9 @@ def _load_by_threads(
 
 
 def _read_into(columns: list[np.ndarray], source: Source, ids: list[int], like: PyTree) -> None:
-    """Writes the leaves of record `ids[j]` to row j of the columns."""
+    """Writes the leaves of record `ids[j]` to place j of the columns."""
     expected = [(path, leaf.shape, leaf.dtype) for path, leaf in leaves.walk(like)]
-    for row, (index, record) in enumerate(zip(ids, _records(source, ids), strict=True)):
+    for place, (index, record) in enumerate(zip(ids, _records(source, ids), strict=True)):
         found = [(path, leaf.shape, leaf.dtype) for path, leaf in record]
         if found != expected:
             raise ValueError(
@@ -279,16 +280,16 @@ def _read_into(columns: list[np.ndarray], source: Source, ids: list[int], like: 
                 "sequences beforehand)"
             )
         for column, (_, leaf) in zip(columns, record, strict=True):
-            column[row] = leaf
+            column[place] = leaf
 
 
 def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray]]]:
-    """The leaves of each record, by one `__getitems__` where there is one."""
+    """The leaves of each record, by one call of `__getitems__` if the source has it."""
     if hasattr(source, "__getitems__") and ids:
         try:
             items = source.__getitems__(ids)
         except Exception as error:
-            # One bad record fails the whole call: reading them singly finds and names it.
+            # One bad record fails the whole call. Reading them one by one finds and names it.
             for index in ids:
                 _record(source, index)
             raise ValueError(
@@ -306,7 +307,7 @@ def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray
 
 
 def _described(source: Any) -> str:
-    """Its type; and where the files of a prepared data set are, which may be damaged."""
+    """The source's type, and where the files of a prepared data set are, which may be damaged."""
     while isinstance(source, _First):
         source = source.whole
     name = type(source).__name__

@@ -1,12 +1,12 @@
 """Order and quotas become the microbatches of a round, each example exactly once a pass.
 
 Shared data: one order for the whole set, cut by prefix sums of the quotas. Private data: each
-worker owns a shard, with an order and passes of its own. Either way a round never spans two
-passes of an order, so the next order may depend on all of the last one.
+worker owns a shard, with an order and passes of its own. A pass is once through an order. A round
+never spans two passes, so the next order may depend on all of the last one.
 
 What was planned and not processed (a gate closed, a worker died) goes back to the head of its
-order as whole microbatches, in (worker, position) order. Examples are committed in that order
-too: the realised order, not the planned one, is what the ledger counts and what signs place.
+order as whole microbatches, in (worker, position) order. Examples are committed in that order,
+too. The ledger counts the realised order, not the planned one, and signs place that.
 
 A stream holds what never changes in a run. All that changes is a `StreamState`, which goes into
 the stream's functions and comes out of them. `commit` spends the state that it is given, as
@@ -32,7 +32,7 @@ class Assignment(NamedTuple):
     """The microbatches of one round, in (worker, position) order; host arrays."""
 
     example_ids: np.ndarray  # i32[total, microbatch_size], -1 = padding
-    starts: np.ndarray  # i64[num_workers + 1]: worker w has rows starts[w] to starts[w + 1]
+    starts: np.ndarray  # i64[num_workers + 1]: worker w has microbatches starts[w] to starts[w + 1]
     passes: np.ndarray  # i64[num_workers]: the pass that each worker works through
 
     def microbatches(self, worker: int, count: int | None = None) -> np.ndarray:
@@ -52,7 +52,7 @@ class StreamState(NamedTuple):
     The shapes of the arrays do not change in a run.
     """
 
-    passes: tuple[passes_lib.PassState, ...]  # of the whole set; in private data one a worker
+    passes: tuple[passes_lib.PassState, ...]  # one for the whole set; in private data one a worker
     ledger: ledger_lib.LedgerState
     examples_processed: int
 
@@ -121,9 +121,9 @@ class SharedStream:
     def total(self, state: StreamState, budget: int, *, gated: bool = False) -> int:
         """Microbatches of the next round: the budget, or what is left of the epoch.
 
-        What a gate leaves over is any number, and an update from a handful of examples does harm.
-        So with a gate a rest of less than one and a half budgets is done in two rounds, of which
-        no gate closes the last: each of them holds half a budget or more.
+        A gate may leave over any number, and an update from a handful of examples does harm. So a
+        gated run does a rest of less than one and a half budgets in two rounds, each of half a
+        budget or more, and no gate closes the last of them.
         """
         left = self._shard.microbatches_left(state.passes[0])
         if gated and budget < left < 1.5 * budget:
@@ -131,7 +131,7 @@ class SharedStream:
         return min(budget, left)
 
     def is_last(self, state: StreamState, quotas: np.ndarray) -> bool:
-        """Whether a round of these quotas ends the epoch, unless some of it is returned."""
+        """Whether a round of these quotas ends the epoch, unless some microbatches return."""
         return int(quotas.sum()) >= self._shard.microbatches_left(state.passes[0])
 
     def fitted(self, state: StreamState, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
@@ -179,10 +179,10 @@ class SharedStream:
         """Counts and places what was done, and puts the rest back at the head.
 
         Args:
-            state: that the plan was made from; it is spent.
+            state: the one that the plan was made from; it is spent.
             plan: of this round.
             done: i64[W]: each worker finished the first `done[w]` of its microbatches.
-            example_signs: for each worker i8[done[w], B]; None where the order takes none.
+            example_signs: for each worker i8[done[w], B]; None if the order takes none.
         """
         (own,) = state.passes
         position = np.arange(len(plan.example_ids)) - np.repeat(plan.starts[:-1], plan.quotas)
@@ -201,7 +201,7 @@ class SharedStream:
         return StreamState((own,), ledger, state.examples_processed + examples_in(processed))
 
     def again(self, past: Assignment, quotas: np.ndarray) -> Assignment:
-        """The microbatches of a round that is past, cut anew by quotas i64[W] of the same sum."""
+        """The microbatches of a past round, cut anew by quotas i64[W] of the same sum."""
         starts = np.concatenate([[0], np.cumsum(quotas)])
         return past._replace(starts=starts)
 
@@ -209,7 +209,7 @@ class SharedStream:
 class PrivateStream:
     """Private data: worker w processes shard w alone, pass after pass at its own pace.
 
-    An epoch is examples processed / N. Arguments as `SharedStream`, and
+    The epoch is examples processed / N. Arguments as `SharedStream`, and
 
     Args:
         proportions: f64[W]: the shards' relative sizes (largest remainder); None = equal.
@@ -237,7 +237,7 @@ class PrivateStream:
         self.num_examples = num_examples
         self.microbatch_size = microbatch_size
         proportions = [1.0] * num_workers if proportions is None else proportions
-        # One example each first: a shard may be small, but never empty.
+        # Each shard gets one example first: it may be small, but never empty.
         sizes = 1 + shares.largest_remainder(proportions, num_examples - num_workers)
         shuffled = np.random.default_rng((seed, 0x5A4D)).permutation(num_examples)
         self.shards = np.split(shuffled.astype(np.int32), np.cumsum(sizes)[:-1])
@@ -278,9 +278,9 @@ class PrivateStream:
     def fitted(self, state: StreamState, quotas: np.ndarray, present: np.ndarray) -> np.ndarray:
         """The quotas as the shards can serve them.
 
-        Every worker that is present does one microbatch at least, or its shard would have no
-        part in the objective; it is taken from the largest quota. A worker near the end of its
-        pass does what is left of it, and the round is smaller: others would take longer for it.
+        Every worker that is present does one microbatch at least, taken from the largest quota.
+        With none, its shard would have no part in the objective. A worker near the end of its pass
+        does what is left of it. The round is smaller then: others would take longer for the rest.
         """
         return np.minimum(with_every_worker(quotas, present), self._left(state))
 
@@ -340,7 +340,7 @@ class PrivateStream:
         return StreamState(tuple(passes), ledger, examples)
 
     def again(self, past: Assignment, quotas: np.ndarray) -> Assignment:
-        """The microbatches of a round that is past; each worker has its own."""
+        """The microbatches of a past round as they were: each worker has its own."""
         del quotas
         return past
 

@@ -1,8 +1,8 @@
 """A few examples are read before the run: are they the same again, and do several threads help?
 
 A source that changes what it gives (random augmentation) must not be read once for all epochs.
-Several threads help where a source waits for a disk or a network. They break one that is not made
-for them, such as a file with one position that is moved and then read. Nobody can see that from
+Several threads help if a source waits for a disk or a network. They break a source that is not made
+for them, such as a file with one position that is moved and then read. That cannot be seen from
 outside. So the threads read examples that are known already, and the two readings are compared.
 """
 
@@ -19,17 +19,17 @@ from hetjax.data import leaves, readers, sources
 NUM_READERS = 8  # that read a slow source
 SLOW_SECS = 2e-4  # an example; below, threads cost more than they save
 
-_GAIN = 1.5  # least ratio of the times of one thread and of several, or one reads
+_GAIN = 1.5  # several threads read only if one takes so many times as long
 _BLOCK, _LEAST, _MOST = 4, 8, 64  # examples that are read twice: at a time, at least, at most
-_LIMIT_SECS = 0.25  # after which no more than the least are
-_PATIENCE = 20.0  # times what one thread needs, and seconds: threads that take longer are stuck
+_LIMIT_SECS = 0.25  # after which no more than `_LEAST` are read
+_PATIENCE = 20.0  # threads that take so many times what one needs, and so many seconds, are stuck
 
 
 class Difference(NamedTuple):
     """An example that was another one when it was read again."""
 
     example_id: int
-    field: str  # its path, such as ['image']; '' where the item is an array
+    field: str  # its path, such as ['image']; '' if the item is an array
 
 
 class Trial(NamedTuple):
@@ -38,25 +38,25 @@ class Trial(NamedTuple):
     difference: Difference | None = None
     """None: the examples were the same again."""
     secs_per_example: float = 0.0
-    """That one thread needs to read one."""
+    """Seconds that one thread needs to read one."""
     num_readers: int = 1
     """Threads that are to read it."""
     unsafe: str = ""
-    """Why several threads cannot read it, where they were tried."""
+    """Why several threads cannot read it, if they were tried."""
 
 
 def look(source: Any, *, num_readers: int = 0) -> Trial:
-    """Reads 8 to 64 examples twice, and those of a slow source by several threads too.
+    """Reads 8 to 64 examples twice, and those of a slow source by several threads, too.
 
-    The random numbers of NumPy's and Python's global generators are afterwards as before.
+    The global generators of NumPy and Python are afterwards as before.
 
     Args:
         source: a data source.
         num_readers: threads that are to read it; 0: as many as are found to help.
 
     Raises:
-        ValueError: an example cannot be read, or several threads are asked for and the source says
-            `thread_safe = False`.
+        ValueError: an example cannot be read, or several threads are asked for although the source
+            says `thread_safe = False`.
     """
     is_safe = getattr(source, "thread_safe", None)
     if num_readers > 1 and is_safe is False:
@@ -72,13 +72,13 @@ def look(source: Any, *, num_readers: int = 0) -> Trial:
             return found._replace(num_readers=num_readers)
         if found.secs_per_example < SLOW_SECS or is_safe is False:
             return found
-        if found.difference is not None:  # what is random cannot be compared
+        if found.difference is not None:  # examples that change cannot be compared
             return found._replace(num_readers=NUM_READERS if is_safe else 1)
         return _read_together(source, found, kept)
 
 
 def _read_twice(source: Any) -> tuple[Trial, dict[int, list[bytes]]]:
-    """What two readings of the same examples tell, and the examples."""
+    """What two readings of the same examples show, and the examples."""
     rng = np.random.default_rng(0)
     ids = rng.permutation(np.unique(rng.integers(0, len(source), _MOST)))
     like = sources.read(source, int(ids[0]))
@@ -91,30 +91,30 @@ def _read_twice(source: Any) -> tuple[Trial, dict[int, list[bytes]]]:
         second = sources.fetch(source, block, like=like)
         now = time.perf_counter()
         secs = min(secs, (now - before) / len(block))
-        kept |= {int(id_): _bytes_of(first, row) for row, id_ in enumerate(block)}
+        kept |= {int(id_): _bytes_of(first, place) for place, id_ in enumerate(block)}
         found = difference(first, second, block)
         if found or (start + _BLOCK >= _LEAST and now - began > _LIMIT_SECS):
             break
     return Trial(found, float(secs)), kept
 
 
-def _bytes_of(examples: Any, row: int) -> list[bytes]:
+def _bytes_of(examples: Any, place: int) -> list[bytes]:
     """The leaves of an example, to be compared to the bit: so a NaN is itself."""
-    return [leaf[row].tobytes() for _, leaf in leaves.walk(examples)]
+    return [leaf[place].tobytes() for _, leaf in leaves.walk(examples)]
 
 
 def difference(first: Any, second: Any, ids: np.ndarray) -> Difference | None:
-    """The first of the examples `ids i64[k]` that is another one in two readings of them.
+    """The first of the examples `ids i64[k]` that differs between two readings of them.
 
-    Leaves of both are `[k, ...]`, and are compared to the bit.
+    Leaves of both readings are `[k, ...]`, and are compared to the bit.
     """
     pairs = zip(leaves.walk(first), leaves.walk(second), strict=True)
     changed = [
         (p, one, other) for (p, one), (_, other) in pairs if one.tobytes() != other.tobytes()
     ]
-    for row, id_ in enumerate(ids if changed else ()):
+    for place, id_ in enumerate(ids if changed else ()):
         for path, one, other in changed:
-            if one[row].tobytes() != other[row].tobytes():
+            if one[place].tobytes() != other[place].tobytes():
                 return Difference(int(id_), path)
     return None
 

@@ -1,8 +1,11 @@
 """Gates: what closes a round before every quota is done.
 
-`gate` says what a gate is and how one closes a round, by threads that poll or on a virtual clock;
-`triggers` are the factories, by name in `GATES`. Who has finished when goes in; whether a worker
-may begin its next microbatch comes out. Imports `parts`; NumPy alone, never JAX.
+- `gate` says what a gate is and how one closes a round, by threads that poll or on a virtual clock.
+- `triggers` are the factories, by name in `GATES`.
+- `agreement` checks that a gate's two forms agree.
+
+The times at which workers finish go in; whether a worker may begin its next microbatch comes out.
+Imports `parts`; NumPy alone, never JAX.
 """
 
 from collections.abc import Callable

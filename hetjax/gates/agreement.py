@@ -1,9 +1,9 @@
 """Do the two forms of a gate close a round at the same moment?
 
-`play` drives the threads' form through a round, event by event on a clock that is made up, as the
-workers' threads would. What is done then has to be what `closes_at` says of the same times. A
-gate is anybody's, and a run uses only one of its forms: so both are compared on a few made rounds
-when a run is made.
+`play` drives the threads' form through a round, event by event on an invented clock, as the
+workers' threads would. What is done then has to be what `closes_at` says of the same times. A gate
+may be any user's, and a run uses only one of its forms. So both are compared on a few invented
+rounds when a run is made.
 """
 
 import heapq
@@ -14,15 +14,15 @@ import numpy as np
 from hetjax import parts
 from hetjax.gates import gate as gate_lib
 
-_MOST_EVENTS = 20_000  # of all made rounds together: 0.1 s
+_MOST_EVENTS = 20_000  # of all invented rounds together: 0.1 s
 _SCALES = (1.0, 0.01, 0.1, 10.0, 0.001)  # seconds a microbatch, in turn: a deadline lies somewhere
 _MOST_ROUNDS = 10
-_TICK = 2.0**-28  # seconds, of which all made times are multiples: sums of them are exact
+_TICK = 2.0**-28  # seconds; all invented times are multiples of it, so sums of them are exact
 _LONGEST = 400  # characters of the times of a round
 
 
 class Clock:
-    """A clock that stands where it is set."""
+    """A clock that shows the time to which it is set."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,9 +36,9 @@ def play(live: gate_lib.Live, clock: Clock, ends: np.ndarray, quotas: np.ndarray
 
     Args:
         live: the threads' form, made with the clock.
-        clock: set to the time of each event; it may have stood anywhere before.
+        clock: is set to the time of each event; it may have shown any time before.
         ends: f64[W, K]: when each microbatch ends, seconds from the round's start; infinite: its
-            worker dies at it.
+            worker dies in it.
         quotas: i64[W].
     """
     began, done = clock.now, np.zeros(len(quotas), int)
@@ -61,15 +61,15 @@ def play(live: gate_lib.Live, clock: Clock, ends: np.ndarray, quotas: np.ndarray
 
 
 def check(gate: gate_lib.Gate, num_workers: int, budget: int) -> None:
-    """Compares the two forms of a gate on a few made rounds.
+    """Compares the two forms of a gate on a few invented rounds.
 
     Args:
-        gate: that a run has.
+        gate: the run's.
         num_workers: W, of the run.
         budget: microbatches of a round.
 
     Raises:
-        ValueError: the forms disagree, or one of them returns what is no answer.
+        ValueError: the forms disagree, or what one of them returns is no answer.
     """
     if not gate.closes:
         return

@@ -1,10 +1,10 @@
 """What a gate is: what closes a round before every quota is done.
 
 Each worker asks the gate before it begins a microbatch. What is in flight when the gate closes is
-always finished, since a dispatched program cannot be taken back, and counts; what was not begun
-goes back to the head of the order. Assumes that when a microbatch is finished does not depend on
-its examples: then every update is an unbiased one. The first microbatch of a worker is always
-begun, so that no shard of private data is ever left out.
+always finished and counts, since a dispatched program cannot be taken back. What was not begun goes
+back to the head of the order. Assumes that the time at which a microbatch is finished does not
+depend on its examples; then every update is unbiased. The first microbatch of a worker is always
+begun, so no shard of private data is ever left out.
 
 References:
     He, Dube, "Accelerating parallel stochastic gradient descent via non-blocking mini-batches",
@@ -28,8 +28,8 @@ class Live(Protocol):
         """A round begins, with quotas i64[W]."""
 
     def is_open(self) -> bool:
-        """Whether a worker may begin another microbatch; asked before the first one too, which
-        is begun whatever it says."""
+        """Whether a worker may begin another microbatch. It is also called before the first one,
+        which is begun whatever it returns."""
 
     def finished(self, worker: int, microbatches_done: int) -> None:
         """A worker has finished its microbatch number `microbatches_done` of the round."""
@@ -53,27 +53,27 @@ Clock = Callable[[], float]
 class Gate(NamedTuple):
     """A gate, in two forms that agree (`tests/gates/test_gates.py`).
 
-    On the wall clock the workers' threads share the object that `open` makes, and over a board
-    the processes. On the virtual clock and in the simulator `closes_at` tells when it closes,
-    from the times at which the microbatches would end.
+    On the wall clock the workers' threads share the object that `open` makes; the processes share
+    a board. On the virtual clock and in the simulator `closes_at` tells when the gate closes, from
+    the times at which the microbatches would end.
     """
 
     open: Callable[[Board | None, Clock], Live]
-    """`(board, clock) -> Live`; the board is None where all workers are in one process."""
+    """`(board, clock) -> Live`; the board is None if all workers are in one process."""
 
     closes_at: Callable[[np.ndarray, np.ndarray], np.ndarray]
     """`(ends f64[..., W, K], quotas i64[..., W]) -> f64[...]`: seconds into the round at which it
-    closes, infinite for never. `ends` is when each microbatch would end, beyond a quota infinite;
-    microbatches that would begin then, or later, are not begun."""
+    closes; infinite: never. `ends` is when each microbatch would end; infinite beyond a quota.
+    Microbatches that would begin at that time or later are not begun."""
 
     closes: bool = True
     """False for a gate that never closes a round."""
 
     needs_news: bool = True
-    """Whether it closes at what other workers did; False: each worker's own clock is enough."""
+    """Whether it closes by what other workers did; False: each worker's own clock is enough."""
 
     needs_quotas: bool = False
-    """Whether a quota of 0 would make it close at once: all that stay must then be above 0."""
+    """Whether a quota of 0 would make it close at once; then all workers need a quota above 0."""
 
     when: str = "before every quota is done"
     """When it closes a round, in words for the report."""
@@ -85,10 +85,10 @@ class Gate(NamedTuple):
 
 
 class AlwaysOpen:
-    """Never closes; and what other live gates share: a lock, the quotas, a flag over the board.
+    """Never closes. Other live gates share what it has: a lock, the quotas, a flag on the board.
 
     Args:
-        board: where the workers are in several processes.
+        board: the processes', if the workers are in several.
     """
 
     def __init__(self, board: Board | None = None) -> None:
@@ -123,15 +123,15 @@ class Closing(NamedTuple):
 
     microbatches_done: np.ndarray  # i64[..., W]
     compute_secs: np.ndarray  # f64[..., W]: until each worker has finished its last one
-    round_secs: np.ndarray  # f64[...]: until the last worker has
+    round_secs: np.ndarray  # f64[...]: until the last worker has finished
 
 
 class _Checked:
-    """A live gate, each answer of which must be True or False.
+    """A live gate whose every answer is checked to be True or False.
 
     Args:
-        gate: that made it.
-        live: what it made.
+        gate: the gate that made it.
+        live: what the gate made.
     """
 
     def __init__(self, gate: Gate, live: Live) -> None:
@@ -170,14 +170,14 @@ def close(gate: Gate, ends: np.ndarray, quotas: np.ndarray, *, drop: bool = Fals
     """What the workers have done when the gate has closed, on the virtual clock.
 
     Args:
-        gate: whose `closes_at` decides.
-        ends: f64[..., W, K]: when each microbatch would end; what is beyond a quota is ignored.
+        gate: its `closes_at` decides.
+        ends: f64[..., W, K]: when each microbatch would end; those beyond a quota are ignored.
         quotas: i64[..., W].
-        drop: what is in flight when the gate closes is given up, not finished. No device can do
-            that with a program; it exists to compare with.
+        drop: give up what is in flight when the gate closes, instead of finishing it. No device
+            can do that with a program; it is here to compare with.
 
     Raises:
-        ValueError: `closes_at` returned what is no time.
+        ValueError: what `closes_at` returned is no time.
     """
     within = np.arange(ends.shape[-1]) < quotas[..., None]
     ends = np.where(within, ends, np.inf)
@@ -190,13 +190,13 @@ def close(gate: Gate, ends: np.ndarray, quotas: np.ndarray, *, drop: bool = Fals
     done = counted.sum(axis=-1)
     secs = np.max(np.where(counted, ends, 0.0), axis=-1, initial=0.0)
     closed = closes[..., 0, 0]
-    if drop:  # a worker that has work left was at it until the gate closed
+    if drop:  # a worker that has work left computed until the gate closed
         secs = np.where((done < quotas) & np.isfinite(closed[..., None]), closed[..., None], secs)
     return Closing(done, secs, np.max(secs, axis=-1, initial=0.0))
 
 
 def _closes_at(gate: Gate, ends: np.ndarray, quotas: np.ndarray) -> np.ndarray:
-    """What `closes_at` returns of views that it cannot write to, where it is f64[...] ≥ 0."""
+    """What `closes_at` returns, checked to be f64[...] ≥ 0. It gets views that it cannot write."""
     shown_to_it = ends.view(), quotas.view()
     for array in shown_to_it:
         array.flags.writeable = False

@@ -115,7 +115,7 @@ class _Deadline(gate_lib.AlwaysOpen):
 
     def is_open(self) -> bool:
         with self._lock:
-            if self._began is None:  # by the first worker that has the round's parameters
+            if self._began is None:  # the first worker that has the round's parameters sets it
                 self._began = self._clock()
             return self._clock() - self._began < self._deadline_secs
 
@@ -129,11 +129,11 @@ def deadline(
 ) -> Gate:
     """Closes `deadline_secs` after the round began; what is in flight is finished.
 
-    Each process has a clock of its own: they begin a round when its parameters are there.
+    Each process has a clock of its own, and begins a round when its parameters are there.
 
     Args:
-        deadline_secs: above 0, and no shorter than the first microbatch where speeds are
-            emulated; a run refuses others.
+        deadline_secs: above 0. If speeds are emulated, no shorter than the first microbatch. A run
+            refuses other values.
     """
 
     def closes_at(ends: np.ndarray, quotas: np.ndarray) -> np.ndarray:

@@ -1,10 +1,10 @@
 """How is a local process held to its share of the processor?
 
-By a CPU controller group of its own, where the system lets us make one (control groups version 1
-and 2), and by pinning it to the fewest cores that have room for it. Elsewhere by the pinning and
-a duty cycle: a thread stops each process when it has used up its share and continues it later.
-A share is a number of cores: 0.25 is a quarter of one. Assumes that nothing else needs the
-machine: a share is the most that a process gets, and nobody promises it as much.
+It is pinned to the fewest cores that have room for it. Where the system lets us make one (control
+groups version 1 and 2), it also gets a CPU controller group of its own. Elsewhere it gets a duty
+cycle: a thread stops each process when it has used up its share and continues it later.
+A share is a number of cores: 0.25 is a quarter of one. It is the most that a process gets; that it
+gets as much assumes that nothing else needs the machine.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from hetjax.launcher import guardian
 METHODS = ("group", "duty_cycle")
 MIN_SHARE = 0.01
 _PERIOD_USECS = 20_000  # short: a worker that waits for a whole period stretches small rounds
-_MIN_QUOTA_USECS = 1_000  # the kernel's
+_MIN_QUOTA_USECS = 1_000  # the kernel's least
 _TICK_SECS = 0.005
 _SAVED_SECS = 0.05  # what a process that was idle may catch up, times its share
 
 
 def available_cores() -> list[int]:
-    """The numbers of the cores that this process may use; [] where the system does not tell."""
+    """The numbers of the cores that this process may use; [] if the system does not tell."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return []
@@ -53,17 +53,17 @@ def check_shares(shares: Sequence[float], num_cores: int) -> None:
 
 
 def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]:
-    """Decides which cores each process may use: one where its share fits on one.
+    """Decides which cores each process may use: one, if its share fits on one.
 
-    The largest first, each onto the fullest core that has room for it, and otherwise onto as
-    many of the emptiest as it takes.
+    Takes the largest share first. Each goes onto the fullest core that has room for it, or else
+    onto as many of the emptiest as it takes.
 
     Args:
-        shares: of one core each; `check_shares` accepts them.
+        shares: in cores; `check_shares` accepts them.
         cores: their numbers.
 
     Returns:
-        The numbers of the cores of each process; of none where `cores` is empty.
+        The numbers of the cores of each process; none if `cores` is empty.
 
     Example:
         >>> pack([1, 0.5, 0.25, 0.25], [0, 1])
@@ -93,10 +93,10 @@ def pack(shares: Sequence[float], cores: Sequence[int]) -> list[tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Confinement:
-    """The cores and the controller group of a process, which it takes by `enter.py`."""
+    """The cores and the controller group of a process; `enter.py` takes them."""
 
     cores: tuple[int, ...] = ()
-    group: str = ""  # the file that takes it into its group
+    group: str = ""  # the file that takes the process into its group
 
 
 class NoShares:
@@ -164,10 +164,10 @@ class ControllerGroups(NoShares):
 
 
 class DutyCycle(NoShares):
-    """Each process stopped when it has used more than its share, and continued when it may go on.
+    """Stops each process when it has used more than its share; continues it when it may go on.
 
-    The share is of the processor time that the process really used, all its threads together.
-    Processes that it starts are stopped with it, but their time is not counted.
+    What counts is the processor time that all threads of the process really used. Processes that it
+    starts are stopped with it, but their time is not counted.
     """
 
     def __init__(self, shares: Sequence[float], why: str = ""):
@@ -236,7 +236,7 @@ class _Spent:
             self._stopped = True
             self._send(signal.SIGSTOP)
         elif self._saved > 0:
-            # Also where it is not stopped by us: SIGSTOP from elsewhere is not for long.
+            # This also continues what others stopped: SIGSTOP from elsewhere is not for long.
             self.go_on()
 
     def go_on(self) -> None:
@@ -252,9 +252,9 @@ class _Spent:
             # Linux: the clock of another process's processor time (clock_getcpuclockid(3)).
             return time.clock_gettime((~self._pid << 3) | 2)
         except OSError:
-            if sys.platform == "linux":  # it is over
+            if sys.platform == "linux":  # the process has ended
                 return 0.0
-            # As if it used one core whenever it may.
+            # Elsewhere: as if it used one core whenever it may.
             return self._used + (0.0 if self._stopped else time.monotonic() - self._time)
 
 
@@ -262,12 +262,12 @@ def hold(shares: Sequence[float], *, method: str | None = None) -> NoShares:
     """Prepares to hold processes to their shares, by the best method that works here.
 
     Args:
-        shares: of one core each, for each process; none: nothing is held.
-        method: "group" or "duty_cycle"; None: groups where they are permitted.
+        shares: of each process, in cores; empty: no process is held.
+        method: "group" or "duty_cycle"; None: groups if they are permitted.
 
     Returns:
-        An object to ask for each process's `confinement`, to be told when it has started and
-        ended, and to be closed at the end. Its `description` says which method it is.
+        An object that gives each process's `confinement`. Tell it when a process has started and
+        ended, and close it at the end. Its `description` says which method it is.
 
     Raises:
         ValueError: the machine has no room for the shares.
@@ -323,7 +323,7 @@ def find_controller(mountinfo: str, own_groups: str) -> tuple[pathlib.Path, int]
             unified = mount, _below(mount, root, own[""])
     if unified is not None:
         mount, group = unified
-        # Version 2 has processes in its leaves alone: beside the own group, not below it.
+        # Version 2 has processes in its leaves alone, so groups go beside the own one, not below.
         for directory in (group, group.parent) if str(group) != mount else (group,):
             with contextlib.suppress(OSError):
                 if "cpu" in (directory / "cgroup.subtree_control").read_text().split():
@@ -332,14 +332,14 @@ def find_controller(mountinfo: str, own_groups: str) -> tuple[pathlib.Path, int]
 
 
 def _below(mount: str, root: str, group: str) -> pathlib.Path:
-    """The directory of a group, where a container shows its part of the tree as the whole."""
+    """The directory of a group, also in a container, which sees its part of the tree as all."""
     if root != "/":
         group = group.removeprefix(root) if group.startswith(root) else "/"
     return pathlib.Path(mount) / group.lstrip("/")
 
 
 def _try_to_join(group: pathlib.Path) -> None:
-    """A group that can be made may still let nobody in."""
+    """Raises OSError if a group that could be made lets no process in."""
     code = "import sys; open(sys.argv[1], 'w').write('0')"
     command = [sys.executable, "-I", "-S", "-c", code, str(group / "cgroup.procs")]
     if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:

@@ -1,8 +1,8 @@
-"""A worker's first moments: takes its share of the processor, then becomes the command.
+"""What a worker's process does first: takes its share of the processor, then becomes the command.
 
     python -I -S enter.py PARENT CORES GROUP COMMAND …
 
-Run as a file of its own, and not as code between fork and exec: the launcher has threads, and
+Run as a file of its own and not as code between fork and exec, because the launcher has threads:
 what runs after a fork of a threaded process may block for ever. Standard library only.
 """
 
@@ -17,7 +17,7 @@ def main(parent: str, cores: str, group: str, command: list[str]) -> None:
     """Never returns: becomes `command`, or ends with exit code 2 and a message.
 
     Args:
-        parent: process id of the launcher; with it this process ends too.
+        parent: process id of the launcher; this process ends when the launcher does.
         cores: numbers with commas between them, or "" for any.
         group: the file that takes a process into its group, or "" for none.
         command: the program and its arguments.
@@ -27,7 +27,7 @@ def main(parent: str, cores: str, group: str, command: list[str]) -> None:
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
-        sys.exit(1)  # the launcher died before this process could ask to die with it
+        sys.exit(1)  # the launcher died before this process asked to die with it
     try:
         if group:
             with open(group, "w") as file:

@@ -27,10 +27,10 @@ def compilation_cache(directory: pathlib.Path) -> dict[str, str]:
 def allocator() -> dict[str, str]:
     """What makes glibc keep the memory that arrays give back, in large pages, for the next ones.
 
-    `mesh.use_cpu_workers` asks for some of it, too late for large pages and for what threads
-    have. Memory that goes back to the system comes again page by page, zeroed: where that is dear,
-    as in virtual machines, it takes a process with a small share of a core longer than the update.
-    Read by glibc alone; where a variable of its malloc is set already, all stays as it is.
+    `mesh.use_cpu_workers` asks for some of this, but too late for large pages and for the memory of
+    threads. Memory that goes back to the system comes again page by page, zeroed. In virtual
+    machines that is dear: it takes a process with a small share of a core longer than the update.
+    glibc alone reads the variables. If one of its malloc's is set already, all stays as it is.
     """
     name, version = platform.libc_ver()
     if name != "glibc" or any(v.startswith(("GLIBC_TUNABLES", "MALLOC_")) for v in os.environ):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from hetjax.processes import beacons
 
-# A fault is older than this when it is named: with the time until the file is written and until
-# it is read, each an eighth of a heartbeat, it is noticed within two heartbeats.
+# A fault is named when it is older than this. It takes an eighth of a heartbeat until the file is
+# written and another until it is read, so a fault is noticed within two heartbeats.
 FAULT_HEARTBEATS = 1.5
 DEADLOCK_HEARTBEATS = 2.0
 
@@ -19,7 +19,7 @@ class Fault(NamedTuple):
     """Who holds the others up, and why.
 
     Args:
-        process: whose fault it is; None: nobody's in particular.
+        process: the one at fault; None: none in particular.
         reason: a sentence that names the worker.
         thread: the identifier of the thread that it is about, or 0.
     """
@@ -40,9 +40,10 @@ def find_fault(
 ) -> Fault | None:
     """Names the worker that holds the others up.
 
-    In this order: a process that is stopped or says nothing any more; the entry that is longest
-    over its limit, 1.5 heartbeats, or `start_secs` while starting; and where all have waited for
-    each other for 2 heartbeats nobody, but the one in the earliest round first.
+    It looks, in this order, for a process that is stopped or says nothing any more; then for the
+    entry that is longest over its limit, which is 1.5 heartbeats, or `start_secs` while starting.
+    If all have waited for each other for 2 heartbeats, it is nobody's fault; the reason names the
+    one in the earliest round first.
 
     Args:
         snapshots: of each process that still runs; None: it has said nothing yet, and counts as
@@ -71,7 +72,7 @@ def find_fault(
     for process, entries in entries_of.items():
         snapshot = snapshots[process]
         alive = launched if snapshot is None else snapshot.alive
-        # Imports and exits can hold the interpreter for long: they have a limit of their own.
+        # Imports and exits can hold the interpreter for long, so they have a limit of their own.
         may_be_silent = all(entry.phase in ("starting", "done") for entry in entries)
         state = "stopped (SIGSTOP)" if process in stopped else "frozen"
         no_sign = f"worker {process}: {state}, no sign of life for {_secs(now - alive)}"
@@ -81,9 +82,9 @@ def find_fault(
             age = now - entry.since
             allowed = start_secs if entry.phase == "starting" else limit_secs
             if not (entry.phase == "starting" or process in stopped):
-                age = alive - entry.since  # what it did after its last word nobody knows
+                age = alive - entry.since  # what it did after its last word is not known
             if entry.phase not in ("waiting", "done") and age > allowed:
-                if process in stopped:  # in the midst of this, and that is why it lasts
+                if process in stopped:  # it was stopped in this phase, which therefore lasts
                     silent.append((now - alive, Fault(process, no_sign)))
                     continue
                 reason = _reason(process, entry, age, start_secs)
@@ -102,7 +103,7 @@ def _find_deadlock(
     waiting = [(process, entry) for process, entry in everyone if entry.phase == "waiting"]
     if any(entry.phase not in ("waiting", "done") for _, entry in everyone):
         return None
-    if not waiting:  # all are done, and what else the program does is its own business
+    if not waiting:  # all are done; what else the program does is no fault
         return None
     age = now - max(entry.since for _, entry in waiting)
     if age <= DEADLOCK_HEARTBEATS * heartbeat_secs:

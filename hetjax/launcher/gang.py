@@ -1,8 +1,8 @@
 """The processes of one attempt: how they are started, what they print, and how they are ended.
 
-Each has a session and a process group of its own, so that a Ctrl-C of the terminal reaches the
-launcher alone and all that a worker started can be ended with it. On Linux none outlives the
-launcher (`enter.py`), and the guardian puts away what a killed launcher leaves.
+Each has a session and a process group of its own. So a Ctrl-C of the terminal reaches the launcher
+alone, and all that a worker started can be ended with it. On Linux none outlives the launcher
+(`enter.py`), and the guardian puts away what a killed launcher leaves.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ Events = queue.SimpleQueue[Ended | signal.Signals]
 
 
 class Log:
-    """Whole lines from many threads to two file descriptors.
+    """Writes whole lines from many threads to two file descriptors.
 
     Args:
         out: gets what workers print to standard output.
@@ -57,8 +57,8 @@ class Log:
     def copy(self, source: int, index: int, *, to_stderr: bool) -> None:
         """Copies lines until the source ends, each with the worker's number before it.
 
-        A progress bar, whose states end in a carriage return, becomes lines of worker 0 at a
-        modest rate, and nothing of other workers.
+        The states of a progress bar end in a carriage return. Worker 0's become lines at a modest
+        rate; those of other workers are left out.
         """
         target = self._err if to_stderr else self._out
         prefix = f"[{index}] ".encode()
@@ -92,7 +92,7 @@ class Log:
 
 
 class Guardian:
-    """The process that cleans up when the launcher cannot: told of each thing to put away."""
+    """The process that cleans up when the launcher cannot. It is told of each thing to put away."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -113,7 +113,7 @@ class Guardian:
         self._tell(f"- {kind} {name}\n")
 
     def close(self) -> None:
-        """Ends the guardian, who puts away what has not been dropped."""
+        """Ends the guardian, which puts away what has not been dropped."""
         self._process.communicate()
 
     def _tell(self, line: str) -> None:
@@ -127,11 +127,11 @@ class Gang:
 
     Args:
         command: the program and its arguments.
-        environments: what each process has beside the environment of this one.
-        shares: where each process goes.
+        environments: the variables that each process has beside those of this process.
+        shares: gives the cores and the group of each process.
         log: gets what they print.
         events: gets an `Ended` for each.
-        guardian: is told of them.
+        guardian: is told of their process groups.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Gang:
         self._send(signum, os.kill)
 
     def terminate(self) -> None:
-        """Asks all to end; those that are stopped are continued, so that they can."""
+        """Asks all to end, and continues those that are stopped, so that they can."""
         self.send(signal.SIGTERM)
         self._send(signal.SIGCONT, os.killpg)
 
@@ -196,8 +196,8 @@ class Gang:
     def _start(self, index: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         held = self._shares.confinement(index)
         cores = ",".join(map(str, held.cores))
-        # Started by the main thread: it is the end of the thread that started a process which
-        # the kernel takes for the end of the parent.
+        # The main thread starts it: the kernel takes the end of the thread that started a process
+        # for the end of the parent.
         entrance = [sys.executable, "-I", "-S", enter.__file__]
         process = subprocess.Popen(
             [*entrance, str(os.getpid()), cores, held.group, *command],
@@ -232,7 +232,7 @@ class Gang:
 
 @contextlib.contextmanager
 def signals_to(events: Events) -> Iterator[None]:
-    """The signals that ask for an end become events; what nohup ignores stays ignored."""
+    """Makes events of the signals that ask for an end; what nohup ignores stays ignored."""
 
     def handle(signum: int, frame: object) -> None:
         del frame
@@ -246,7 +246,7 @@ def signals_to(events: Events) -> Iterator[None]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the operating system says that a process is stopped; False where it cannot tell."""
+    """Whether the operating system says that a process is stopped; False if it cannot tell."""
     try:
         status = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,7 +1,7 @@
 """Cleans up after a launcher that could not: one that was ended by SIGKILL.
 
-A process of its own, run as a file. Standard input has a line for each thing that the launcher
-made and each that it put away again. When the input ends, whatever is left is ended or removed.
+Run as a file, in a process of its own. It reads a line for each thing that the launcher made and
+each that it put away again. When standard input ends, it ends or removes whatever is left.
 The workers themselves end with the launcher anyway (`enter.py`); their own children do not.
 """
 
@@ -20,8 +20,8 @@ def clean(lines: Iterable[str]) -> None:
     """Follows the lines until they end, then ends and removes what is left.
 
     Args:
-        lines: `+ KIND NAME` or `- KIND NAME`, with the kinds `process_group` (by its number),
-            `control_group` and `directory` (by their paths).
+        lines: `+ KIND NAME` or `- KIND NAME`, with the kinds `process_group` (NAME is its number),
+            `control_group` and `directory` (NAME is its path).
     """
     left: dict[tuple[str, str], None] = {}
     for line in lines:

@@ -11,7 +11,7 @@ import time
 from hetjax.processes import beacons
 
 _WAIT_SECS = 5.0
-_QUIET_SECS = 0.3  # nothing more has come for so long: the dump is whole, on a busy machine too
+_QUIET_SECS = 0.3  # if nothing comes for so long, the dump is whole, on a busy machine too
 _EXCERPT_LINES = 12
 
 
@@ -26,8 +26,8 @@ def keep(
         snapshot: what it last said, which shows that it understands the signal.
 
     Returns:
-        A file that stays, readable by its owner alone, and its content; None where the process
-        did not answer.
+        A file that stays, readable by its owner alone, and its content; None if the process did
+        not answer.
     """
     source = beacons.stack_path(directory, process)
     with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ def main_part(text: str, thread: int = 0) -> str:
 
     Args:
         text: as `faulthandler` writes it.
-        thread: whose frames; where they are not found the main thread's, which is the last.
+        thread: whose frames; if they are not found, the main thread's, which is the last.
 
     Example:
         >>> print(main_part("Thread 0x0b (most recent call first):\\n  File 1\\n\\n"

@@ -1,10 +1,10 @@
 """Runs a gang of local processes until they finish, and restarts it when one dies or hangs.
 
 What the exit code of a worker means: 0 finished; 2 bad input, which no restart mends; 130 ended
-by Ctrl-C; 143 ended by SIGTERM, saved; anything else a fault, and then the whole gang is started
-again, since no process can join the others in the middle of a run. The workers take up what
-their last checkpoint holds; nothing here knows of it. One that raises tells it (`endings`) before
-anything else of it ends, and then nobody has to guess whose fault it was.
+by Ctrl-C; 143 ended by SIGTERM, saved; anything else a fault. After a fault the whole gang is
+started again, since no process can join the others in the middle of a run. The workers go on from
+their last checkpoint, of which nothing here knows. A worker that raises tells so (`endings`) before
+anything else of it ends. So nobody has to guess whose fault it was.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ BAD_INPUT = 2
 INTERRUPTED = endings.INTERRUPTED
 STOPPED = 143
 
-_AFTER_DEATH_SECS = 2.0  # the grace of workers that wait for a dead one and have nothing to save
+_AFTER_DEATH_SECS = 2.0  # grace for workers that wait for a dead one and have nothing to save
 _HEAR_SECS = 0.2  # between two looks at what workers told of their ends
 _IN_MEMORY = "/dev/shm"
 _SAVING_GRACES = 3  # times grace_secs: to end the round and save when stopped from outside
@@ -38,7 +38,7 @@ class Options:
     Args:
         command: the program and its arguments, the same for each worker.
         num_workers: how many processes.
-        cpus: share of one core of each; (): no limits.
+        cpus: each worker's share, in cores; (): no limits.
         cpu_method: how they are held to it, for `cpu_shares.hold`; None: the best that works.
         max_restarts: how often the gang may be started again.
         heartbeat_secs: a hung worker is noticed within two of these.
@@ -46,8 +46,8 @@ class Options:
         grace_secs: between SIGTERM and SIGKILL.
         host: address of the coordinator.
         port: of the coordinator in the first attempt; 0: a free one.
-        settle_secs: when one dies the others follow. The cause is looked for among all that
-            end within this time.
+        settle_secs: when one worker dies the others follow. The cause is looked for among all
+            that end within this time.
     """
 
     command: tuple[str, ...]
@@ -104,7 +104,7 @@ def supervise(options: Options) -> int:
 def _directory(
     prefix: str, guardian: gang.Guardian, parent: str | None = None
 ) -> Iterator[pathlib.Path]:
-    """A new one, removed at the end, by the guardian where this process cannot."""
+    """A new directory, removed at the end; the guardian removes it if this process cannot."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
         guardian.add("directory", name)
         yield pathlib.Path(name)
@@ -112,7 +112,7 @@ def _directory(
 
 
 class _Supervisor:
-    """Runs attempts; takes what happens in each, in order, and decides."""
+    """Runs attempts: takes what happens in each, in order, and decides."""
 
     def __init__(self, options, shares, guardian, log, events, cache):
         self._options: Options = options
@@ -121,7 +121,7 @@ class _Supervisor:
         self._log: gang.Log = log
         self._events: gang.Events = events
         self._cache: pathlib.Path = cache
-        self._stop_code = 0  # not 0: the user, or the system, asked for the end of the whole run
+        self._stop_code = 0  # not 0: the user or the system asked for the end of the whole run
         self._look_secs = min(options.heartbeat_secs / beacons.WRITES_PER_HEARTBEAT, 1.0)
 
     def run(self) -> int:
@@ -158,7 +158,7 @@ class _Supervisor:
                 "HETJAX_HEARTBEAT_SECS": str(options.heartbeat_secs),
                 "PYTHONUNBUFFERED": "1",
             }
-            if os.access(_IN_MEMORY, os.W_OK):  # elsewhere sums of gradients go through sockets
+            if os.access(_IN_MEMORY, os.W_OK):  # else sums of gradients go through sockets
                 in_memory = _directory(f"hetjax-{os.getpid()}-sums-", self._guardian, _IN_MEMORY)
                 common[join.SHARED_MEMORY] = str(stack.enter_context(in_memory))
             self._verdict: Verdict | None = None
@@ -178,7 +178,7 @@ class _Supervisor:
                 return self._follow()
 
     def _follow(self) -> Verdict:
-        """Until all workers have ended."""
+        """Handles what happens until all workers have ended."""
         while self._workers.running:
             wake = min(self._next_look, time.monotonic() + _HEAR_SECS)
             if self._deadline is not None:
@@ -207,7 +207,7 @@ class _Supervisor:
         if code == -signal.SIGINT:
             code = INTERRUPTED
         if code == -signal.SIGTERM and self._stop_code == STOPPED:
-            code = STOPPED  # a program without a handler, and with nothing to save
+            code = STOPPED  # a program without a handler and with nothing to save
         if code == 0:
             return
         if self._verdict is not None:
@@ -248,7 +248,7 @@ class _Supervisor:
             self._set_deadline(_SAVING_GRACES * self._options.grace_secs, self._too_late)
 
     def _too_late(self) -> None:
-        """Some ended as they were told to, or all were told to, and others did not."""
+        """The grace is over and some still run: all were told to end, or the others ended."""
         late = ", ".join(map(str, self._workers.running))
         secs = _SAVING_GRACES * self._options.grace_secs
         self._verdict = Verdict(1, f"worker {late} did not end within {secs:g} s and was killed")
@@ -271,13 +271,13 @@ class _Supervisor:
         self._terminate(min(self._options.grace_secs, _AFTER_DEATH_SECS))
 
     def _read_told(self) -> endings.Ending | None:
-        """The first end that was told; None where a worker had been killed before."""
+        """The first ending that was told; None if a worker had been killed before."""
         told = endings.read(self._directory)
         killed = [event.time for event in self._faults if _died_by_itself(event)]
         return None if told is None or min(killed, default=told.time) < told.time else told
 
     def _hear(self) -> None:
-        """Names a worker whose end was told. Of one that did not raise the exit code says more."""
+        """Names a worker that told of its end. If it did not raise, its exit code says more."""
         told = self._read_told() if self._verdict is None else None
         if told is None:
             return
@@ -290,7 +290,7 @@ class _Supervisor:
             self._conclude_told(told)
 
     def _conclude_told(self, told: endings.Ending) -> None:
-        """The others have heard of it, and end by themselves."""
+        """Lets the others end by themselves: they have heard of the ending, too."""
         cause = f"worker {told.process} {told.words}"
         codes = [event.returncode for event in self._faults if event.worker == told.process]
         if codes and not told.trace:
@@ -304,7 +304,7 @@ class _Supervisor:
         late_secs = now - self._next_look
         self._next_look = now + self._look_secs
         if late_secs > self._options.heartbeat_secs / 2:
-            # This process was stopped, or the machine was: the others may have been, too.
+            # This process or the whole machine was stopped; the workers may have been, too.
             self._next_look = now + self._options.heartbeat_secs
             return
         if self._verdict is not None or self._faults or self._stop_code == STOPPED:
@@ -362,7 +362,7 @@ class _Supervisor:
 
 
 def _died_by_itself(event: gang.Ended) -> bool:
-    """Not for want of another worker: JAX aborts a process that has lost one."""
+    """Whether it died for no want of another worker: JAX aborts a process that has lost one."""
     return event.returncode < 0 and event.returncode != -signal.SIGABRT
 
 

@@ -1,13 +1,13 @@
 """Which signs keep the signed prefix sums of a sequence of differences small?
 
 The greedy rule of PairBalance and D-GraB: with `r` the running sum, difference `D_k` gets the
-sign +1 if `<r, D_k> <= 0`, else -1, and then `r += s_k D_k`. All forms here take the same signs
-wherever the arithmetic is exact, and differ in what they read: `balance_scan` passes over `r`
-once a difference, `balance_gram` takes the inner products of a block at once, `balance_sharded`
-divides the coordinates among the workers. `coordinate` applies the rule to one vector a worker.
+sign +1 if `<r, D_k> <= 0`, else -1, and then `r += s_k D_k`. All forms here give the same signs
+if the arithmetic is exact. They differ in what they read: `balance_scan` reads `r` once for each
+difference, `balance_gram` takes the inner products of a block at once, `balance_sharded` divides
+the coordinates among the workers. `coordinate` applies the rule to one vector a worker.
 
-Assumes finite differences that are already in sequence; pairs, places and passes are left to
-the ordering. Inner products are summed in float32 or wider.
+Assumes finite differences that are already in sequence. Pairs, places and passes are left to the
+ordering. Inner products are summed in float32 or wider.
 
 References:
     Lu, Guo and De Sa, GraB: Finding Provably Better Data Permutations than Random Reshuffling,
@@ -70,7 +70,7 @@ def balance_signs(diffs: jax.Array, running_sum: jax.Array) -> tuple[jax.Array, 
         )
     if diffs.shape[0] == 0:
         return jnp.zeros(0, jnp.int8), running_sum
-    if jax.default_backend() != "cpu":  # K dependent passes are limited by latency there
+    if jax.default_backend() != "cpu":  # latency limits K dependent steps there
         return balance_gram(diffs, running_sum)
     return _balance_chunked(diffs, running_sum)
 
@@ -90,7 +90,7 @@ def balance_scan(diffs: jax.Array, running_sum: jax.Array) -> tuple[jax.Array, j
 
 
 def _balance_chunked(diffs: jax.Array, running_sum: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`balance_scan` for XLA on CPU: both passes read a difference where it lies.
+    """`balance_scan` for XLA on CPU: product and update read a difference where it lies.
 
     The inner product is first summed over `_NUM_CHUNKS` parts of d, in one fused loop that is
     vectorised and divided among the cores. A plain product makes XLA copy the difference out
@@ -109,7 +109,7 @@ def _balance_chunked(diffs: jax.Array, running_sum: jax.Array) -> tuple[jax.Arra
     def step(r: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         starts = range(0, chunk * _NUM_CHUNKS, chunk)
         products = (r[at : at + chunk] * part(k, at, chunk) for at in starts)
-        # Changes no number, but keeps the sum below from taking the products into its kernel.
+        # Changes no number, but keeps XLA from fusing the products into the sum below.
         partial = jax.lax.clamp(-infinity, functools.reduce(operator.add, products), infinity)
         rest = size - chunk * _NUM_CHUNKS
         product = jnp.sum(partial) + _dot(r[size - rest :], part(k, size - rest, rest))
@@ -127,8 +127,8 @@ def balance_gram(
     """`balance_signs` by the Gram matrix of `block` differences at a time; exact.
 
     With X the block: `c = X r`, `G = X X^T`, `s_k = -sgn(c_k + sum_{i<k} s_i G_ik)` where
-    `sgn(0) = -1`, and `r += X^T s`. A block costs three reads of it and `2 block**2 d`
-    operations; one scan over scalars is all that depends on the sign before.
+    `sgn(0) = -1`, and `r += X^T s`. A block is read three times and costs `2 block**2 d`
+    operations. Only one scan over scalars depends on the signs before.
 
     Args:
         diffs: f[K, d], in sequence.
@@ -165,14 +165,14 @@ def balance_gram(
 def balance_sharded(
     diffs: jax.Array, running_sum: jax.Array, axis_name: str
 ) -> tuple[jax.Array, jax.Array]:
-    """D-GraB without a server: one running sum for all workers, each holds a shard of it.
+    """D-GraB without a server: one running sum for all workers, of which each holds a shard.
 
     The sequence is difference 0 of workers 0 .. W-1, then difference 1, and so on. One
-    `all_to_all` gives each worker its coordinates of all `K W` differences, one `psum` adds up
-    `K**2 W**2 + K W` inner products, and the signs are computed on every worker alike.
+    `all_to_all` gives each worker its coordinates of all `K W` differences. One `psum` adds up
+    `K**2 W**2 + K W` inner products. Then every worker computes the same signs.
 
     Args:
-        diffs: f[K, d] of this worker; zeros where it has fewer.
+        diffs: f[K, d] of this worker, padded with zeros if it has fewer.
         running_sum: f[shard_size(d, W)], this worker's coordinates, in rank order.
         axis_name: the axis of `shard_map` or `jax.vmap` over the W workers.
 
@@ -196,10 +196,10 @@ def balance_sharded(
 
 
 def coordinate(running_sum: PyTree, signed_sum: PyTree, axis_name: str) -> tuple[PyTree, jax.Array]:
-    """One sign a worker: `s_j` from `<r, u_j>` in rank order, each seen by those after it.
+    """One sign a worker: `s_j` from `<r, u_j>` in rank order, `r` with the signed sums before it.
 
-    Sends what one all-reduce of the tree does, as an `all_to_all` and an `all_gather`, and one
-    `psum` of `W**2 + W` scalars. One worker sends nothing.
+    Sends as much as one all-reduce of the tree, by an `all_to_all` and an `all_gather`, and one
+    `psum` of `W**2 + W` scalars. With one worker nothing is sent.
 
     Args:
         running_sum: tree r, leaves f[...], the same on all workers.
@@ -260,17 +260,17 @@ def coordinate_array(running_sum: PyTree, signed_sum: PyTree) -> tuple[PyTree, j
 
 
 def _signs_from_products(products: jax.Array, gram: jax.Array) -> jax.Array:
-    """f[K] signs from `<r, D_k>` f[K] and `<D_i, D_k>` f[K, K], of which i < k is used."""
+    """f[K] signs from `<r, D_k>` f[K] and `<D_i, D_k>` f[K, K], of which only i < k is used."""
 
     def step(k: jax.Array, signs: jax.Array) -> jax.Array:
-        # Signs from k on are still 0, so the row needs no mask.
+        # Signs from k on are still 0, so row k of the Gram matrix needs no mask.
         return signs.at[k].set(_sign(products[k] + jnp.sum(gram[k] * signs)))
 
     return jax.lax.fori_loop(0, products.shape[0], step, jnp.zeros_like(products))
 
 
 def _sign(product: jax.Array) -> jax.Array:
-    """+1 where `product <= 0`, else -1, in its dtype."""
+    """+1 if `product <= 0`, else -1, in its dtype."""
     return jnp.where(product <= 0, 1, -1).astype(product.dtype)
 
 

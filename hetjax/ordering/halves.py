@@ -1,13 +1,13 @@
 """The gradients of any part of a microbatch's examples, from one forward pass of all of them.
 
 `jax.linearize` gives the Jacobian J of the vector of losses as a program of the forward pass's
-arrays (its residuals), J v = T(residuals, v). Rows of J are wanted, those of some n of the N
-examples. Where T treats each example by itself, they are T traced for n examples, on those rows of
-the residuals that belong to them; and their gradients' sum is that, transposed, of ones. This is
-proven of the two programs themselves, equation by equation (`by_rows`), wherever a program is
-built, so it holds for any parameters, examples and keys. Where it is not proven, the sum is the
-transpose of the whole T of the examples' indicator: right for every loss, and it costs a backward
-pass of all the examples.
+arrays (its residuals): J v = T(residuals, v). What is wanted are the rows of J of some n of the N
+examples. If T treats each example by itself, these rows are T traced for n examples, on the rows of
+the residuals that belong to them. The sum of their gradients is that program, transposed, of ones.
+The two programs themselves are proven to agree, equation by equation (`by_rows`), whenever a
+program is built. So this holds for any parameters, examples and keys. Where it is not proven, the
+sum is the transpose of the whole T, applied to the indicator of the examples. That is right for
+every loss, but costs a backward pass of all examples.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ class Microbatch:
     """The losses of a microbatch, and what the gradients of its examples are needed for.
 
     Args:
-        losses: `(params, positions) -> (losses f[k], weights f[k])`, of the examples at positions
-            `positions i32[k]`, of all N where None; the weights may be a record with a `sum()`.
+        losses: `(params, positions) -> (losses f[k], weights f[k])` of the examples at
+            `positions i32[k]` (None: of all N). The weights may be a record with a `sum()`.
         params: the parameters.
         size: N, even.
         block_pairs: pairs of a block; the last one may have fewer.
@@ -36,11 +36,11 @@ class Microbatch:
     Attributes:
         values: f[N], the losses.
         weights: f[N], or that record.
-        blocks: where each begins and ends. One has all examples where the losses of a block
-            cannot be had from those of the microbatch.
-        refusal: why not all is had from one forward pass and half a backward pass for each half
-            of a block; '' where it is, or where the halves have one example, whose program often
-            has another form and whose second half of a backward pass is no great loss.
+        blocks: where each begins and ends. One block has all examples if the losses of a block
+            cannot be computed from those of the microbatch.
+        refusal: why one forward pass and half a backward pass for each half of a block are not
+            enough; '' if they are. It is also '' if halves have one example: its program often has
+            another form, and the second half of its backward pass costs little.
     """
 
     def __init__(self, losses: Losses, params: types.PyTree, size: int, block_pairs: int) -> None:
@@ -59,7 +59,7 @@ class Microbatch:
             self._add_part(count)
 
     def _add_part(self, count: int) -> bool:
-        """Whether the gradients of any `count` examples can be had by themselves."""
+        """Whether the gradients of any `count` examples can be computed by themselves."""
         if count == self._size:
             return True
         try:
@@ -76,7 +76,7 @@ class Microbatch:
         start, stop = block
         if stop - start < self._size:
             return self._parts[stop - start](jnp.arange(start, stop))(vector)
-        # Not `self._whole`: where the loss has a `jax.checkpoint`, that computes it once more.
+        # Not `self._whole`: if the loss has a `jax.checkpoint`, that would compute it once more.
         return jax.jvp(lambda p: self._losses(p, None)[0], (self._params,), (vector,))[1]
 
     def half_sums(
@@ -86,7 +86,7 @@ class Microbatch:
 
         Args:
             block: one of `blocks`.
-            sign: [k / 2] of each pair: 1 = its first example has +, its second -; -1 = turned.
+            sign: [k / 2], of each pair: 1 = its first example has +, its second -; -1 = reversed.
         """
         start, stop = block
         part, count = self._parts.get((stop - start) // 2), stop - start
@@ -108,7 +108,7 @@ class Microbatch:
 def _part(
     whole: Linear, losses: Losses, params: types.PyTree, size: int, count: int
 ) -> Callable[[jax.Array], Linear]:
-    """What gives the linear function of any `count` examples; refuses where that is not proven."""
+    """Makes the linear function of any `count` examples; refuses if that is not proven right."""
     try:
         _, part, _ = jax.linearize(lambda p: losses(p, jnp.arange(count)), params, has_aux=True)
     except Exception as error:  # whatever the user's function raises
@@ -136,7 +136,7 @@ def _part(
 
 
 def _axis(kept: Any, like: Any, size: int, count: int) -> by_rows.Relation:
-    """How an array that the whole keeps becomes that of the part: as it is, or by its rows."""
+    """How an array that the whole keeps becomes the part's: as it is, or some of its rows."""
     shapes = jnp.shape(kept), jnp.shape(like)
     if shapes[0] == shapes[1]:
         return None

@@ -1,10 +1,10 @@
 """How good is an order of the examples? The herding bound.
 
 With z = g − mean over all examples, H is the largest norm that a prefix sum of the z reaches in
-an epoch, all workers together. A balancing order makes it small; the measure that carries over
-between tasks is its ratio to that of random reshuffling. `parallel_herding_bound` is for vectors
-that are all at hand, `RunningBound` for a training run, where only a sum a round is known and
-rounds are unequal. Both run on the host, in float64.
+an epoch, all workers together. A balancing order makes it small. Its ratio to that of random
+reshuffling can be compared between tasks. `parallel_herding_bound` is for vectors that are all at
+hand. `RunningBound` is for a training run, where only a sum a round is known and rounds are
+unequal. Both run on the host, in float64.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def parallel_herding_bound(
     """Returns H(π) = max_l ‖Σ_{t≤l} Σ_j z_{j,π_j(t)}‖ in the ∞-norm and in the 2-norm.
 
     Args:
-      vectors: f[n, m, d], for each of n workers the vectors of its m examples, one an example.
+      vectors: f[n, m, d], for each of n workers a vector for each of its m examples.
       orders: i[n, m], for each worker a permutation of 0 .. m−1: the examples by timestep.
       scale: f[d], multiplies each vector, such as 1 / √v̂ of Adam; None: ones.
 
@@ -69,20 +69,20 @@ def parallel_herding_bound(
 class RunningBound:
     """The herding bound of the rounds as they are realised, in O(d) memory.
 
-    After every round it holds max over the rounds so far of ‖Σ_rounds (sum − count · mean)‖. Only
-    ends of rounds are seen, so it is at most the bound by example, and equal to it where a round is
-    one timestep. The mean must be known before: take that of the pass before, or of a run over
-    the data; if it is off by δ, the prefix after k examples is off by k · δ. Make a new one for
-    each pass.
+    After every round it holds max over the rounds so far of ‖Σ_rounds (sum − count · mean)‖. It
+    sees ends of rounds alone. So it is at most the bound by example, and equal to it if a round is
+    one timestep. The mean must be known before: take that of the epoch before, or of a sweep over
+    the data. If it is off by δ, the prefix after k examples is off by k · δ. Make a new one for
+    each epoch.
 
     Args:
       mean: f[d], the mean vector of all examples. Flatten a pytree before.
-      scale: f[d], multiplies each vector, such as 1 / √v̂ of Adam; None: ones. The mean and the
-        sums are given without it.
+      scale: f[d], multiplies each vector, such as 1 / √v̂ of Adam; None: ones. Give the mean and
+        the sums without it.
 
     Attributes:
       inf_norm: the largest ∞-norm so far; 0 before the first round.
-      two_norm: the same of the 2-norm.
+      two_norm: the largest 2-norm so far; 0 before the first round.
 
     Raises:
       ValueError: the mean is not a vector, or the scale not one like it.
@@ -107,11 +107,11 @@ class RunningBound:
         self.inf_norm = self.two_norm = 0.0
 
     def add(self, vector_sum: ArrayLike, count: float) -> None:
-        """Takes one round in.
+        """Adds one round.
 
         Args:
           vector_sum: f[d], the sum (not the mean) of the vectors of the round's examples.
-          count: how many examples these were, or their total weight; 0 leaves the mean out.
+          count: how many examples these were, or their total weight; 0: the mean plays no part.
 
         Raises:
           ValueError: the sum has another shape than the mean, or the count is negative.
@@ -127,7 +127,7 @@ class RunningBound:
         self._prefix += vector_sum - count * self._mean
         scaled = self._prefix if self._scale is None else self._prefix * self._scale
         self.inf_norm = float(np.maximum(self.inf_norm, np.abs(scaled).max()))
-        # Not a product, whose threads wait for cores that other workers have.
+        # No matrix product: its threads would wait for cores that other workers use.
         squares = np.square(scaled).sum()
         self.two_norm = float(np.maximum(self.two_norm, np.sqrt(squares)))
 

@@ -1,10 +1,9 @@
 """Balancing without any gradient of a single example.
 
-The inner products of all gradients of a block of pairs with the running sum are one `jax.jvp`
-of the vector of losses along it. They give the signs; the examples of sign + and those of sign
-- are two half blocks, and the gradient sums of the halves (`halves`) give both the update,
-G₊ + G₋, and the change of the running sum, G₊ - G₋. Within a block all signs use the running sum
-from before it.
+One `jax.jvp` of the vector of losses along the running sum gives its inner products with all
+gradients of a block of pairs. They give the signs. The examples of sign + and those of sign - are
+two half blocks. The gradient sums of the halves (`halves`) give both the update, G₊ + G₋, and the
+change of the running sum, G₊ - G₋. Within a block all signs use the running sum from before it.
 """
 
 import functools
@@ -23,13 +22,12 @@ def two_level(sizes: Sizes, *, block_pairs: int, preconditioned: bool = False) -
     """Each worker balances its own pairs in blocks, then the workers' signed sums are balanced.
 
     Within a round each worker goes on from the common running sum r by itself; its signed sum
-    of the round is u_j. Then s_j = 1 where <r, u_j> ≤ 0, else -1, and r += s_j u_j, in the
-    order of ranks; s_j = -1 flips all signs of worker j's round. So one vector a worker
-    and round is coordinated, whatever its quota is. With one worker there is nothing to
-    coordinate.
+    of the round is u_j. Then, in the order of ranks, s_j = 1 if <r, u_j> ≤ 0, else -1, and
+    r += s_j u_j. s_j = -1 flips all signs of worker j's round. So one vector a worker and round is
+    coordinated, whatever the quota. With one worker there is nothing to coordinate.
 
-    Memory: 2 copies of the parameters a worker (float32), r and r + u_j, and the gradient sum
-    of a half block beside the ordinary one.
+    Memory a worker: 2 copies of the parameters (float32), r and r + u_j, and the gradient sum of a
+    half block beside the ordinary one.
 
     References:
         Cooper, Guo, et al., "Coordinating distributed example orders for provably accelerated
@@ -76,7 +74,7 @@ def alone(sizes: Sizes, *, block_pairs: int, preconditioned: bool = False) -> Ob
 
 
 def independent(init: Callable, observe: Callable, *, new_pass: Callable) -> Observer:
-    """Each worker has sums of its own, and goes on with them in the next round."""
+    """An observer by whose sums each worker goes on alone, from round to round."""
 
     def coordinate(
         before: types.PyTree, after: types.PyTree, axis_name: str
@@ -102,15 +100,15 @@ def independent(init: Callable, observe: Callable, *, new_pass: Callable) -> Obs
 
 
 def make_observe(block_pairs: int, *, preconditioned: bool = False) -> Callable:
-    """`Observer.observe`, its `evidence` the running sum that this worker goes on from.
+    """Makes `Observer.observe`; its `evidence` is the running sum that this worker goes on from.
 
-    The block of the odd example at a pass's end, which has no partner, adds nothing to the sum.
-    The update is the gradient of the losses of the whole microbatch, as without any order.
+    An odd example at the end of a pass has no partner; its block adds nothing to the sum. The
+    update is the gradient of the losses of the whole microbatch, as without any order.
 
     Args:
-        block_pairs: pairs of a block; a microbatch has blocks of this size and maybe a smaller
+        block_pairs: pairs of a block. A microbatch has blocks of this size and maybe a smaller
             one, or is one block (`halves.Microbatch.blocks`).
-        preconditioned: balance S g in place of the gradients g, with S the diagonal of
+        preconditioned: balance S g in place of the gradients g, with the diagonal S of
             `shared.moments.scale()`: one product along S r, and r += S (G₊ - G₋).
     """
 
@@ -157,7 +155,7 @@ def _refusal(losses: halves.Losses, params: types.PyTree, size: int, *, block_pa
 
 
 def _direction(running_sum: types.PyTree, params: types.PyTree) -> types.PyTree:
-    """The running sum in the parameters' dtypes; scaled where it might overflow in them."""
+    """The running sum in the parameters' dtypes, scaled if it might overflow in them."""
     narrow = [leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(params)]
     if any(narrow):
         largest = jnp.max(jnp.stack([jnp.max(jnp.abs(r)) for r in jax.tree.leaves(running_sum)]))

@@ -1,6 +1,6 @@
-"""The orderings by name: where an order comes from, and what of it runs on the devices.
+"""The orderings by name: where an order comes from, and which part of it runs on the devices.
 
-NumPy alone: what runs on the devices is imported when a run makes it.
+NumPy alone: that part is imported when a run makes it.
 """
 
 import importlib
@@ -48,7 +48,7 @@ def _balanced(
     balances: Balances = None,
     **options: Any,
 ) -> Ordering:
-    """An order by signs; `hetjax.ordering.MODULE.MAKER(sizes, **options)` finds them with JAX."""
+    """An order by signs, which `hetjax.ordering.MODULE.MAKER(sizes, **options)` finds with JAX."""
 
     def make_observer(sizes: Sizes) -> Observer:
         home = importlib.import_module(f"hetjax.ordering.{module}")
@@ -98,7 +98,7 @@ def block_reshuffling(
 ) -> Ordering:
     """Fixed blocks of examples in a fresh sequence, and each second pass the one before, backwards.
 
-    Needs no gradients. `orders.block_reshuffling` says which reading of the paper this is.
+    Needs no gradients. `orders.block_reshuffling` says how it reads the paper.
 
     References:
         Nguyen, Phan, Kalagnanam, "Learning to shuffle: block reshuffling and reversal schemes for
@@ -117,14 +117,14 @@ def d_grab(
     """Two-level balancing without gradients of single examples: the one to take for training.
 
     Args:
-        block_pairs: pairs that are given their signs at once, by the running sum before them; all
-            of a microbatch's where its loss has to be taken as a whole.
-        precondition: gradients are multiplied by S = 1 / (√v̂ + 1e-8), or by 1 where v̂ is 0, with
-            v̂ of the optimiser's state at the beginning of the round. So it is the sum of S g, which
-            moves the parameters, that stays small. r is not scaled anew where v̂ changes, so within
-            a pass it adds vectors of mixed units. The optimiser must keep v̂.
-        balance_every: passes; the order is made anew of the first of so many, and the others keep
-            it; their steps are those of a run without an order.
+        block_pairs: pairs that get their signs at once, by the running sum before them; all pairs
+            of a microbatch if its loss has to be taken as a whole.
+        precondition: gradients are multiplied by S = 1 / (√v̂ + 1e-8), or by 1 where v̂ is 0. v̂ is
+            that of the optimiser's state at the beginning of the round. So the sum of S g, which
+            moves the parameters, stays small. r is not scaled anew when v̂ changes, so within a
+            pass it adds vectors of mixed units. The optimiser must keep v̂.
+        balance_every: passes. Of so many passes the first makes the order anew. The others keep it;
+            their steps are those of a run without an order.
 
     References:
         Cooper, Guo, et al., "Coordinating distributed example orders for provably accelerated
@@ -147,7 +147,7 @@ def frozen(
     ] = 1,
     precondition: Precondition = False,
 ) -> Ordering:
-    """`d_grab` for `freeze_after` passes; the order they lead to is kept, by plain steps."""
+    """`d_grab` for `freeze_after` passes; then the order they led to is kept, with plain steps."""
     return _two_level(lambda pass_index: pass_index < freeze_after, block_pairs, precondition)
 
 
@@ -162,8 +162,8 @@ def grab_random_sign(
     *,
     random_scale: Annotated[
         float, parts.number(above=0.0, says="c of the signs: P(+) = 1/2 - <r, v> / 2c")
-        # About the largest that costs nothing on 10⁴ unit vectors, d = 16 (bound of one worker
-        # after 10 epochs: 1.67 with sure signs; c = 0.3 1.68, 1 2.07, 3 3.14).
+        # About the largest c that costs nothing on 10⁴ unit vectors, d = 16. The bound of one
+        # worker after 10 epochs: 1.67 with sure signs; c = 0.3 1.68, 1 2.07, 3 3.14.
     ] = 0.3,
 ) -> Ordering:
     """GraB with random signs, the surer the larger the inner product."""

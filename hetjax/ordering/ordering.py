@@ -1,8 +1,8 @@
 """What an ordering is: the permutation of the examples, and how signs change it.
 
-An ordering knows neither quotas nor data. Shared data has one state for the whole set,
-private data one state a shard. `place` runs on the host at the end of a round; an `Observer` runs
-on the devices, inside the local and the sync phase.
+An ordering knows neither quotas nor data. Shared data has one state for the whole set, private data
+one a shard. `place` runs on the host at the end of a round. An `Observer` runs on the devices,
+inside the local and the sync phase.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,15 @@ class OrderState(Protocol):
 
 
 def checked_order(state: Any, num_examples: int, maker: str) -> np.ndarray:
-    """The order i[num_examples] that a state shows, where it is a permutation.
+    """The order i[num_examples] that a state shows; refuses what is no permutation.
 
     Args:
         state: what a function of an ordering returned.
         num_examples: of the data set, or of the shard.
-        maker: that function, as a message says it.
+        maker: that function, as a message names it.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the order is no permutation.
     """
     if not hasattr(state, "order"):
         raise ValueError(
@@ -51,7 +51,7 @@ def checked_order(state: Any, num_examples: int, maker: str) -> np.ndarray:
 
 def _what_is_wrong(order: Any, num_examples: int) -> str | None:
     if not hasattr(order, "dtype") or order.shape != (num_examples,):
-        return ""  # which is seen where it is shown
+        return ""  # whoever computes it will see
     order = np.asarray(order)
     if order.dtype.kind not in "iu":
         return ""
@@ -66,23 +66,23 @@ def _what_is_wrong(order: Any, num_examples: int) -> str | None:
 
 
 class Sizes(NamedTuple):
-    """The sizes of a run, which the part of an order on the devices is made for."""
+    """The sizes of a run, for which the part of an ordering on the devices is made."""
 
     num_workers: int = 1
     microbatch_size: int = 2
     max_microbatches: int = 1
-    """The most that one worker does in a round: bounds what the exact forms store."""
+    """The most that one worker does in a round. It bounds what the exact forms store."""
 
 
 class Observer(NamedTuple):
     """What gathers evidence for an order on the devices, beside the local rule.
 
-    All are pure, traceable functions. The observer computes the gradient of a microbatch on its
-    way, so the local rule takes it from there.
+    All its functions are pure and traceable. The observer computes the gradient of a microbatch
+    anyway, so the local rule takes the gradient from it.
     """
 
     init: Callable[[PyTree], PyTree]
-    """`params -> memory`: what one worker keeps from round to round, before the first."""
+    """`params -> memory`: what one worker keeps from round to round, before its first round."""
 
     begin_round: Callable[[PyTree], PyTree]
     """`memory -> evidence`: what a worker adds to in a round, before its first microbatch."""
@@ -91,12 +91,11 @@ class Observer(NamedTuple):
     """`(losses, shared, evidence, microbatch, position, rng) -> ((loss_sum, weight_sum),
     grad_parts, change, example_signs i8[B])`, for one microbatch, the `position`-th of the
     worker's round. `losses(params, positions) -> (weight * loss f32[k], weights f32[k])` evaluates
-    the examples at `positions i32[k]` of the microbatch (None: all), masked already. Where the loss
-    has metrics the weights are a record of both; `weights.sum()` is `weight_sum` in either case.
-    `grad_parts` is a tuple of trees whose sum is the gradient's; `evidence` is what this worker
-    has added up so far, and `change`, 0 for padding, will be added to it. An example's
-    sign is 1, -1, or 0 for one whose place is in the middle (the one left without a partner);
-    signs of padding are ignored."""
+    the examples at `positions i32[k]` of the microbatch (None: all), already masked. If the loss
+    has metrics, the weights are a record of both; `weights.sum()` is `weight_sum` in either case.
+    `grad_parts` is a tuple of trees whose sum is the gradient. `evidence` is what this worker has
+    added up so far; `change`, 0 for padding, will be added to it. An example's sign is 1, -1, or 0
+    for one that goes to the middle (the one without a partner). Signs of padding are ignored."""
 
     coordinate: Callable[[PyTree, PyTree, str], tuple[PyTree, Any]]
     """`(memory, evidence, axis_name) -> (memory, flips)` at the end of a round, by collectives
@@ -116,21 +115,21 @@ class Observer(NamedTuple):
 
     refusal: Callable[..., str] = lambda losses, params, microbatch_size: ""
     """`(losses, params, microbatch_size) -> why the method has to take the dearer of its forms
-    with this loss`, '' where it has not; to be traced, as `observe`."""
+    with this loss`, '' if it does not have to; to be traced, as `observe`."""
 
     sizes: Sizes | None = None
-    """What it may be used for alone; None: anything."""
+    """The only sizes that it may be used for; None: any."""
 
     preconditioned: bool = False
-    """`observe` multiplies gradients by `shared.moments.scale()`, by which the optimiser scales
-    them. So the optimiser has to keep second moments."""
+    """`observe` multiplies gradients by `shared.moments.scale()`, as the optimiser does. So the
+    optimiser has to keep second moments."""
 
     read_moments: Callable[[PyTree], Any] | None = None
-    """`opt_state -> shared.moments`; the run sets it where the observer is `preconditioned`."""
+    """`opt_state -> shared.moments`; the run sets it if the observer is `preconditioned`."""
 
 
 def _asked(name: str, observe: Callable[..., Any]) -> Callable[..., Any]:
-    """`observe`, whose signs are looked at where it is traced."""
+    """`observe`, with a check of its signs when it is traced."""
 
     def asked(losses: Any, shared: Any, evidence: Any, microbatch: Any, *others: Any) -> Any:
         answer = observe(losses, shared, evidence, microbatch, *others)
@@ -153,7 +152,7 @@ class Ordering(NamedTuple):
     """A method of ordering: `state = init(num_examples, seed)`, then `place` after each round."""
 
     init: Callable[[int, tuple[int, ...]], Any]
-    """`(num_examples, seed) -> state`; `seed` names the stream of random numbers: the run's seed,
+    """`(num_examples, seed) -> state`. `seed` names the stream of random numbers: the run's seed,
     and for private data the worker."""
 
     place: Callable[[Any, np.ndarray, np.ndarray | None], Any]
@@ -170,13 +169,13 @@ class Ordering(NamedTuple):
     they begin a new pass together, with the epoch."""
 
     balances: Callable[[int], bool] | None = None
-    """Whether `place` needs the signs of a pass, by its number from 0. In rounds of no such pass
-    the part on the devices does not run, and `place` is given None. None: it needs all."""
+    """Given a pass's number, from 0: whether `place` needs that pass's signs. In rounds of other
+    passes the part on the devices does not run, and `place` gets None. None: it needs all."""
 
     made_by: parts.Made | None = None
 
     def observer(self, sizes: Sizes) -> Observer | None:
-        """The part on the devices, for a run of these sizes; None where there is none.
+        """The part on the devices, for a run of these sizes; None if there is none.
 
         Raises:
             ValueError: `make_observer` made something else.

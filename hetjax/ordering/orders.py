@@ -1,10 +1,10 @@
 """Which order does the next pass have, and what must the host keep for it?
 
 Every method here is a pair of pure functions, `init` and `place` of an `Ordering`, in NumPy
-alone. A state is a NamedTuple of arrays, ints and tuples of ints, of shapes that do not change.
+alone. A state is a NamedTuple of arrays, ints and tuples of ints, whose shapes do not change.
 `place` spends the state that it is given, as donation does: it may write into its arrays, so only
-the state that comes out may be used. The examples and the signs that it is given are not written
-to. How an example gets its sign is not decided here.
+the state that comes out may be used. It does not write to the examples and the signs. How an
+example gets its sign is not decided here.
 """
 
 import math
@@ -21,8 +21,8 @@ class Parts(NamedTuple):
     """`(num_examples, seed) -> state`"""
 
     place: Callable[[Any, np.ndarray, np.ndarray | None], Any]
-    """`(state, realised_examples i32[k], example_signs i8[k] or None) -> state`; the state
-    that it is given is spent"""
+    """`(state, realised_examples i32[k], example_signs i8[k] or None) -> state`; spends the state
+    that it is given"""
 
 
 class DrawnState(NamedTuple):
@@ -45,7 +45,7 @@ class PlacedState(NamedTuple):
 
 
 class PairedState(NamedTuple):
-    """The state of an order in which every second pass turns the one before it round."""
+    """The state of an order in which every second pass is the one before it, backwards."""
 
     order: np.ndarray  # i32[num_examples]
     realised: np.ndarray  # i32[num_examples]: this pass's examples as they were committed, then 0
@@ -57,7 +57,7 @@ class PairedState(NamedTuple):
 def random_reshuffling() -> Parts:
     """A fresh permutation for each pass, drawn from (seed, pass) alone.
 
-    So the order of any pass can be had without those before it, and does not depend on quotas.
+    So the order of any pass is known without those before it, and does not depend on quotas.
 
     Example:
         >>> init, place = random_reshuffling()
@@ -73,7 +73,7 @@ def random_reshuffling() -> Parts:
 def synchronised_reshuffling() -> Parts:
     """As random reshuffling, with the same order on all workers: `seed[0]` and the pass name it.
 
-    Example i has the i-th number of one random stream as its key, and the order sorts by key: so
+    Example i has the i-th number of one random stream as its key, and the order sorts by key. So
     two shards of different sizes agree on the order of the positions that both have.
 
     Example:
@@ -96,10 +96,10 @@ def shuffle_once() -> Parts:
 
 
 def frozen(inner: Parts, *, freeze_after: int) -> Parts:
-    """The inner order for `freeze_after` passes; the order they lead to is kept for good.
+    """The inner order for `freeze_after` passes. Then the order they led to is kept for good.
 
     Args:
-        inner: parts of this module; the state is theirs, and they see no signs once frozen.
+        inner: parts of this module; the state is theirs. They see no signs once frozen.
         freeze_after: passes, at least 0 (the inner method's first order is kept).
 
     Raises:
@@ -118,11 +118,11 @@ def frozen(inner: Parts, *, freeze_after: int) -> Parts:
 
 
 def made_of(inner: Parts, balances: Callable[[int], bool]) -> Parts:
-    """The inner order, made anew of some passes alone; after the others it stays as it is.
+    """The inner order, made anew after some passes; after the others it stays as it is.
 
     Args:
-        inner: parts of this module; the state is theirs, and they see these passes alone.
-        balances: whether the next order is made of a pass, by its number from 0.
+        inner: parts of this module; the state is theirs. They see these passes alone.
+        balances: given a pass's number, from 0: whether the next order is made of that pass.
     """
 
     def place(state: Any, realised_examples: np.ndarray, example_signs: np.ndarray | None) -> Any:
@@ -136,8 +136,8 @@ def made_of(inner: Parts, balances: Callable[[int], bool]) -> Parts:
 def balanced() -> Parts:
     """Each pass places its examples for the next one by their signs, as `place_signed`.
 
-    The first order is random reshuffling's. It is the placement of GraB, PairBalance and
-    D-GraB: they differ in where the signs come from.
+    The first order is random reshuffling's. GraB, PairBalance and D-GraB all place so; they differ
+    in where the signs come from.
 
     Example:
         >>> init, place = balanced()
@@ -160,8 +160,8 @@ def balanced() -> Parts:
 def fixed_map() -> Parts:
     """Each pass's even positions ascending, then its odd ones descending: no look at the data.
 
-    That is balanced placement by signs +, -, +, -, ... It separates what balancing gains from
-    what not reshuffling gains.
+    That is balanced placement by signs +, -, +, -, ... Comparing with it separates what balancing
+    gains from what not reshuffling gains.
 
     Example:
         >>> init, place = fixed_map()
@@ -183,13 +183,13 @@ def fixed_map() -> Parts:
 def block_reshuffling(*, block_size: int = 0) -> Parts:
     """Fixed blocks of examples in a fresh sequence, then the same pass backwards, and so on.
 
-    The first order is random reshuffling's, and it is cut into blocks, the last one maybe smaller.
-    Which examples a block has, and their order inside it, stays. Passes 2, 4, … (from 0) have
-    the blocks in a sequence drawn from (seed, pass) alone; passes 1, 3, … are exactly the realised
+    The first order is random reshuffling's. It is cut into blocks, the last one maybe smaller. A
+    block keeps its examples and their order inside it. Counted from 0, passes 2, 4, … have the
+    blocks in a sequence drawn from (seed, pass) alone. Passes 1, 3, … are exactly the realised
     order of the pass before them, backwards.
 
     Args:
-        block_size: examples; 0 is the whole number nearest to the square root of num_examples.
+        block_size: examples; 0: the whole number nearest to the square root of num_examples.
 
     Raises:
         ValueError: `block_size` is negative.
@@ -202,8 +202,8 @@ def block_reshuffling(*, block_size: int = 0) -> Parts:
     References:
         Nguyen, Phan, Kalagnanam, "Learning to shuffle: block reshuffling and reversal schemes for
         stochastic optimization", 2026, arXiv 2604.00260, whose two components these are. The
-        abstract says neither how large a block is nor what is drawn inside it: the square root,
-        and that nothing is, are choices made here.
+        abstract says neither how large a block is nor what is drawn inside it. Here it has the
+        square root, and nothing is drawn inside.
     """
     if block_size < 0:
         raise ValueError(
@@ -234,10 +234,10 @@ def block_reshuffling(*, block_size: int = 0) -> Parts:
 def place_signed(examples: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """The order that a whole pass leaves, filled from both ends.
 
-    An example of sign 1 takes the next free place from the left, -1 the next from the right; those
-    of sign 0 share the places left in the middle, in order of arrival. With pairs of opposite
-    signs and one example of sign 0, that one has place ⌊k/2⌋. It was the last and is no longer, so
-    the next pass (for k >= 3) leaves another one without a partner.
+    An example of sign 1 takes the next free place from the left, one of sign -1 the next from the
+    right. Those of sign 0 share the places left in the middle, in order of arrival. With pairs of
+    opposite signs and one example of sign 0, that one has place ⌊k/2⌋. So it is no longer the last,
+    and the next pass (for k >= 3) leaves another one without a partner.
 
     Args:
         examples: i[k], as they came.
@@ -273,7 +273,7 @@ def _drawn(draw: Callable[[int, tuple[int, ...], int], np.ndarray]) -> Parts:
 def _recorded(
     init: Callable[[int, tuple[int, ...]], Any], next_order: Callable[[Any], np.ndarray]
 ) -> Parts:
-    """Parts whose state keeps examples and signs of a pass, where it has fields for them.
+    """Parts whose state keeps examples and signs of a pass, if it has fields for them.
 
     Args:
         init: as of `Parts`.
@@ -303,7 +303,7 @@ def _placed(
     next_order: Callable[[Any], np.ndarray],
     records: dict[str, np.ndarray],
 ) -> Any:
-    """The state with `count` more examples, and `records` of each in its arrays of these names.
+    """The state with `count` more examples; its arrays named in `records` get these values.
 
     Raises:
         ValueError: there are more examples than the pass has left.

@@ -1,4 +1,4 @@
-"""Balancing by the gradient of every example, as the papers have it: exact, and dear.
+"""Balancing by the gradient of every example, as in the papers: exact, but costly.
 
 Gradients and running sums are flat vectors of all d parameters here. A worker computes the
 gradients of a microbatch by `vmap`, B·d numbers at once.
@@ -47,11 +47,11 @@ def _gradients(
 def _of_pairs(
     find: Callable[..., tuple[jax.Array, jax.Array]], *, preconditioned: bool
 ) -> Callable:
-    """`Observer.observe` of what finds the signs of pairs from the differences of gradients.
+    """Makes `Observer.observe` of a function that finds pairs' signs from gradient differences.
 
     Args:
-        find: `(differences, evidence, position) -> (change, pair_signs i8[B / 2])`; a difference
-            f[d] is the first gradient less the second of a pair, zero where it is not whole.
+        find: `(differences, evidence, position) -> (change, pair_signs i8[B / 2])`. A difference
+            f[d] is the first gradient of a pair less the second, zero if the pair is not whole.
         preconditioned: differences are multiplied by `shared.moments.scale()`.
     """
 
@@ -81,8 +81,8 @@ def _of_pairs(
 def d_grab(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
     """D-GraB: one running sum for all pairs of all workers, in the order (timestep, rank).
 
-    The differences of a round are kept until its end; then each worker gets its d/W
-    coordinates of all of them and holds that part of the running sum.
+    The differences of a round are kept until its end. Then each worker gets its d/W coordinates of
+    all of them; it holds these coordinates of the running sum.
 
     Memory: the differences of `max_microbatches` microbatches, B/2 · d numbers each, a worker.
 
@@ -106,7 +106,7 @@ def d_grab(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
         change = jax.lax.dynamic_update_slice(
             jnp.zeros_like(kept), differences, (start, jnp.zeros_like(start))
         )
-        return change, jnp.ones(num_pairs, jnp.int8)  # until `coordinate` flips them
+        return change, jnp.ones(num_pairs, jnp.int8)  # `coordinate` flips them
 
     def coordinate(
         running_sum: jax.Array, kept: jax.Array, axis_name: str
@@ -153,13 +153,13 @@ def pair_balance(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
 
 
 class GrabSums(NamedTuple):
-    """What GraB keeps, once as its running sum and once as the round's signed sum."""
+    """What GraB keeps: both `memory` and `evidence` of the observer have this form."""
 
     running_sum: jax.Array  # f[d]: of signed, centred gradients
-    stale_mean: jax.Array  # f[d]: of the pass before; 0 in the first
+    stale_mean: jax.Array  # f[d]: of the gradients of the pass before; 0 in the first
     gradient_sum: jax.Array  # f[d]: of this pass
-    num_summed: jax.Array  # f[]
-    max_norm: jax.Array  # f[]: of a centred gradient so far
+    num_summed: jax.Array  # f[]: gradients in that sum
+    max_norm: jax.Array  # f[]: the largest of a centred gradient so far
 
 
 def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
@@ -167,8 +167,8 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
 
     Args:
         sizes: not used.
-        random_scale: c of the random signs, P(1) = 1/2 - <r, v> / 2c on gradients divided by
-            the largest norm so far; None = the sign of the inner product.
+        random_scale: c of the random signs: P(1) = 1/2 - <r, v> / 2c, with gradients divided by
+            the largest norm so far. None: the sign of the inner product.
 
     References:
         Lu, Guo, De Sa, "GraB: finding provably better data permutations than random
@@ -226,7 +226,7 @@ def grab(sizes: Sizes, *, random_scale: float | None = None) -> Observer:
 
     def new_pass(sums: GrabSums) -> GrabSums:
         mean = sums.gradient_sum / jnp.maximum(sums.num_summed, 1)
-        mean = jnp.where(sums.num_summed > 0, mean, sums.stale_mean)  # it may have been away
+        mean = jnp.where(sums.num_summed > 0, mean, sums.stale_mean)  # 0: the worker was away
         zeros = jnp.zeros_like(mean)
         return GrabSums(zeros, mean, zeros, jnp.zeros_like(sums.num_summed), sums.max_norm)
 

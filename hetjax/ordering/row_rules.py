@@ -1,12 +1,12 @@
 """For each primitive: where do the examples lie in its result, if it treats each by itself?
 
-A rule gets the proof, the equation of the whole and of the part, and the relations of what they are
-given; it refuses, or returns the relations of what they give. The proof compares all shapes
+A rule gets the proof, the equation of the whole and of the part, and the relations of their
+operands. It refuses, or returns the relations of their results. The proof compares all shapes
 afterwards, so a rule may trust that a value and its part differ along the axis of the examples
 alone. An operand that is the same for both has no such axis, unless it is a scalar.
 
-Most rules are `_alone` or `_together` of a function `(whole, part, rows) -> rows`: from the rows of
-what an equation takes those of each of its results.
+Most rules are `_alone` or `_together` of a function `(whole, part, rows) -> rows`. It gets the rows
+of the operands and returns those of each result.
 """
 
 import math
@@ -33,7 +33,7 @@ def _refuse_if(wrong: bool, reason: str) -> None:
 
 
 def _first_alone(ins: Sequence[Relation]) -> Rows:
-    """The rows of the first operand, where the others are the same for all examples."""
+    """The rows of the first operand, if the others are the same for all examples."""
     if ins[0] is None or any(relation is not None for relation in ins[1:]):
         raise NotByRowsError("what it takes depends on the example")
     return ins[0]
@@ -48,7 +48,7 @@ def _all(proof: Proof, ins: Sequence[Relation]) -> Rows:
 
 
 def _alone(of_rows: OfRows, *but: str) -> Rule:
-    """A rule from the rows of the first operand; parameters differ in the names `but` alone."""
+    """A rule by the rows of the first operand; only the parameters `but` may differ."""
 
     def rule(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
         proof.same_params(whole, part, *but)
@@ -58,7 +58,7 @@ def _alone(of_rows: OfRows, *but: str) -> Rule:
 
 
 def _together(of_rows: OfRows) -> Rule:
-    """A rule from the rows of all operands, along one axis."""
+    """A rule by the rows of all operands, which lie along one axis."""
 
     def rule(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[Relation]:
         proof.same_params(whole, part)
@@ -83,7 +83,7 @@ def _each(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> list[
 
 
 def _lines(name: str, *, removed: bool = False) -> Rule:
-    """Works along the axes of a parameter, on each line by itself; the result may lack them."""
+    """Works along the axes that a parameter names, on each line by itself; may remove them."""
 
     def of_rows(whole: Any, part: Any, rows: Rows) -> Rows:
         axes = whole.params[name]
@@ -118,11 +118,11 @@ def _broadcast(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> 
     if ins[0] is not None:
         rows = _first_alone(ins)
         return [rows._replace(axis=whole.params["broadcast_dimensions"][rows.axis])]
-    return [_grown(whole, part)]  # the same for all examples, whether it had that axis or not
+    return [_grown(whole, part)]  # equal for all examples, whether it had their axis or not
 
 
 def _grown(whole: Any, part: Any) -> Rows:
-    """All along the axis in which the results differ is equal."""
+    """Equal rows along the axis in which the results differ."""
     shapes = whole.outvars[0].aval.shape, part.outvars[0].aval.shape
     axes = [axis for axis, (w, p) in enumerate(zip(*shapes, strict=True)) if w != p]
     _refuse_if(len(axes) != 1, "its shape depends on the number of examples")
@@ -143,7 +143,7 @@ def _reshape(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> li
     _refuse_if(whole.params["dimensions"] is not None, _MIXES)
     equal = rows.inner is None
     inner = shape[rows.axis] // proof.counts[0] if rows.inner is None else rows.inner
-    step = inner * math.prod(shape[rows.axis + 1 :])  # numbers from an example to the next
+    step = inner * math.prod(shape[rows.axis + 1 :])  # numbers from one example to the next
     span = step * proof.counts[0]
     for axis, size in enumerate(out):
         after = math.prod(out[axis + 1 :])
@@ -211,7 +211,7 @@ def _dot_general(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -
             if side == 1:
                 axis += len(_shape(whole)) - len(contracting[0]) - len(batch[0])
         found.append(rows._replace(axis=axis))
-    return [proof.join(found)]  # of two, only batch axes can be one
+    return [proof.join(found)]  # two operands can share only batch axes
 
 
 def _conv(whole: Any, part: Any, rows: Rows) -> Rows:
@@ -233,7 +233,7 @@ def _gather(proof: Proof, whole: Any, part: Any, ins: Sequence[Relation]) -> lis
     proof.same_params(whole, part, "slice_sizes")
     operand, indices = ins
     numbers, num_axes = whole.params["dimension_numbers"], len(whole.outvars[0].aval.shape)
-    # Of the result, for each axis of the indices but the last.
+    # Axes of the result, one for each axis of the indices but the last.
     index_axes = [axis for axis in range(num_axes) if axis not in numbers.offset_dims]
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     kept = [axis for axis in range(len(_shape(whole))) if axis not in gone]

@@ -1,7 +1,7 @@
-"""Two programs of one form, gone through side by side: how do the values of one follow?
+"""Walks two programs of one form side by side: how do the part's values follow from the whole's?
 
-What calls programs (functions, branches, loops) is here, what computes in `row_rules`; see
-`by_rows` for what it is good for.
+The rules for primitives that call programs (functions, branches, loops) are here, those for
+primitives that compute in `row_rules`. `by_rows` says what is shown, and what rows are.
 """
 
 import os
@@ -20,7 +20,7 @@ class NotByRowsError(ValueError):
 
     Attributes:
         primitive: the name of the equation that it was not shown for, innermost.
-        place: the user's line that it comes from; '' where JAX does not tell.
+        place: the user's line that it comes from; '' if JAX does not tell.
     """
 
     primitive = place = ""
@@ -33,11 +33,11 @@ class NotByRowsError(ValueError):
 class Rows(NamedTuple):
     """The part's value holds those rows of the whole's that belong to its examples.
 
-    The whole's axis `axis`, seen as [outer, N, inner], has the examples in the middle.
+    Seen as [outer, N, inner], the whole's axis `axis` has the examples in the middle.
     """
 
     axis: int
-    inner: int | None = 1  # None: all along the axis is equal, so any will do
+    inner: int | None = 1  # None: all rows are equal, so any will do
 
 
 Relation = Rows | None
@@ -45,7 +45,7 @@ Relation = Rows | None
 
 
 class Proof:
-    """Goes through two programs of the same form.
+    """A walk through two programs of the same form.
 
     Args:
         counts: of examples, N of the whole and n of the part.
@@ -60,7 +60,7 @@ class Proof:
         (whole, whole_consts), (part, part_consts) = _opened(whole), _opened(part)
         if len(whole.eqns) != len(part.eqns) or len(whole_consts) != len(part_consts):
             raise NotByRowsError("the program has another form for fewer examples")
-        known: dict[Any, tuple[Any, Relation]] = {}  # the whole's variable: the part's, and how
+        known: dict[Any, tuple[Any, Relation]] = {}  # whole's variable: part's, their relation
         for one, other in zip(whole_consts, part_consts, strict=True):
             if not self.equal(one, other):
                 raise NotByRowsError("a constant depends on the number of examples")
@@ -135,7 +135,7 @@ class Proof:
         return type(one) is type(other) and bool(one == other)
 
     def join(self, relations: Sequence[Relation]) -> Relation:
-        """What is true of all values that are used alike."""
+        """The relation that holds for all of several values that are used alike."""
         rows = {r for r in relations if r is not None}
         if not rows:
             return None
@@ -145,7 +145,7 @@ class Proof:
         return Rows(next(iter(rows)).axis, inners.pop() if inners else None)
 
     def _unchanged(self, whole: Any, part: Any) -> bool:
-        """Whether two equations compute the same from the same."""
+        """Whether two equations compute the same from the same operands."""
         shapes = ([v.aval for v in eqn.outvars] for eqn in (whole, part))
         same_shapes = all(a.shape == b.shape for a, b in zip(*shapes, strict=True))
         return same_shapes and not any(self._differing(whole, part))
@@ -186,7 +186,7 @@ def _opened(program: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def _place(equation: Any) -> str:
-    """The user's line that an equation comes from, where JAX tells."""
+    """The user's line that an equation comes from, if JAX tells."""
     traceback = getattr(getattr(equation, "source_info", None), "traceback", None)
     frames = [
         frame

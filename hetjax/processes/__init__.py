@@ -1,11 +1,15 @@
 """The processes of a run: who belongs to it, and how they tell each other things.
 
-`membership` says who this process is, `join` joins the others, and `arrivals` hears who has not
-joined yet. A `board` holds small values that all see. `exchange` carries a short message a round
-from each to each. `meeting` says how the processes of a run meet, and `shared_sums` adds up in
-memory that those of one machine share. `solutions` are numbers that one computes for all,
-`beacons` tell the launcher what a process is doing. `watch` has each process tell how it ends
-(`endings`) and hear it of the others, also in its `waits`, which `notices` say in words. What
-goes in and out are bytes, JSON values and arrays. Imports `mesh` and `types` alone: it knows no
-round.
+- `membership` says who this process is; `join` joins the others.
+- `arrivals` hears who has not joined yet.
+- `board` holds small values that all processes see.
+- `exchange` carries a short message a round from each process of a machine to each.
+- `meeting` says how the processes of a run meet.
+- `shared_sums` adds up in memory that the processes of one machine share.
+- `solutions` are numbers that one process computes for all.
+- `beacons` tell the launcher what a process is doing.
+- `endings` say how a process ended; `watch` tells the own ending and hears the others'.
+- `waits` are a process's waits for others; `notices` say them in words.
+
+Bytes, JSON values and arrays go in and out. Imports `mesh` and `types` alone: it knows no round.
 """

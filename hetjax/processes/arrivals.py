@@ -1,8 +1,8 @@
-"""Who has come to join, and can all be reached?
+"""Which processes have come to join, and can all be reached?
 
-While JAX waits for all there is no board yet. So each process sends its number once a second to the
-coordinator's port, by UDP; process 0 hears them there, and answers with the numbers that it has not
-heard. A network that keeps UDP out makes the words less exact, and nothing else.
+While JAX waits for all processes there is no board yet. So each process sends its number once a
+second to the coordinator's port, by UDP. Process 0 hears them there and answers with the numbers
+that it has not heard. A network that keeps UDP out makes the messages less exact, and nothing else.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from typing import Any, NamedTuple
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MOST_BYTES = 1 << 15
 _MOST_TOLD = 1000
-_HEARD_SECS = 5.0  # who is not heard for longer is not there any more
+_HEARD_SECS = 5.0  # a process that is not heard for longer counts as gone
 
 
 class Host(NamedTuple):
     """Where a process runs, as it tells the others."""
 
-    machine: str  # the same for those that reach each other at 127.0.0.1
+    machine: str  # the same for processes that reach each other at 127.0.0.1
     name: str
-    address: str  # that its name resolves to, there; "": to none
+    address: str  # what its name resolves to on that machine; "": nothing
 
 
 class Arrivals:
-    """Of one process.
+    """The arrivals as one process sends and hears them.
 
     Args:
         process_id: its number.
@@ -39,8 +39,8 @@ class Arrivals:
 
     def __init__(self, process_id: int, num_processes: int) -> None:
         self._process_id, self._num_processes = process_id, num_processes
-        self._heard: dict[int, float] = {}  # by process 0: when, monotonic
-        self._told: list[int] | None = None  # by process 0
+        self._heard: dict[int, float] = {}  # when process 0 heard each, monotonic
+        self._told: list[int] | None = None  # the numbers that process 0 has not heard
         self._socket: socket.socket | None = None
 
     @property
@@ -88,7 +88,7 @@ class Arrivals:
                     self._hears(data, sender)
 
     def missing(self) -> set[int] | None:
-        """Of whom process 0 has not heard; None where that is not known."""
+        """The processes that process 0 has not heard; None where that is not known."""
         if self._process_id:
             return None if self._told is None else set(self._told)
         now = time.monotonic()
@@ -118,7 +118,7 @@ def address_of(coordinator: str) -> tuple[str, int]:
 
 
 def own_host() -> Host:
-    """Of this process."""
+    """Where this process runs."""
     name, machine, address = socket.gethostname(), "", ""
     with contextlib.suppress(OSError):  # Linux alone has them
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -129,7 +129,7 @@ def own_host() -> Host:
 
 
 def unreachable(hosts: Mapping[int, Host]) -> str:
-    """Which process cannot be reached from another machine at the address of its own name; or "".
+    """Says which process other machines cannot reach at the address of its own name; or "".
 
     Of two processes the one with the higher address connects to the other one.
 

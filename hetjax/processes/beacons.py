@@ -1,8 +1,8 @@
 """What is each worker of a process doing? Said in a file, for the launcher.
 
-A process that a supervisor started says in a file, several times a heartbeat, that it is alive
-and since when each of its workers computes, loads or waits. The supervisor reads the files of
-all processes and names who is at fault (`launcher/faults.py`).
+A process that a supervisor started writes a file several times a heartbeat. It says that the
+process is alive, and since when each of its workers computes, loads or waits. The supervisor reads
+the files of all processes and names who is at fault (`launcher/faults.py`).
 Assumes one machine: the times are those of its monotonic clock, which all processes share.
 """
 
@@ -29,7 +29,7 @@ PHASES = (
     "done",
 )
 WRITES_PER_HEARTBEAT = 8
-# A file has two places, which are written in turn, so that one of them is whole at any time.
+# A file has two places, written in turn. So one of them is whole at any time.
 _PLACE_BYTES = 1 << 20
 
 
@@ -53,8 +53,7 @@ class Snapshot(NamedTuple):
 
 
 class Beacons:
-    """Tells nobody outside: what a process has that no supervisor started. `start` makes the other
-    kind."""
+    """Writes nothing: what a process has if no supervisor started it. `start` makes either kind."""
 
     def __init__(self) -> None:
         self._entries: dict[Any, Entry] = {}
@@ -75,12 +74,12 @@ class Beacons:
         self._entries[key] = Entry(phase, time.monotonic(), round_index, worker, thread)
 
     def busy(self) -> Entry | None:
-        """What has lasted longest of all that is no wait for other processes."""
+        """The entry that has lasted longest of all that are no wait for other processes."""
         entries = [e for e in list(self._entries.values()) if e.phase not in ("waiting", "done")]
         return min(entries, key=lambda entry: entry.since, default=None)
 
     def now(self) -> Entry | None:
-        """The same, and where there is no such thing the wait that began last."""
+        """The same; if there is no such entry, the wait that began last."""
         waiting = max(list(self._entries.values()), key=lambda entry: entry.since, default=None)
         return self.busy() or waiting
 
@@ -129,8 +128,8 @@ class _Writer(Beacons):
     def _write(self) -> None:
         entries = tuple(self._entries.values())
         said = Snapshot(os.getpid(), time.monotonic(), entries, self._closed)
-        # One call of the system: each gives the interpreter away, and a process with a tenth of
-        # a core whose other threads are busy waits for it a long time.
+        # One system call: each releases the interpreter. A process with a tenth of a core and busy
+        # threads gets it back after a long time.
         data = json.dumps(said._asdict()).encode()
         data = b"%08x%08x" % (zlib.crc32(data), len(data)) + data
         with contextlib.suppress(OSError):  # a full disk must not end the run
@@ -139,7 +138,7 @@ class _Writer(Beacons):
 
 
 def start(environ: Mapping[str, str] | None = None) -> Beacons:
-    """Begins to say what this process does, where a supervisor asked for it.
+    """Begins to say what this process does, if a supervisor asked for it.
 
     Reads `HETJAX_BEACONS` (a directory), `HETJAX_PROCESS_ID` and `HETJAX_HEARTBEAT_SECS`. From
     then on SIGUSR1 makes the process write the stacks of its threads into the directory.
@@ -148,7 +147,7 @@ def start(environ: Mapping[str, str] | None = None) -> Beacons:
         environ: where the variables are. None: `os.environ`.
 
     Returns:
-        An object that writes; one that does nothing where `HETJAX_BEACONS` is not set.
+        An object that writes, or one that does nothing if `HETJAX_BEACONS` is not set.
 
     Example:
         >>> beacons = start({})
@@ -177,7 +176,7 @@ def stack_path(directory: pathlib.Path, process: int) -> pathlib.Path:
 
 
 def read(directory: pathlib.Path, process: int) -> Snapshot | None:
-    """Returns what a process last said, or None where it said nothing that can be read."""
+    """Returns what a process last said, or None if it said nothing that can be read."""
     try:
         with open(_path(directory, process), "rb") as file:
             places = [os.pread(file.fileno(), _PLACE_BYTES, at) for at in (0, _PLACE_BYTES)]

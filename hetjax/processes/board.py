@@ -1,7 +1,7 @@
 """Small values that all processes of a run see.
 
-The coordination service of `jax.distributed` has no public interface for them; what is private is
-used here and nowhere else.
+JAX has no public interface to the coordination service of `jax.distributed`. This module alone uses
+the private one.
 """
 
 import collections
@@ -14,15 +14,15 @@ from hetjax.processes import waits
 
 _MOST_BYTES = 4096  # of a value on the board
 _SLICE_SECS = 0.5  # after which a wait looks whether anybody is still to come
-_PART = 1500  # characters of a long value; as JSON in JSON they may double
+_PART = 1500  # characters of a part of a long value; as JSON in JSON they may double
 _boards: collections.Counter[str] = collections.Counter()  # made in this process, by name
 
 
 class Board:
     """Small JSON values that all processes of a run see; 0.3 to 0.4 ms a call.
 
-    Each board has keys of its own: what one process puts up under a name, the others see on their
-    board of that name. Of one name, all processes make their boards in the same order.
+    Each board has keys of its own: what one process puts up on its board of a name, the others see
+    on theirs of that name. All processes have to make the boards of one name in the same order.
 
     Args:
         name: what it is for.
@@ -39,7 +39,7 @@ class Board:
         _boards[name] += 1
 
     def post(self, key: str, value: Any) -> None:
-        """Puts up a value; one that is there is replaced."""
+        """Puts up a value, in place of one that is there."""
         text = json.dumps(value, allow_nan=False)
         if len(text) > _MOST_BYTES:
             raise ValueError(f"Board: {key!r} has {len(text)} bytes, at most {_MOST_BYTES} go")
@@ -68,11 +68,11 @@ class Board:
         Args:
             key: under which it is put up.
             timeout_secs: patience.
-            what: that the other process is to do, for `waits.Wait`.
+            what: the other process is to do, for `waits.Wait`.
             by: the process that puts it up.
 
         Raises:
-            TimeoutError: it was not in time.
+            TimeoutError: the value did not come in time.
             LostProcessError: a process has ended meanwhile.
         """
         ends = time.monotonic() + timeout_secs
@@ -105,7 +105,7 @@ class Board:
         return json.loads("".join(self.read(f"{key}/{number}") for number in range(count)))
 
     def add(self, key: str, amount: int = 1) -> int:
-        """Adds to a counter, which begins at 0; its new value."""
+        """Adds to a counter, which begins at 0, and returns its new value."""
         return int(self._client.key_value_increment(self._prefix + key, amount))
 
     def remove(self, key: str) -> None:
@@ -123,10 +123,10 @@ def runtime() -> Any:
 def leave_at_exit() -> None:
     """Has JAX leave the run when this process exits, without waiting for the others.
 
-    JAX would wait at exit until all processes have come to theirs. What it holds is given up
-    without its end, which is the wait.
+    JAX would wait at its exit until all processes have come to theirs: its client does so when it
+    is destroyed. So the client is given up without being destroyed.
     """
     state = runtime()
     for held in (state.client, state.service):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # so that nobody ever ends it
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # so that nothing ever destroys it
     state.client = state.service = None

@@ -1,4 +1,4 @@
-"""How did a process of a run end? What it tells the others of it, and the launcher.
+"""How did a process of a run end? What it tells the other processes and the launcher of its end.
 
 An `Ending` goes over the board to the other processes, and into the directory that the launcher
 gave its workers. Standard library alone: the launcher reads it, too.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hetjax.processes import waits
 
 INTERRUPTED = 130
-MOST_CHARACTERS = 500  # of the words
+MOST_CHARACTERS = 500  # of `Ending.words`
 _SUFFIX = ".ending"
 
 
@@ -24,7 +24,7 @@ class Ending(NamedTuple):
 
     Args:
         process: whose end it is.
-        words: what it did, behind its name: "raised ValueError: no such file".
+        words: what it did, to stand behind its name: "raised ValueError: no such file".
         trace: the traceback of what it raised, or "".
         code: the exit code of the processes that end because of it.
         time: monotonic seconds when it was told; processes of one machine share that clock.
@@ -57,7 +57,7 @@ def of_error(process: int, error: BaseException) -> Ending:
 
 
 def is_loss_of_others(error: BaseException) -> bool:
-    """Whether an error, of JAX or ours, says that another process of the run is gone.
+    """Whether an error, JAX's or our own, says that another process of the run is gone.
 
     With JAX 0.12 a failed collective is a ValueError, as mistakes of the user are.
     """
@@ -72,7 +72,7 @@ def is_loss_of_others(error: BaseException) -> bool:
 
 
 def shortened(ending: Ending, most_bytes: int) -> Ending:
-    """The same with so much of its traceback's end that it has at most `most_bytes` as JSON."""
+    """The same ending, its traceback cut at the front until it has `most_bytes` at most as JSON."""
     lines = ending.trace.splitlines(keepends=True)
     while lines and len(json.dumps(ending)) > most_bytes:
         lines = lines[1:]
@@ -81,7 +81,7 @@ def shortened(ending: Ending, most_bytes: int) -> Ending:
 
 
 def write(directory: pathlib.Path, teller: int, ending: Ending) -> None:
-    """Tells the launcher, whole or not at all; a full disk is no further fault."""
+    """Tells the launcher. The file is written whole or not at all; a full disk raises nothing."""
     new = directory / f"process-{teller}.new"
     with contextlib.suppress(OSError):
         new.write_text(json.dumps(ending))
@@ -89,7 +89,7 @@ def write(directory: pathlib.Path, teller: int, ending: Ending) -> None:
 
 
 def read(directory: pathlib.Path) -> Ending | None:
-    """The first end that a worker told; None where there is none."""
+    """The first ending that a worker told; None where there is none."""
     told = []
     for path in directory.glob(f"*{_SUFFIX}"):
         with contextlib.suppress(OSError, ValueError, TypeError):

@@ -1,9 +1,9 @@
 """A short message from each process of one machine to each of the others, once a round.
 
-Every two have a Unix socket between them, so that a message takes one step, and a process that
-waits is woken once for each of the others; a collective over TCP takes a step for each process,
-and each step may wait until one that has used up its share of the processor goes on. The socket
-also ends with the process at its other end, which is then known to be gone.
+Every two processes have a Unix socket between them. So a message takes one step, and a process that
+waits is woken once for each of the others. A collective over TCP takes a step for each process, and
+each step may wait for one that has used up its share of the processor. The socket also ends with
+the process at its other end, which is then known to be gone.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any
 
 from hetjax.processes import waits
 
-MOST_BYTES = 1 << 16  # of a message: two lie between two processes, and no `send` waits for room
+MOST_BYTES = 1 << 16  # of a message: a socket holds two, so no `send` waits for room
 _DONE = b"."
 _PATIENCE_SECS = 600.0
 _SLICE_MILLISECONDS = 250  # after which a wait looks whether anybody is still to come
@@ -34,10 +34,10 @@ class Exchange:
         self._process_of = {peer.fileno(): process for process, peer in peers.items()}
 
     def __call__(self, message: bytes) -> list[bytes]:
-        """Sends a message to all others; those of all, in order, with the own one.
+        """Sends a message to all others; returns those of all processes, in order, its own too.
 
         Raises:
-            LostProcessError: a process has ended before it sent its own.
+            LostProcessError: a process has ended before it sent its message.
         """
         for process, peer in self._peers.items():
             with _naming(process):
@@ -48,7 +48,7 @@ class Exchange:
             waiting.register(peer, select.POLLIN)
         with waits.Wait("end the round", lambda: self._peers.keys() - found.keys()) as wait:
             while len(found) <= len(self._peers):
-                # Whoever ends first is seen, whoever is still missing.
+                # All sockets are watched: an end is seen, whichever process is still missing.
                 if not (ready := waiting.poll(_SLICE_MILLISECONDS)):
                     wait.check()
                 for file, _ in ready:
@@ -61,10 +61,10 @@ class Exchange:
         return [found[process] for process in sorted(found)]
 
     def follow(self, leader: int) -> None:
-        """Returns when process `leader` has called it too, which waits for nobody.
+        """Returns when process `leader`, which waits for nobody, has called it too.
 
         Raises:
-            LostProcessError: it has ended, or one that follows has.
+            LostProcessError: the leader has ended, or one that follows has.
         """
         if leader == self._index:
             for process, peer in self._peers.items():
@@ -90,16 +90,16 @@ def _naming(process: int) -> Iterator[None]:
 
 
 def connect(directory: pathlib.Path, index: int, num_processes: int, board: Any) -> Exchange | None:
-    """Connects the processes of one machine; all of them call it, and get the same answer.
+    """Connects the processes of one machine. All of them call it and get the same answer.
 
     Args:
-        directory: that all of them see, for the sockets' names.
+        directory: one that all of them see, for the sockets' names.
         index: of this process.
         num_processes: of the run.
-        board: a `processes.Board` of their own, for who is ready.
+        board: a `processes.Board` for this alone, which says who is ready.
 
     Returns:
-        The connections, or None where this is not possible.
+        The connections, or None if sockets are not possible here.
 
     Raises:
         LostProcessError: a process has ended meanwhile.

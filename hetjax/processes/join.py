@@ -1,6 +1,6 @@
 """How a process becomes one of several: it joins the others in `jax.distributed`.
 
-Who it is says `membership`; TPU pods JAX knows by itself.
+`membership` says which process it is. On TPU pods JAX knows that by itself.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from hetjax.processes import board as board_lib
 SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # a directory for processes of one machine alone
 _START_SECS = 300
 _LOOK_SECS = 1.0
-_is_alone = False  # this process has asked who it is, and is to train alone
+_is_alone = False  # this process is to train alone, as `membership` said
 _unreachable = ""  # what is wrong with the names of this run's machines
 
 
 def join(member: membership.Member | None) -> None:
-    """Makes this process part of its run; before JAX is used for the first time.
+    """Makes this process part of its run. Call it before JAX is used for the first time.
 
-    Where `member` is None nothing happens, but on a TPU pod, which JAX knows by itself.
+    If `member` is None nothing happens, except on a TPU pod, which JAX knows by itself.
 
     Raises:
-        ValueError: the port of process 0 is taken, or JAX is in use already. Where the others
-            do not come in time, the process ends with a message and exit code 2: JAX waits for
-            them in a way that nothing can interrupt.
+        ValueError: the port of process 0 is taken, or JAX is in use already. If the others do not
+            come in time, the process ends with a message and exit code 2, because nothing can
+            interrupt JAX's wait for them.
     """
     import jax
 
@@ -47,7 +47,7 @@ def join(member: membership.Member | None) -> None:
         return
     if "HETJAX_ATTEMPT" in os.environ:
         compiled.write_from_all_processes()
-    jax.config.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from us
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     start_secs = _read_start_secs()
     options: dict[str, Any] = {
         "initialization_timeout": start_secs + 60,
@@ -77,7 +77,7 @@ def join(member: membership.Member | None) -> None:
 
 
 def _find_unreachable(member: membership.Member) -> str:
-    """What is wrong with the names of machines, as all processes tell it."""
+    """What is wrong with the names of the machines, from what all processes tell."""
     board = board_lib.Board("hosts")
     board.post(f"{member.process_id}", arrivals.own_host())
     told: dict[str, Any] = {}
@@ -173,16 +173,16 @@ def join_processes(
     num_processes: int | None = None,
     coordinator: str | None = None,
 ) -> membership.Member | None:
-    """Makes this process part of a run of several; before JAX is used for the first time.
+    """Makes this process part of a run of several. Call it before JAX is used for the first time.
 
-    Without arguments the environment says who it is, as the launcher or another engine has left
-    it (`membership`); a process that nobody started so is alone, and nothing happens. So is one
-    with `num_processes` 1, whatever its environment says.
+    Without arguments the environment that the launcher or another engine has left says which
+    process it is (`membership`). A process that nobody started so is alone, and nothing happens. So
+    is one with `num_processes` 1, whatever its environment says.
 
-    When a process exits it waits, 300 s at most, until all have come to their end: process 0 is
-    the coordinator of the others, and ends with them. Where one raises, or comes to its exit while
-    another waits for it, all end, and each says which process it was and what it raised. A
-    program that leaves by `os._exit` does not wait, and may take the others with it.
+    When a process exits it waits, 300 s at most, until all have come to their end. Process 0
+    coordinates the others and ends with them. If one raises, or comes to its exit while another
+    waits for it, all end, and each says which process it was and what it raised. A program that
+    leaves by `os._exit` does not wait, and may take the others with it.
 
     Args:
         process_id: from 0.
@@ -190,7 +190,7 @@ def join_processes(
         coordinator: host:port where process 0 listens; the same for all.
 
     Returns:
-        which member of the run this process is, or None.
+        Which member of the run this process is, or None.
 
     Raises:
         ValueError: the arguments do not fit together, the environment does not say enough, or
@@ -198,7 +198,7 @@ def join_processes(
     """
     import jax
 
-    if jax.distributed.is_initialized():  # by JAX's own call, whatever the environment says
+    if jax.distributed.is_initialized():  # JAX's own call counts, whatever the environment says
         own = board_lib.runtime()
         found = own.process_id, own.num_processes, own.coordinator_address
         member: membership.Member | None = membership.Member(*found)
@@ -211,11 +211,11 @@ def join_processes(
 def check_joined() -> None:
     """Refuses to train alone in a process that the launcher started as one of several.
 
-    Where another engine did, which may be meant so, it says it. A process that has joined by JAX
-    alone is watched from now on, as by `join_processes`.
+    If another engine did, training alone may be meant, and it only says so. A process that has
+    joined by JAX alone is watched from now on, as by `join_processes`.
 
     Raises:
-        ValueError: it has not joined the others, or cannot be reached by them.
+        ValueError: this process has not joined the others, or cannot be reached by them.
     """
     global _is_alone
     import jax
@@ -232,7 +232,7 @@ def check_joined() -> None:
             "hetjax.join_processes() at the beginning of the program, before JAX is used"
         )
     if not _is_alone:
-        _is_alone = True  # it is said once
+        _is_alone = True  # so it is said once
         _say_alone()
 
 
@@ -269,7 +269,7 @@ def _start_devices() -> None:
 
 
 def find_port(host: str, port: int = 0) -> int:
-    """Returns `port` if a process can listen there, or for 0 a port that is free now.
+    """Returns `port` if a process can listen there; for 0, a port that is free now.
 
     Raises:
         OSError: nobody can listen there.
@@ -278,14 +278,14 @@ def find_port(host: str, port: int = 0) -> int:
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.socket(family, kind, protocol) as listener:
-        if port:  # connections of an earlier run that are not quite over do not matter
+        if port:  # connections of an earlier run that are still closing do not matter
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         return listener.getsockname()[1]
 
 
 def _check_port(host: str, port: int) -> None:
-    """Refuses a port that is taken, of which JAX 0.10.2 dies by a segmentation fault."""
+    """Refuses a port that is taken: JAX 0.10.2 would die by a segmentation fault."""
     try:
         find_port(host, port)
     except OSError as error:
@@ -300,11 +300,11 @@ def own_workers(num_workers: int, local: str, member: membership.Member | None) 
 
     Args:
         num_workers: of the run.
-        local: who calls the workers' function, as the configuration says.
-        member: of the process; None: it is alone.
+        local: the local form, as the configuration names it.
+        member: which process this is; None: it is alone.
 
     Raises:
-        ValueError: workers cannot be shared out among the processes.
+        ValueError: the workers cannot be shared out among the processes.
     """
     if local == "virtual":
         if member is not None:

@@ -1,9 +1,9 @@
 """How the processes of a run meet: who is there, a short message to all, sums, rows to neighbours.
 
 There are two ways. `Collectives` are those of one runtime (Gloo, NCCL, ICI). `OneMachine` has a
-Unix socket between every two processes and adds up in memory that all of them have mapped. Nobody
-else asks which of them it is. Rows go to neighbours by the runtime's collectives in both, inside
-the sync program (`topology/reducers.py`).
+Unix socket between every two processes and adds up in memory that all of them have mapped. No other
+module asks which of the two it is. In both, a worker's row of the parameters goes to its neighbours
+by the runtime's collectives, inside the sync program (`topology/reducers.py`).
 """
 
 import collections
@@ -21,7 +21,7 @@ from hetjax.processes import exchange, join, shared_sums, waits
 
 
 class Meeting:
-    """A process that is alone with all workers. It tells nobody, and sums in the sync program.
+    """A process that is alone and has all workers. It tells nobody, and sums in the sync program.
 
     Args:
         num_workers: W.
@@ -38,10 +38,10 @@ class Meeting:
         """i64[W]: the process of each worker."""
 
     def tell(self, messages: np.ndarray) -> np.ndarray:
-        """The messages of all workers, [W], from those of this process's workers, [w].
+        """Returns the messages of all workers, [W], given those of this process's workers, [w].
 
         Args:
-            messages: of one structured type, which is the same in all processes.
+            messages: an array of a structured type that is the same in all processes.
 
         Raises:
             LostProcessError: a process has ended.
@@ -49,7 +49,7 @@ class Meeting:
         return messages
 
     def sums(self, like: types.PyTree) -> shared_sums.Sums:
-        """How the contributions of a round are summed up; the same answer in all processes.
+        """How the contributions of a round are added up; the same answer in all processes.
 
         Args:
             like: a pytree of the shapes and types of what a worker contributes.
@@ -106,7 +106,7 @@ class OneMachine(Collectives):
 
 
 def make(mesh: Mesh | None, num_workers: int) -> Meeting:
-    """How the processes of this run meet; all of them come to the same answer.
+    """How the processes of this run meet; the same answer in all of them.
 
     Args:
         mesh: the worker mesh; None for the array form, which has one process.

@@ -1,9 +1,9 @@
 """Who is this process in a run of several, and where do the processes meet?
 
-In this order: arguments, the launcher (`hetjax.launch`), and the variables that engines leave in
-the environment of each process. Of those the engine counts that is nearest to the process: torchrun
-is started inside the jobs of all others, and mpirun inside Slurm's, so that their processes inherit
-variables which are about another process. One that finds no size above 1 is alone.
+The arguments say it; or else the launcher (`hetjax.launch`), or else the variables that an engine
+leaves in the environment of each process. Of several engines the one nearest to the process counts.
+torchrun is started inside the jobs of all others, and mpirun inside Slurm's. So their processes
+inherit variables that are about another process. A process that finds no size above 1 is alone.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-_OF_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_LOCALID")  # JAX's needs
+_OF_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_LOCALID")  # for JAX
 _WHERE = (
     "where HOST is the machine of process 0 and PORT is free there. One that is to train alone "
     "says --process_id=0 --num_processes=1, or hetjax.join_processes(0, 1)"
@@ -29,15 +29,15 @@ class Member(NamedTuple):
     process_id: int
     num_processes: int
     coordinator: str | None  # host:port of process 0; None: JAX finds it
-    finder: str | None = None  # JAX's name of what then finds it: "slurm", "ompi"
+    finder: str | None = None  # JAX's name of what finds it then: "slurm", "ompi"
 
 
 class _Claim(NamedTuple):
     """What one engine says."""
 
-    name: str  # of the variable with the number
+    name: str  # of the variable with the process's number
     process_id: int | None
-    num_processes: int | None  # None: it does not say
+    num_processes: int | None  # None: the engine does not say
     coordinator: str | None = None
     finder: str | None = None
 
@@ -97,7 +97,7 @@ def find(
 
 
 def _from_environment(environment: Mapping[str, str], coordinator: str | None) -> Member | None:
-    """As the first engine says."""
+    """Who this process is, as the first engine says."""
     own, size = _numbers(environment, "HETJAX_PROCESS_ID", "HETJAX_NUM_PROCESSES")
     if own is not None and size is not None:
         return Member(own, size, coordinator)
@@ -125,8 +125,8 @@ def _from_environment(environment: Mapping[str, str], coordinator: str | None) -
 def _claims(environment: Mapping[str, str]) -> Iterator[_Claim]:
     """What the engines say, the nearest to the process first.
 
-    What may lie about of itself, as `WORLD_SIZE=1` in a notebook and the step of a shell in an
-    allocation of Slurm's, says nothing where its size is 1.
+    Variables may be set where no engine started the process: `WORLD_SIZE=1` in a notebook, or the
+    step of a shell in an allocation of Slurm's. So those with size 1 say nothing.
     """
     by_torch = _numbers(environment, "RANK", "WORLD_SIZE")
     if "TORCHELASTIC_RUN_ID" in environment:  # torchrun itself may listen at MASTER_PORT
@@ -134,7 +134,7 @@ def _claims(environment: Mapping[str, str]) -> Iterator[_Claim]:
     by_slurm = _numbers(environment, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     slurm = "slurm" if all(name in environment for name in _OF_SLURM) else None
     is_of_srun = environment.get("PMIX_NAMESPACE", "").startswith("slurm.pmix.")
-    # Ranks of mpirun have Slurm's variables of the daemon that started them.
+    # mpirun's processes inherit Slurm's variables from the daemon that started them.
     if "OMPI_COMM_WORLD_RANK" in environment:
         by_mpi = _numbers(environment, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
         ompi = "ompi" if "OMPI_MCA_orte_hnp_uri" in environment else None
@@ -178,7 +178,7 @@ def _numbers(
 
 
 def _master(environment: Mapping[str, str], *, beside: int = 0) -> str | None:
-    """Where MASTER_ADDR and MASTER_PORT say, `beside` ports further."""
+    """The address of MASTER_ADDR and MASTER_PORT, `beside` ports further."""
     host, port = environment.get("MASTER_ADDR", ""), _number(environment, "MASTER_PORT")
     if not host or port is None:
         return None

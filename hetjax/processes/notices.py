@@ -1,9 +1,9 @@
 """Whom does this process wait for, and what do they do meanwhile? Said every ten seconds.
 
-Each process tells on the board, every other second, what it does or waits for: its position. So
-whoever waits can say who has not come, also where the wait is a collective, which cannot be asked.
-Of whom nothing new is heard it says that, whether it waits or not. Process 0 has the board: where
-the board does not answer, it is process 0 that is silent.
+Every other second each process tells on the board what it does or waits for: its position. So a
+process that waits can say who has not come, even where it waits in a collective, which cannot be
+asked. Whether it waits or not, it also says which processes are silent. Process 0 holds the board:
+where the board does not answer, it is process 0 that is silent.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from hetjax.processes import waits
 PERIOD_SECS = 10.0
 
 _TELL_SECS = 2.0
-_MOST_TOLD_PER_SEC = 64.0  # by all processes
-_SILENT_SECS = 8.0  # who is told of nothing new for so long is silent
+_MOST_TOLD_PER_SEC = 64.0  # by all processes together
+_SILENT_SECS = 8.0  # a process that tells nothing new for so long is silent
 _SPEAK_SECS = 1.0
 _MOST_NAMED = 8  # in one line
 _DOING = {
     "starting": "starting (reading data, or compiling)",
-    "waiting": "at its own work",  # or it would say for whom
+    "waiting": "at its own work",  # if it waited for others, it would say for whom
     "loading": "waiting for its data",
     "reporting": "in a callback",
     "checkpointing": "saving",
@@ -39,19 +39,19 @@ class Position(NamedTuple):
     """What a process last told of itself."""
 
     where: str  # "pid 4711 on node3"
-    beat: int  # another one each time
+    beat: int  # a new number each time
     phase: str = ""  # "": it is in no round
     round: int | None = None
-    secs: float = 0.0  # for how long
-    waits: str = ""  # for whom and what
+    secs: float = 0.0  # how long it has been in this phase
+    waits: str = ""  # for whom it waits, and for what
     more: str = ""
 
     def told(self, secs: float, *, is_silent: bool) -> str:
-        """The same in words.
+        """The position in words.
 
         Args:
             secs: since it was told.
-            is_silent: nothing has been heard since, and should have been.
+            is_silent: nothing has been heard since, although something should have been.
 
         Example:
             >>> Position("pid 7 on a", 3, "reporting", 6, 12.0).told(2.0, is_silent=False)
@@ -69,12 +69,12 @@ class Position(NamedTuple):
 
 
 class Notices:
-    """Of one process.
+    """What one process tells of its position, and says of the others'.
 
     Args:
         process: its number.
         num_processes: of the run.
-        board: that all processes have.
+        board: the one that all processes have.
     """
 
     def __init__(self, process: int, num_processes: int, board: board_lib.Board) -> None:
@@ -84,18 +84,18 @@ class Notices:
         self._silent_secs = _SILENT_SECS + self._tell_secs - _TELL_SECS
         now = time.monotonic()
         self._own = Position(f"pid {os.getpid()} on {socket.gethostname()}", 0)
-        self._told = -self._tell_secs  # monotonic, when the own position was
+        self._told = -self._tell_secs  # monotonic, when this process told its own position
         self._asked: float | None = None  # monotonic, since when the board has not answered
-        self._heard_at = now  # when it last did
+        self._heard_at = now  # when the board last answered
         # What was told last, and when that was new.
         self._heard: dict[int, tuple[Position | None, float]] = dict.fromkeys(
             self._others, (None, now)
         )
-        self._said: tuple[object, int] = (None, 0)  # of a wait: how often
+        self._said: tuple[object, int] = (None, 0)  # a wait, and how often it was spoken of
         self._spoke_at = now
 
     def begin(self) -> None:
-        """Speaks from now on, in a thread of its own: the board may leave one without an answer."""
+        """Speaks from now on, in a thread of its own, since the board may not answer."""
         threading.Thread(target=self._speak, name="hetjax-notices", daemon=True).start()
 
     def tell(self, beacons: beacons_lib.Beacons, more: str = "") -> None:
@@ -103,7 +103,7 @@ class Notices:
 
         Args:
             beacons: of this process.
-            more: is added to it.
+            more: words to add.
         """
         now = time.monotonic()
         if now - self._told < self._tell_secs:
@@ -119,15 +119,15 @@ class Notices:
             who = named(self._missing(wait))
             own = own._replace(waits=f"{who} to {wait.what}", secs=round(now - wait.since, 1))
         self._own = own
-        with contextlib.suppress(Exception):  # process 0, which has the board, is gone
+        with contextlib.suppress(Exception):  # process 0, which holds the board, is gone
             self._board.post(f"at/{self._process}", own)
 
     def asks(self) -> None:
-        """This process asks the board for all that is told."""
+        """Notes that this process asks the board for all that is told."""
         self._asked = self._asked or time.monotonic()
 
     def hears(self, told: Mapping[str, Any]) -> None:
-        """And has an answer."""
+        """Takes the board's answer."""
         now, asked = time.monotonic(), self._asked
         was_deaf = asked is not None and now - asked > self._tell_secs
         self._asked, self._heard_at = None, now
@@ -135,7 +135,7 @@ class Notices:
             value = told.get(f"at/{other}")
             position = None if value is None else Position(*value)
             before, since = self._heard[other]
-            # While the board did not answer nobody could tell anything.
+            # While the board did not answer, nobody could tell anything.
             if was_deaf or position != before:
                 since = now
             self._heard[other] = (position, since)
@@ -171,18 +171,18 @@ class Notices:
                 self.speak()
 
     def _silence(self, other: int) -> float:
-        """Seconds in which nothing new was heard of another process, and should have been."""
+        """Seconds in which another process should have told something new and did not."""
         if other == 0 and self._asked is not None:
             return time.monotonic() - self._heard[0][1]
         return self._heard_at - self._heard[other][1]
 
     def _missing(self, wait: waits.Wait) -> set[int] | None:
-        """For whom a wait is; None: all that can be told is that all of them wait."""
+        """The processes that a wait is for; None: nothing is known but that all of them wait."""
         if wait.processes is not None:
             return set(wait.processes())
         now, found = time.monotonic(), set()
         if self._process and now - (self._asked or now) >= self._silent_secs:
-            return {0}  # what the others do meanwhile cannot be told
+            return {0}  # what the others do meanwhile is not known
         for other, (position, _) in self._heard.items():
             comes_not = position is None or not position.waits
             if comes_not or self._silence(other) >= self._silent_secs:

@@ -1,10 +1,10 @@
 """Adds up what the workers contribute in memory that the processes of one machine share.
 
-Sums that go through sockets, as in a cluster, cost every process much of its processor's time, and
-the round waits for the one with the least. So every process copies its own into a file that all
-have mapped, before the gathering at the end of the local phase (`gathering.py`), and afterwards
-the one whose time is the cheapest adds all of them up there, in the order of the workers. Each
-round has the other of two places, so that who is ahead overwrites nothing.
+Sums through sockets, as in a cluster, cost every process much of its processor time, and the round
+waits for the process with the least. So every process copies its own contribution into a file that
+all have mapped, before the gathering at the end of the local phase (`gathering.py`). Afterwards the
+process whose time is the cheapest adds them up there, in the order of the workers. Rounds use two
+places of the file in turn, so a process that is ahead overwrites nothing.
 """
 
 import mmap
@@ -21,9 +21,9 @@ from hetjax import types
 from hetjax.processes import board as board_lib
 from hetjax.processes import exchange, join
 
-_MOST_BYTES = 1 << 30  # in all: more is left to the sockets
+_MOST_BYTES = 1 << 30  # of the file: larger sums are left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
-_ALIGNED = 64  # bytes; what lies otherwise JAX copies
+_ALIGNED = 64  # bytes; JAX copies what is not aligned so
 _PATIENCE_SECS = 600.0
 
 
@@ -31,20 +31,20 @@ class Sums:
     """Leaves the sums to the collectives of the sync phase."""
 
     meet_before = False
-    """Whether the sums have met when the sync phase begins, so that it waits for nobody."""
+    """Whether the sums are complete when the sync phase begins, which then waits for nobody."""
 
     totals: Callable | None = None
-    """`(contributed, metrics) -> (sums, weight)`, traceable, in the sync phase: of what `total`
-    gave. None: it sums by itself."""
+    """`(contributed, metrics) -> (sums, weight)`, traceable: what the sync phase makes of the
+    result of `total`. None: the sync phase sums by itself."""
 
     def post(self, contributed: types.Contribution) -> None:
-        """Puts up what this process's workers contributed, leaves `[W, ...]`, own rows."""
+        """Puts up what this process's workers contributed: their rows of leaves `[W, ...]`."""
 
     def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
-        """What the sync phase takes of it; call it when all have posted.
+        """What the sync phase takes of the contributions; call it when all have posted.
 
         Args:
-            contributed: as it was posted.
+            contributed: what was posted.
             host_secs: f64[W], what each worker's process needed between its last two local phases.
         """
         del host_secs
@@ -52,12 +52,12 @@ class Sums:
 
 
 class SharedSums(Sums):
-    """The file of one process; see above.
+    """The sums by way of the file, as one process has it; see above.
 
     Args:
-        path: of the file, which must not be there for process 0 and must be for others.
+        path: of the file. For process 0 it must not exist yet; for the others it must.
         mesh: the worker mesh.
-        like: a pytree of the shapes of what a worker contributes, and its one type.
+        like: a pytree of the shapes of what a worker contributes; all of one type.
         sockets: to the other processes.
 
     Raises:
@@ -79,11 +79,11 @@ class SharedSums(Sums):
         file = os.open(path, flags, 0o600)
         try:
             if is_first:
-                os.posix_fallocate(file, 0, num_bytes)  # or no room would be SIGBUS later
+                os.posix_fallocate(file, 0, num_bytes)  # without it, no room would be SIGBUS later
             mapped = mmap.mmap(file, num_bytes)
         finally:
             os.close(file)
-        # Of two rounds: the rows of the workers, and behind them the total.
+        # For each of two rounds: the workers' rows, and behind them the total.
         places = np.frombuffer(mapped, dtype).reshape(2, mesh.size + 1, -1)[:, :, :size]
         self._rounds = [(place[:-1], place[-1]) for place in places]
 
@@ -98,11 +98,11 @@ class SharedSums(Sums):
                 start += leaf.size
 
     def total(self, contributed: types.Contribution, host_secs: np.ndarray) -> types.Contribution:
-        """With `sums` `[W, P]`, on each worker that of all, its leaves one after the other.
+        """With `sums` `[W, P]`: each worker has the total, its leaves one after the other.
 
-        It lies in the file still, where JAX reads it. The process that needed the least between
-        its last two local phases adds up: its time is the cheapest. Where nobody knows that, all
-        `host_secs` are 0, it is process 0. The others wait for it.
+        JAX reads it where it lies, in the file. The process that needed the least time between its
+        last two local phases adds up, since its time is the cheapest. While that is not known (all
+        `host_secs` are 0), process 0 does. The others wait for it.
 
         Raises:
             LostProcessError: a process has ended.
@@ -127,7 +127,7 @@ class SharedSums(Sums):
 
 
 def add_up(rows: np.ndarray, total: np.ndarray) -> None:
-    """Makes `total` the sum of `[W, size]` over W, one row after the other."""
+    """Makes `total` the sum of `[W, size]` over W, one worker's row after the other."""
     for start in range(0, total.size, _BLOCK):
         part, block = total[start : start + _BLOCK], rows[:, start : start + _BLOCK]
         np.copyto(part, block[0])
@@ -141,10 +141,10 @@ def _num_bytes(like: types.PyTree, num_workers: int) -> int:
 
 
 def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
-    """Shared sums in the directory that the launcher gave its processes in memory.
+    """Shared sums in the directory in memory that the launcher gave its processes.
 
-    Where there is no room in it, and where the devices are no CPUs, the sums are left to the
-    collectives. All processes come to the same answer.
+    If there is no room in it, or the devices are no CPUs, the sums are left to the collectives. All
+    processes come to the same answer.
 
     Args:
         mesh: the worker mesh, of several processes of one machine.
@@ -164,7 +164,7 @@ def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
     own = jax.process_index()
     if mesh_lib.own_workers(mesh)[0] == 0:
         try:
-            path.unlink(missing_ok=True)  # of sums before, which all have mapped
+            path.unlink(missing_ok=True)  # of earlier sums, which all have mapped
             sums = SharedSums(path, mesh, like, sockets)
         except OSError:  # no room
             path.unlink(missing_ok=True)

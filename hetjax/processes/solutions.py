@@ -1,9 +1,9 @@
-"""Numbers that one process computes, and all take to the bit.
+"""Numbers that one process computes and all use, equal to the bit.
 
-The last bits of what a numerical library returns depend on the processor, and what is drawn from
-them decides which exchanges a round has: two processes that are not of one mind wait for each
-other for ever. So the process of worker 0 solves, the others hear of it over the board, and a
-checkpoint keeps the numbers, because the machine that goes on may be another one.
+The last bits of what a numerical library returns depend on the processor. What is drawn from these
+numbers decides which exchanges a round has, and two processes that disagree wait for each other
+for ever. So the process of worker 0 solves, and the others read its numbers from the board. A
+checkpoint keeps them, because the run may go on on another machine.
 """
 
 import functools
@@ -14,7 +14,7 @@ from hetjax.processes import board as board_lib
 
 Numbers = list[float]
 
-_PATIENCE_SECS = 3600.0  # 10 s are usual; where process 0 ends, the wait ends at once
+_PATIENCE_SECS = 3600.0  # 10 s are usual; if process 0 ends, the wait ends at once
 
 
 class Solutions:
@@ -22,9 +22,9 @@ class Solutions:
 
     Args:
         leads: whether this process solves.
-        board: of its own, where the run has several processes.
-        kept: the solutions in the checkpoint that the run goes on from; asked once, and only
-            where there is a problem and this process solves.
+        board: one for solutions alone, where the run has several processes.
+        kept: gives the solutions in the checkpoint that the run goes on from. It is called once,
+            and only if there is a problem and this process solves.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class Solutions:
         self._found: dict[str, Numbers] = {}
 
     def __call__(self, problem: str, solve: Callable[[], Numbers]) -> Numbers:
-        """The solution of a problem, the same in all processes, which all ask for it.
+        """The solution of a problem, the same in all processes. All of them have to call this.
 
         Args:
             problem: says everything that the solution depends on, as a name or a digest.
-            solve: finds it; called in one process at most.
+            solve: finds the solution; called in one process at most.
 
         Raises:
-            ValueError: in the other processes, where `solve` raised in the one.
+            ValueError: in the other processes, if `solve` raised in the one that solves.
         """
         if problem not in self._found:
             self._found[problem] = self._solved(problem, solve)
@@ -68,7 +68,7 @@ class Solutions:
         try:
             numbers = kept[problem] if problem in kept else solve()
         except Exception as error:
-            if self._board is not None:  # or the others would wait for it
+            if self._board is not None:  # otherwise the others would wait for it
                 self._board.post_long(problem, {"error": f"{type(error).__name__}: {error}"})
             raise
         if self._board is not None:

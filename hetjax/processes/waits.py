@@ -1,7 +1,7 @@
 """What do the threads of this process wait for, and is anybody still to come?
 
-A wait for other processes is a context. `watch` reads them all: it says every ten seconds who is
-waited for, and ends what would last for ever.
+A wait for other processes is a context. `watch` reads them all. It says every ten seconds who is
+waited for, and ends waits that would last for ever.
 """
 
 import threading
@@ -20,10 +20,10 @@ class Wait:
     """A wait of this thread for other processes, from `with` to its end.
 
     Args:
-        what: that they are to do, behind "to": "send their numbers of round 3".
-        processes: who is still missing, asked when somebody wants to know; None: in a collective,
-            where only what the others say of themselves can tell.
-        is_vain: whether it has no end where another process has come to its exit.
+        what: they are to do, to stand behind "to": "send their numbers of round 3".
+        processes: gives those that are still missing. None: the wait is in a collective, so only
+            what the others tell of themselves says who is missing.
+        is_vain: whether the wait has no end once another process has come to its exit.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Wait:
     ) -> None:
         self.what, self.processes, self.is_vain = what, processes, is_vain
         self.since = 0.0
-        """Monotonic seconds."""
+        """When it began, monotonic seconds."""
         self._outer: Wait | None = None
 
     def __enter__(self) -> "Wait":
@@ -55,7 +55,7 @@ class Wait:
         """Call it about once a second, where the wait allows it.
 
         Raises:
-            LostProcessError: a process has ended, so that the wait has no end.
+            LostProcessError: a process has ended, so the wait would have no end.
         """
         if _lost:
             raise LostProcessError(_lost[0])
@@ -67,5 +67,5 @@ def longest() -> Wait | None:
 
 
 def end_all(reason: str) -> None:
-    """Has every wait of this process raise a LostProcessError when it looks next."""
+    """Has every wait of this process raise a LostProcessError at its next `check`."""
     _lost.append(reason)

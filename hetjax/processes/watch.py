@@ -1,17 +1,16 @@
-"""Is every process still part of the run? Each tells how it ends, and hears it of the others.
+"""Is every process still part of the run? Each tells how it ends, and hears how the others do.
 
-JAX has a process wait at its exit until all others have come to theirs. So one that raises would
-stay there for minutes while the others wait for it in a round, and nobody would say why. From
-`begin` on, which `join` calls:
+JAX has a process wait at its exit until all others have come to theirs. So a process that raises
+would stay there for minutes while the others wait for it in a round, and none would say why. `join`
+calls `begin`, and from then on:
 
-- An exception that nobody catches is told at once, over the board and to the launcher.
-- A process says that it leaves a round by an exception, which somebody may still catch, and that it
-  has come to its exit, where it waits for the others.
-- Each process looks several times a second at what was told. When one has raised, or when this one
-  waits for one that has left, it says so and ends, too: by itself, by the `LostProcessError` of its
-  wait, or else after a moment. Its exit waits for nobody then.
-- Each tells what it does, and says every ten seconds whom it waits for, and who is silent
-  (`notices`).
+- A process tells an exception that nobody catches at once, over the board and to the launcher.
+- It tells that an exception has left a round, although somebody may still catch it. It also tells
+  that it has come to its exit, where it waits for the others.
+- It looks several times a second at what the others told. If one has raised, or if it waits for one
+  that has left, it says so and ends, too: by the `LostProcessError` of its wait, or else after a
+  moment. Its exit then waits for nobody.
+- It tells what it does. Every ten seconds it says whom it waits for and who is silent (`notices`).
 """
 
 import atexit
@@ -30,15 +29,15 @@ from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import endings, notices, waits
 
-_LOOKS_PER_SEC = 4.0  # of a process
-_MOST_LOOKS_PER_SEC = 128.0  # of all of them: process 0 answers each, in 0.1 ms
+_LOOKS_PER_SEC = 4.0  # of one process
+_MOST_LOOKS_PER_SEC = 128.0  # of all together: process 0 answers each look, in 0.1 ms
 _EXIT_LOOK_SECS = 0.05
-_LAST_MESSAGE_SECS = 0.75  # that what a process has sent before its exit may be on its way
-_GRACE_SECS = 1.5  # for a process that has heard of an end to end by itself
-_LONG_GRACE_SECS = 10.0  # where it is at it: process 0 writes the files of the run, too
+_LAST_MESSAGE_SECS = 0.75  # how long what a process sent before its exit may be on its way
+_GRACE_SECS = 1.5  # in which a process that has heard of an end is to end by itself
+_LONG_GRACE_SECS = 10.0  # the same once it is ending: process 0 writes the files of the run, too
 _OWN_WORK = ("evaluating", "reporting", "checkpointing")
-_EXIT_SECS = 300.0  # that a process waits at its exit for the others, as JAX does
-_LAST_SECS = 2.0  # that process 0, which has the board, waits for those that end after a fault
+_EXIT_SECS = 300.0  # how long a process waits at its exit for the others, as JAX does
+_LAST_SECS = 2.0  # how long process 0, which holds the board, waits for others after a fault
 _GONE_SECS = 0.5  # between a process's last word and its end
 _MOST_BYTES = 3500  # of an ending on the board
 
@@ -48,7 +47,7 @@ _this: "Watch | None" = None
 
 
 def begin() -> None:
-    """Begins to watch, once, in a process that has joined its run."""
+    """Begins to watch in a process that has joined its run; later calls do nothing."""
     global _this
     if _this is None:
         own, directory = board_lib.runtime(), os.environ.get("HETJAX_BEACONS")
@@ -68,15 +67,15 @@ def follow(beacons: beacons_lib.Beacons) -> None:
 
 
 def left(error: BaseException) -> None:
-    """A run was left by this exception, which somebody may still catch."""
+    """Tells that this exception has left a run; somebody may still catch it."""
     if _this is not None:
         _this.left(error)
 
 
 def taking_part(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
-    """Decorates what all processes do together: the others hear of who leaves it by an exception.
+    """Decorates what all processes do together: if one leaves it by an exception, the others hear.
 
-    Somebody may still catch that, in all processes alike, and go on with another call.
+    All processes alike may still catch that exception and go on with another call.
     """
 
     @functools.wraps(function)
@@ -94,10 +93,10 @@ def taking_part(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
 
 
 def tell(words: str, *, code: int) -> None:
-    """This process is about to end, and the others cannot go on without it.
+    """Tells that this process is about to end, and that the others cannot go on without it.
 
     Args:
-        words: what it did, behind its name.
+        words: what it did, to stand behind its name.
         code: the exit code of the others.
     """
     if _this is not None:
@@ -110,8 +109,8 @@ class Watch:
     Args:
         process: its number.
         num_processes: of the run.
-        board: that all processes have, for endings alone.
-        directory: where the launcher looks, if there is one.
+        board: one that all processes have, for endings alone.
+        directory: where the launcher looks, if there is a launcher.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class Watch:
         self._lock = threading.Lock()
         self._end: endings.Ending | None = None  # of the run: the first that was told or heard
         self._has_lost = False  # another process is gone, and nobody said why
-        self._left_by: BaseException | None = None  # of the round that it has left
+        self._left_by: BaseException | None = None  # what it has left a round by
         self._reason: endings.Ending | None = None  # the same in words
         self._thread_error = ""
         self._left: dict[int, endings.Ending] = {}  # who has left a round, or come to its exit
@@ -144,7 +143,7 @@ class Watch:
         """Hooks itself into this process."""
         self._hook, sys.excepthook = sys.excepthook, self._uncaught
         self._thread_hook, threading.excepthook = threading.excepthook, self._thread_ended
-        atexit.register(self._at_exit)  # after JAX's own, and so before it
+        atexit.register(self._at_exit)  # registered after JAX's own, so called before it
         self._thread.start()
         self._notices.begin()
 
@@ -153,14 +152,14 @@ class Watch:
         self.goes_on()
 
     def left(self, error: BaseException) -> None:
-        """This process has left a round, and the others may wait for it there."""
+        """Tells that this process has left a round, where the others may wait for it."""
         self._is_unwinding = True
         if self._end is None and self._left_by is not error and not _is_loss(error):
             self._left_by, self._reason = error, endings.of_error(self._process, error)
             self._say_left()
 
     def goes_on(self) -> None:
-        """After all it takes part in rounds again; does nothing where it has left none."""
+        """Tells that it takes part in rounds again; does nothing if it has left none."""
         self._is_unwinding = False
         if self._reason is not None:
             self._left_by = self._reason = None
@@ -177,7 +176,7 @@ class Watch:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         """`sys.excepthook`: Python calls it before it waits for threads and at its exit."""
-        if os.getpid() != self._pid:  # a fork is no process of the run
+        if os.getpid() != self._pid:  # this is a fork, which is no process of the run
             self._hook(kind, error, trace)
             return
         if not _is_loss(error):
@@ -200,7 +199,7 @@ class Watch:
         _after(_LONG_GRACE_SECS, self._end_now)
 
     def _tell(self, ending: endings.Ending) -> None:
-        """Tells all others and the launcher, where nobody has told of another end before."""
+        """Tells all others and the launcher, unless another end was told before."""
         with self._lock:
             if self._end is not None:
                 return
@@ -213,11 +212,11 @@ class Watch:
         self._post(f"told/{self._process}", endings.shortened(ending, _MOST_BYTES))
 
     def _post(self, key: str, value: Any) -> None:
-        with contextlib.suppress(Exception):  # process 0, which has the board, is gone
+        with contextlib.suppress(Exception):  # process 0, which holds the board, is gone
             self._board.post(key, value)
 
     def _thread_ended(self, args: threading.ExceptHookArgs) -> None:
-        """`threading.excepthook`: a process goes on without a thread; what waits for it may not."""
+        """`threading.excepthook`: the process goes on; what waits for this thread may not."""
         self._thread_hook(args)
         if args.exc_value is not None and args.exc_type is not SystemExit:
             name = "?" if args.thread is None else args.thread.name
@@ -225,12 +224,12 @@ class Watch:
             self._thread_error = f", and its thread {name!r} {words}"[:300]
 
     def _at_exit(self) -> None:
-        """Before JAX's own exit, which it lets wait for the others only where they will come."""
+        """Called before JAX's own exit, which may wait for the others only if they will come."""
         if os.getpid() != self._pid:
             return
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if error is not None and sys.excepthook != self._uncaught:
-            self._fail(error)  # of the one that somebody has put in its place nobody heard
+            self._fail(error)  # another hook is in the place of ours, so nobody has heard of it
         self._is_leaving = True
         self._say_left()
         if not (self._end or self._has_lost):
@@ -264,7 +263,7 @@ class Watch:
         return set(range(self._num_processes)) - {self._process} - self._left.keys()
 
     def _let_others_end(self) -> None:
-        """Process 0 goes last: where the board is gone, JAX aborts a process."""
+        """Process 0 goes last, because JAX aborts a process when the board is gone."""
         deadline = time.monotonic() + _LAST_SECS
         while self._others_left_behind() and time.monotonic() < deadline:
             self._wake.set()
@@ -282,7 +281,7 @@ class Watch:
                 self._look()
 
     def _look(self) -> None:
-        """Once at all that was told."""
+        """Looks once at all that was told."""
         self._notices.asks()
         self._notices.tell(self._beacons, self._thread_error)
         try:
@@ -304,7 +303,7 @@ class Watch:
             self._over.set()
 
     def _look_for_one_that_left(self) -> None:
-        """This process may wait for one that will not come any more."""
+        """Looks whether this process waits for one that will not come any more."""
         wait, others = waits.longest(), self._left.keys() - {self._process}
         if self._is_leaving or self._end or not (wait and wait.is_vain and others):
             self._suspected = None
@@ -335,7 +334,7 @@ class Watch:
         _after(_GRACE_SECS, self._end_if_stuck)
 
     def _end_of_others(self) -> endings.Ending | None:
-        """Why another process is gone; waits a moment for its words."""
+        """How another process ended; waits a moment for it to tell."""
         deadline = time.monotonic() + _LAST_MESSAGE_SECS
         while self._end is None and time.monotonic() < deadline:
             self._wake.set()
@@ -343,7 +342,7 @@ class Watch:
         return self._end
 
     def _end_if_stuck(self) -> None:
-        """In a collective, or whatever does not hear of it; else it has longer to end by itself."""
+        """Ends a process stuck in a collective or the like; others have longer to end alone."""
         busy = self._beacons.busy()
         is_at_work = busy is not None and busy.phase in _OWN_WORK
         if not (self._is_unwinding or self._is_leaving or is_at_work):
@@ -351,7 +350,7 @@ class Watch:
         _after(_LONG_GRACE_SECS, self._end_now)
 
     def _end_now(self) -> None:
-        """Whatever this process still does: the others have ended."""
+        """Ends this process, whatever it still does: the others have ended."""
         self._say_left()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -366,7 +365,7 @@ def _after(secs: float, action: Callable[[], None]) -> None:
 
 
 def _endings_of(told: Mapping[str, Any], kind: str) -> dict[int, endings.Ending]:
-    """Those of one kind, by the process that told them."""
+    """The endings of one kind, by the process that told them."""
     return {
         int(key.removeprefix(kind)): endings.Ending(*value)
         for key, value in told.items()

@@ -1,9 +1,13 @@
 """Quotas: how much each worker computes in a round, found from its measured speed.
 
-`policies` says what a policy is and has the simple ones, `adaptive` learns costs (`estimate`,
-`fitted`, `sampled`, `changes`) and solves for the best quotas (`solver`), under a `guard` that
-keeps equal split where nothing is gained. The seconds of a round go in; microbatches of the next
-come out. Imports `parts`; NumPy alone, never JAX.
+- `policies` says what a policy is and has the simple ones; `asking` checks what a policy answers.
+- `adaptive` follows the best of several candidates, under a `guard` that may hold equal split.
+- `fitted` has quotas by fitted costs, `sampled` those that were best in the last rounds.
+- `costs` says what a round costs; `estimate` fits that, `changes` says when a worker has changed.
+- `solver` finds the exact quotas for known costs; `shares` divides in proportions.
+
+The seconds of a round go in; microbatches of the next come out. Imports `parts`; NumPy alone, never
+JAX.
 """
 
 from collections.abc import Callable

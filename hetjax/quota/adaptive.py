@@ -1,11 +1,11 @@
 """Quotas from whichever of several ways to choose them would have had the shortest rounds.
 
-One round tells what a microbatch took every worker, so the round that any quotas would have had
+One round tells what a microbatch took every worker. So the round that any quotas would have had
 can be computed without trying them. This module computes it for four candidates and follows the
-one whose rounds were shortest lately: `fitted.py` (costs fitted since a worker last changed),
-costs of the last rounds alone, `sampled.py` (quotas that were best in the last rounds as they
-were), and equal split. It also says who of quota 0 is given a microbatch to be seen again.
-Assumes that a worker's seconds are its own: `guard.py` looks whether they are.
+one whose rounds were shortest lately. The candidates: `fitted.py` (costs fitted since a worker last
+changed), costs of the last rounds alone, `sampled.py` (quotas that were best in the last rounds as
+they were), and equal split. It also decides which workers of quota 0 get a microbatch to be seen
+again. Assumes that a worker's seconds are its own; `guard.py` checks that.
 """
 
 import functools
@@ -19,24 +19,24 @@ from hetjax.quota import guard as guard_lib
 
 _FITTED, _RECENT, _SAMPLED, _EQUAL = range(4)
 _NUM_CANDIDATES = 4
-_RECENT_KEPT = 0.7  # of what the last rounds told, each round
-_MEMORY = 0.95  # of the candidates' rounds, each round
-_MOST_REGRET = 4.0  # times the best candidate's round, that another's counts as
-_MIN_GAIN = 0.02  # of the rounds, that another candidate must have saved
-_CONFIDENCE = 1.01  # standard errors of that; above 1, so that one late round is never enough
-_CALM_GAIN = 0.05  # for recent costs and sampled quotas, where no worker has changed lately
+_RECENT_KEPT = 0.7  # part of what the last rounds told that is kept each round
+_MEMORY = 0.95  # part of the sum of the candidates' rounds that is kept each round
+_MOST_REGRET = 4.0  # a candidate's round counts as at most so many times the best one's
+_MIN_GAIN = 0.02  # part of the rounds that another candidate must have saved
+_CONFIDENCE = 1.01  # standard errors of that; above 1: one late round is never enough
+_CALM_GAIN = 0.05  # least gain of recent costs and sampled quotas if no worker changed lately
 _EVERY = 4  # rounds between two solutions for the recent costs, when all is settled
-_QUIET = 20  # rounds without a change of a worker, after which the next one is believed at once
-_KNOWN = 8  # rounds of a worker, after which its noise is known
+_QUIET = 20  # rounds without a change of a worker after which the next one is believed at once
+_KNOWN = 8  # rounds of a worker after which its noise is known
 _SUSPICIOUS = 4.0  # a CUSUM above it asks for another probe at once
-_PROBE_SHARE = 0.008  # of the time, that probing workers of quota 0 may take
-_PATIENT_PROBES = 4  # that may lead to nothing before the next ones come ever more rarely
+_PROBE_SHARE = 0.008  # part of the time that probing workers of quota 0 may take
+_PATIENT_PROBES = 4  # probes that may lead to nothing before the next ones become ever rarer
 _MOST_DOUBLINGS = 20
-_UNSURE = 2.0  # standard errors, by which a worker of quota 0 may be faster than it seems
-_VAGUE = 0.1  # relative standard error, above which that counts
+_UNSURE = 2.0  # standard errors by which a worker of quota 0 may be faster than it seems
+_VAGUE = 0.1  # relative standard error above which that counts
 _HICCUP = 10  # rounds after which one that used to work, or began slowly, is seen again anyway
-_LATE, _LATE_NOISE = 4.0, 6.0  # times slower than usual, and standard deviations: a round like none
-_COLD = 4.0  # by as much a worker's first rounds may be slower than the next
+_LATE, _LATE_NOISE = 4.0, 6.0  # times slower than usual, and standard deviations, of a late round
+_COLD = 4.0  # a worker's first rounds may be so many times slower than the next
 
 
 class AdaptiveState(NamedTuple):
@@ -48,14 +48,14 @@ class AdaptiveState(NamedTuple):
     recent_secs: np.ndarray  # f64[n], a microbatch; NaN: never seen
     sampled: sampled.SampledState
     wanted: np.ndarray  # i64[4, n], quotas of each candidate for the last full round
-    compares: bool  # whether the last assign was for a full round, and everyone known
-    losses: np.ndarray  # f64[4], rounds that each would have had, older ones ever less
-    squares: np.ndarray  # f64[4, 4], squared differences of these rounds, the same
+    compares: bool  # whether the last assign was for a full round and all workers were known
+    losses: np.ndarray  # f64[4], sum of the rounds of each candidate, older ones ever less
+    squares: np.ndarray  # f64[4, 4], sum of squared differences of these rounds, the same
     chosen: int
     idle_rounds: np.ndarray  # i64[n], since the worker last computed
-    late: np.ndarray  # bool[n], whose last round was like none: the next may be, too
-    worked: np.ndarray  # i64[n], rounds of quotas above 0, since it was last seen as a favour
-    probes: np.ndarray  # i64[n], of a worker of quota 0, that led to nothing
+    late: np.ndarray  # bool[n], whether its last round was late: the next may be, too
+    worked: np.ndarray  # i64[n], rounds of quotas above 0 since it was last seen as a favour
+    probes: np.ndarray  # i64[n], probes of a worker of quota 0 that led to nothing
 
 
 @parts.factory
@@ -92,32 +92,32 @@ def adaptive(
 ) -> policies.QuotaPolicy:
     """The quotas that would have had the shortest rounds lately, of four candidates.
 
-    Candidates: exact quotas for costs fitted to all rounds since a worker last changed; for
-    those of the last rounds alone; the fixed quotas that were best in the last rounds as they
-    were; equal split. After a round of quotas k in which worker i computed t_i, quotas k' would
-    have taken T(k') = max_i t_i·(k'_i + ρ_i)/(k_i + ρ_i) with ρ_i its fitted overhead over
-    seconds a microbatch. Each candidate has the sum of its T, discounted by 0.95 a round; the
-    one with the least is followed, once it has saved 2 % (recent costs and sampled
-    quotas 5 %, where no worker has changed lately) and one standard error.
+    The candidates: exact quotas for costs fitted to all rounds since a worker last changed; exact
+    quotas for costs of the last rounds alone; the fixed quotas that were best in the last rounds as
+    they were; equal split. After a round of quotas k in which worker i computed t_i, quotas k'
+    would have taken T(k') = max_i t_i·(k'_i + ρ_i)/(k_i + ρ_i), with ρ_i its fitted overhead over
+    seconds a microbatch. Each candidate has the sum of its T, discounted by 0.95 a round. The one
+    with the least sum is followed once it has saved 2 % and one standard error. Recent costs and
+    sampled quotas must save 5 % if no worker has changed lately.
 
-    A worker never seen gets a few microbatches first. One with quota 0 gets one now and then, so
-    that it is noticed when it has recovered: so rarely that it costs at most about 1 % of the
-    time, and, from the fifth on that led to nothing, half as often each time. One that used to
-    work is seen again after 10 rounds in any case, since what happened to it may have been
-    short. After a round that is slower than any noise explains a worker gets one microbatch in
-    the next, since what happened to it may go on. Where the workers are not independent T is
-    wrong: see `guard.guarded`.
+    A worker never seen gets a few microbatches first. One with quota 0 gets one now and then, to
+    notice when it has recovered. This is so rare that it costs at most about 1 % of the time; from
+    the fifth probe on that led to nothing, it is half as often each time. A worker that used to
+    work is seen again after 10 rounds in any case, since what happened to it may have been short.
+    After a round that is slower than any noise explains, a worker gets one microbatch in the next,
+    since what happened to it may go on. If the workers are not independent T is wrong: see
+    `guard.guarded`.
 
     Args:
-      settle_rounds: of the fitted costs: rounds after a change in which every better solution
-        is taken.
+      settle_rounds: rounds after a change in which every better solution of the fitted costs is
+        taken.
       min_gain: the least part of the round that a later move must save.
       confidence: standard errors that a later move must save.
       noise_weight: by how much a worker's noise counts as slowness; 0 ignores it.
       probe_microbatches: what a worker never seen gets in its first round among others.
-      drift: of the CUSUM, standard deviations a round that are no change.
-      alarm: of the CUSUM, at which a worker has changed.
-      guard: whether equal split is held where the workers' clocks depend on their quotas.
+      drift: standard deviations a round that the CUSUM takes for no change.
+      alarm: the CUSUM at which a worker has changed.
+      guard: whether equal split is held if the workers' clocks depend on their quotas.
 
     Raises:
       ValueError: an option is out of range.
@@ -135,7 +135,7 @@ def adaptive(
       environment", 2021, arXiv 2111.08272: self-adaptive allocation. There quotas follow speeds
       alone; the overhead, the exact solution and the choice among candidates are not from there.
       Herbster, Warmuth, "Tracking the best expert", Machine Learning 32, 1998: the task of the
-      choice; here the best of the discounted past is followed, with a margin.
+      choice. Here the best of the discounted past is followed, with a margin.
     """
     model = fitted.fitted(
         fitted.Options(
@@ -178,11 +178,11 @@ def _init(model: policies.QuotaPolicy, num_workers: int, budget: int) -> Adaptiv
 def _assign(
     model: policies.QuotaPolicy, state: AdaptiveState, total: int, caps: np.ndarray
 ) -> tuple[np.ndarray, AdaptiveState]:
-    """The quotas of the candidate that is followed, a probe and care in them."""
+    """The quotas of the candidate that is followed, changed by probes and by care."""
     caps = np.asarray(caps, np.int64)
     quotas, own = model.assign(state.fitted, total, caps)
     state = _admit(state, caps)._replace(fitted=own, compares=False)
-    if own.unknown.any():  # they are given their first microbatches
+    if own.unknown.any():  # the model gives them their first microbatches
         return quotas, state
     wanted = state.wanted[state.chosen]
     lowered = (state.wanted > caps).any(axis=0) & (caps > 0)  # for this round alone
@@ -202,7 +202,7 @@ def _observe(
     *,
     settle_rounds: int,
 ) -> AdaptiveState:
-    """Takes a round in: what each candidate would have taken, and what is fitted to it."""
+    """Adds a round: compares what each candidate would have taken, and fits the costs to it."""
     done = np.asarray(times.microbatches_done, np.int64)
     busy = done > 0
     times = times._replace(compute_secs=np.where(busy, np.maximum(times.compute_secs, 1e-12), 0))
@@ -215,7 +215,7 @@ def _observe(
         start, caps = state.wanted[_FITTED], state.caps
         sample = sampled.observe(state.sampled, levels, ratios, usual, start=start, caps=caps)
         state = state._replace(sampled=sample)
-    quiet = own.settling - state.fitted.settling  # rounds, where a worker has changed now
+    quiet = own.settling - state.fitted.settling  # quiet rounds before a change of this round
     if quiet > 0 and quiet >= min(_QUIET, settle_rounds):
         state = _forgiven(state)
     recent, overhead, secs = _recent(state, times)
@@ -233,7 +233,7 @@ def _observe(
 
 
 def _admit(state: AdaptiveState, caps: np.ndarray) -> AdaptiveState:
-    """Takes the caps in: where a worker joined or left, the candidates begin anew."""
+    """Takes over the caps; if a worker joined or left, the candidates begin anew."""
     was, present = state.caps > 0, caps > 0
     state = state._replace(caps=caps)
     if (was == present).all():
@@ -257,7 +257,7 @@ def _admit(state: AdaptiveState, caps: np.ndarray) -> AdaptiveState:
 
 
 def _wanted(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """What each candidate gives in a full round, i64[4, n]; the first has given `quotas`."""
+    """The quotas of each candidate for a full round, i64[4, n]; `quotas` are the first one's."""
     budget = state.budget
     _, recent, _, equal = state.wanted
     watch = state.fitted.watch
@@ -275,7 +275,7 @@ def _wanted(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.nd
 
 
 def _compared(state: AdaptiveState, levels: np.ndarray, ratios: np.ndarray) -> AdaptiveState:
-    """Takes in what the round of each candidate would have been, and chooses one."""
+    """Adds what the round of each candidate would have been, and chooses one."""
     wanted = state.wanted
     rounds = np.where(wanted > 0, levels * (wanted + ratios), 0.0).max(axis=1)
     rounds = np.minimum(rounds / max(rounds.min(), 1e-300), _MOST_REGRET)
@@ -283,7 +283,7 @@ def _compared(state: AdaptiveState, levels: np.ndarray, ratios: np.ndarray) -> A
     squares = _MEMORY**2 * state.squares + (rounds[:, None] - rounds) ** 2
     chosen = state.chosen
     gain = np.full(_NUM_CANDIDATES, _MIN_GAIN)
-    if not state.fitted.settling:  # costs of the last rounds move with every noise
+    if not state.fitted.settling:  # costs of the last rounds move with all noise
         gain[_RECENT] = gain[_SAMPLED] = _CALM_GAIN
         chosen = _FITTED if chosen == _RECENT else chosen
     margins = np.maximum(gain * losses[chosen], _CONFIDENCE * np.sqrt(squares[chosen]))
@@ -315,7 +315,7 @@ def _recent(
 
 
 def _with_probe(state: AdaptiveState, caps: np.ndarray) -> tuple[np.ndarray, AdaptiveState]:
-    """The chosen quotas, one microbatch of them given to a worker of quota 0 when its time is."""
+    """The chosen quotas, in which workers of quota 0 get one microbatch when it is time."""
     wanted, model = state.wanted[state.chosen], state.fitted
     idle = (caps > 0) & (wanted == 0)
     if not idle.any():
@@ -346,7 +346,7 @@ def _with_probe(state: AdaptiveState, caps: np.ndarray) -> tuple[np.ndarray, Ada
 def _late(
     state: AdaptiveState, own: fitted.FittedState, done: np.ndarray, compute_secs: np.ndarray
 ) -> np.ndarray:
-    """Whose round was slower than any noise explains, but not as all were, bool[n]."""
+    """Workers whose round was slower than noise explains, unless all were so slow, bool[n]."""
     model = state.fitted
     expected = (model.overhead_secs + model.secs_per_microbatch * done) * own.pace
     least = np.maximum(_LATE, np.exp(_LATE_NOISE * changes.noise(model.watch)))
@@ -355,7 +355,7 @@ def _late(
 
 
 def _with_care(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """The quotas, but one microbatch for whom the last round was late, as long as it may go on."""
+    """The quotas, but one microbatch for workers whose last round was late."""
     careful = np.where(state.late, np.minimum(caps, 1), caps)
     if not (quotas > careful).any() or careful.sum() < state.budget:
         return quotas

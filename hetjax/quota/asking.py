@@ -1,7 +1,7 @@
-"""What a policy answers, checked where it enters: whoever plays rounds asks it through here.
+"""What a policy answers, checked where it enters. Whoever runs rounds asks a policy through here.
 
-A policy is anybody's. What is wrong with an answer is said with the policy's name, before a
-worker computes by it.
+A policy may be any user's. Messages say what is wrong with an answer, with the policy's name,
+before a worker computes by it.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ def assigned(
     """The quotas of a round, and the policy's state after it has assigned them.
 
     Args:
-      policy: whose they are.
+      policy: that assigns them.
       state: its state.
       total: microbatches of the round.
       caps: i64[n]; 0 of an absent worker.
@@ -27,7 +27,7 @@ def assigned(
       `(quotas i64[n], state)`; the quotas are a copy.
 
     Raises:
-      ValueError: they are no whole numbers from 0 to the caps whose sum is `total`.
+      ValueError: the quotas are no whole numbers from 0 to the caps whose sum is `total`.
     """
     answer = policy.assign(state, total, caps.copy())
     is_pair = isinstance(answer, tuple) and len(answer) == 2
@@ -62,10 +62,10 @@ def of_epochs(policy: policies.QuotaPolicy, rounds: int) -> policies.QuotaPolicy
 
 
 def proportions(policy: policies.QuotaPolicy, num_workers: int) -> tuple[float, ...] | None:
-    """By which private shards are cut; None: equally.
+    """The proportions by which private shards are cut; None: equal ones.
 
     Raises:
-      ValueError: they are not one for each worker, or no proportions.
+      ValueError: there is not one for each worker, or they are no proportions.
     """
     given = policy.proportions
     found = parts.array_of(given)

@@ -1,10 +1,10 @@
 """Has a worker's speed changed, and since when?
 
-A two-sided CUSUM on the log residual of each worker's compute against its expectation, in units
-of the worker's own noise. The residual is clipped, so that one or two late rounds never raise
-the alarm, while a worker that became twice as slow does in three. On an alarm the round from
-which the change is most likely is found, and only what came from then on is kept. Leaves the
-expectation to `estimate.py`.
+A two-sided CUSUM on the log residual of each worker's compute against its expectation, in
+standard deviations of the worker's own noise. The residual is clipped: one or two late rounds never
+raise the alarm, while a worker that became twice as slow does in three. On an alarm the most likely
+first round of the change is found, and only what came from then on is kept. `estimate.py` has the
+expectation.
 """
 
 from typing import NamedTuple
@@ -13,14 +13,14 @@ import numpy as np
 
 from hetjax.quota import estimate
 
-PRIOR_NOISE = 0.1  # of a round's compute, relative; assumed before anything was seen
-_PRIOR_ROUNDS = 4.0  # what that assumption weighs
+PRIOR_NOISE = 0.1  # relative noise of a round's compute, assumed before anything was seen
+_PRIOR_ROUNDS = 4.0  # rounds that this assumption counts as
 _LEAST_NOISE = 0.01
 _MEMORY_ROUNDS = 512.0  # the noise level is a mean over about so many rounds
-_CLIP = 3.0  # of a residual in the noise level, standard deviations
-_FEW_WORKERS = 3  # from which on the others tell how noisy a round is
-_INNER = 0.3  # of the workers, that are hardly all changed at once
-_INNER_NORMAL = 0.385  # standard deviations, within which that part of a normal variable is
+_CLIP = 3.0  # most standard deviations of a residual that the noise level counts
+_FEW_WORKERS = 3  # with so many or more, the workers tell how noisy a round is
+_INNER = 0.3  # part of the workers that hardly all changed at once
+_INNER_NORMAL = 0.385  # standard deviations within which that part of a normal variable lies
 _WINDOW = 32  # rounds among which a change can have begun
 
 
@@ -72,10 +72,10 @@ def score(
       scales: f64[n], by how much this round is noisier than a usual one of the worker.
       usual: bool[n], whose residuals tell how noisy the round was.
 
-    Where all but a few workers are off by more than their noise, it was underestimated, and no
-    one has changed: deviations are at least what three in ten workers are within. A mean-one
-    gamma variable's logarithm has a mean of about minus half its variance; that much is added,
-    so that noise of any size drifts neither way.
+    If all but a few workers are off by more than their noise, the noise was underestimated and
+    none has changed. So deviations are at least what three in ten workers are within. The logarithm
+    of a gamma variable of mean one has a mean of about minus half its variance. That much is added,
+    so noise of any size drifts neither way.
     """
     deviations = noise(watch)
     if np.count_nonzero(usual) >= _FEW_WORKERS:
@@ -89,7 +89,7 @@ def score(
 def learn_noise(
     watch: Watch, residuals: np.ndarray, deviations: np.ndarray, busy: np.ndarray
 ) -> Watch:
-    """Takes the residuals f64[n] of a usual round, of the workers where busy bool[n], in."""
+    """Adds the residuals f64[n] of a usual round to the noise of the workers in busy bool[n]."""
     rounds = np.minimum(watch.rounds + busy, _MEMORY_ROUNDS)
     squares = np.minimum(residuals**2, _CLIP**2 * deviations**2)
     step = np.where(busy, (squares - watch.variance) / (rounds + _PRIOR_ROUNDS), 0.0)
@@ -105,7 +105,7 @@ def push(
     *,
     drift: float,
 ) -> Watch:
-    """Takes a round in: every argument [n]; workers with done 0 stay as they are."""
+    """Adds a round: every argument is [n]; workers with done 0 stay as they are."""
     busy = done > 0
     all_busy = bool(busy.all())
 
@@ -124,10 +124,10 @@ def push(
 
 
 def cut(watch: Watch, alarm: float) -> tuple[np.ndarray, Watch]:
-    """Returns who has changed, bool[n], and the state with what came before forgotten.
+    """Returns which workers have changed, bool[n], and the state without what came before.
 
-    The change began at the round j of the window that makes Σ_{l ≥ j} (s·score_l − δ/2) most,
-    the likelihood ratio of a shift δ (the mean of the last two scores) in the direction s.
+    The change began at the round j of the window for which Σ_{l ≥ j} (s·score_l − δ/2) is largest.
+    That is the likelihood ratio of a shift δ (the mean of the last two scores) in direction s.
     """
     changed = np.maximum(watch.slower, watch.faster) > alarm
     if not changed.any():

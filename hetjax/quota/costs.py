@@ -1,13 +1,12 @@
 """What a round costs each worker.
 
-Answers: how many seconds worker i computes in a round in which its quota is k microbatches.
+Answers: how many seconds does worker i compute in a round in which its quota is k microbatches?
 Assumes an affine cost with a free zero,
 
     t_i(k) = overhead_i + secs_per_microbatch_i · k   for k > 0,   t_i(0) = 0,
 
-the shape that fits a device with a fixed expense per round (dispatch, transfer, a
-synchronisation's share). Leaves to `estimate.py` where the numbers come from, and to
-`solver.py` what to do with them.
+This fits a device with a fixed expense a round (dispatch, transfer, a synchronisation's share).
+`estimate.py` finds the numbers, `solver.py` uses them.
 """
 
 import dataclasses
@@ -26,8 +25,8 @@ class WorkerCosts:
       secs_per_microbatch: f64[n], seconds of one microbatch, > 0.
 
     Raises:
-      ValueError: the two are not of one length, there is no worker, or a number is negative,
-        zero where it may not be, or not finite.
+      ValueError: the two differ in length, there is no worker, or a number is negative, zero
+        where it may not be, or not finite.
 
     Example:
       >>> costs = WorkerCosts(overhead_secs=[0.5, 0.0], secs_per_microbatch=[1.0, 2.0])

@@ -1,13 +1,14 @@
-"""What does a worker's round cost, as far as its clock has told?
+"""What does a worker's round cost, as its clock has shown so far?
 
 Weighted least squares for t = overhead·[holds the round's start] + secs·m for every worker at
-once, from sufficient statistics. A round of k microbatches gives the observation (1, 1, first
-secs) and the observation (0, k − 1, the rest); where only the total is known, (1, k, total).
-The variance of an observation is taken in proportion to its microbatches. Where they cannot
-tell the two apart (k always 1, or only totals at one quota) the ratio of the two last known is
-kept, 0 at first: a worker that slows down mostly does so in everything, and a kept overhead
-would leave microbatches that look almost free. Assumes outliers are clipped and change points
-cut before: `changes.py`.
+once, from sufficient statistics. A round of k microbatches gives two observations of ([start], m,
+t): (1, 1, first secs) and (0, k − 1, the rest). If only the total is known, it gives (1, k, total).
+The variance of an observation is taken in proportion to its microbatches.
+
+Observations may not tell overhead and secs apart (k always 1, or only totals at one quota). Then
+their last known ratio is kept, 0 at first: a worker that slows down mostly does so in everything,
+and a kept overhead would leave microbatches that look almost free. Assumes that outliers are
+clipped and change points cut before: `changes.py`.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from hetjax.quota import costs as costs_lib
 
-_SINGULAR = 1e-9  # of the determinant over the product of the diagonal
+_SINGULAR = 1e-9  # least determinant over the product of the diagonal
 _LEAST_SLOPE = 1e-3  # the least part of a worker's mean time that a microbatch may cost
 
 RecordT = TypeVar("RecordT", bound=tuple[Any, ...])
@@ -43,7 +44,7 @@ def samples_of(done: np.ndarray, first_secs: np.ndarray, compute_secs: np.ndarra
 
     Args:
       done: i64[...], microbatches computed; 0 contributes nothing.
-      first_secs: f64[...], seconds to the end of the first microbatch, NaN where unknown.
+      first_secs: f64[...], seconds to the end of the first microbatch; NaN: unknown.
       compute_secs: f64[...], seconds of all of them.
     """
     busy = done > 0
@@ -81,8 +82,8 @@ def fit(
 
     Args:
       samples: of n workers.
-      overhead_secs: f64[n], fitted last, NaN if never.
-      secs_per_microbatch: f64[n], the same. Where the samples cannot tell, the ratio is kept.
+      overhead_secs: f64[n], as fitted last; NaN: never.
+      secs_per_microbatch: f64[n], the same. If the samples cannot tell, the ratio is kept.
 
     Example:
       >>> done, first, compute = np.array([4]), np.array([3.0]), np.array([9.0])
@@ -108,7 +109,7 @@ def fit(
 def costs_of(
     overhead_secs: np.ndarray, secs_per_microbatch: np.ndarray, factors: ArrayLike = 1.0
 ) -> costs_lib.WorkerCosts:
-    """Returns the costs times the factors; workers not known take no part (their cost is 1)."""
+    """Returns the costs times the factors; a worker that is not known gets the cost 1."""
     known = ~np.isnan(secs_per_microbatch)
     return costs_lib.WorkerCosts(
         np.where(known, overhead_secs * factors, 0.0),

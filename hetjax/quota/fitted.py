@@ -1,8 +1,8 @@
 """Quotas from a fitted cost model, robust to noise and to changes of speed.
 
-`estimate.py` fits what a round costs each worker, `changes.py` says when a worker is no longer the
-one it was, `solver.py` finds the exact quotas for the costs, and this module decides when they are
-worth moving to. Leaves to `adaptive.py` whether they are used, and who is probed.
+`estimate.py` fits what a round costs each worker, and `changes.py` says when a worker has changed.
+`solver.py` finds the exact quotas for the costs. This module decides when they are worth moving to.
+`adaptive.py` decides whether they are used, and which workers are probed.
 """
 
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from hetjax.quota import changes, estimate, policies, shares, solver
 from hetjax.quota import costs as costs_lib
 
 _TRUSTED = 4.0  # an observation farther off, in standard deviations, counts as one so far off
-_FEW = 8  # rounds, before which nothing tells an outlier
+_FEW = 8  # rounds before which nothing counts as an outlier
 _CLIPPED = 6.0  # a score farther off counts as this
-_COMMON = 3.0  # standard errors, beyond which the median residual is a change of all workers
-_WARMED = 0.8  # of what its first rounds say: faster than this, and they were cold ones
-_LITTLE = 3  # rounds of a worker, that may have been cold
+_COMMON = 3.0  # standard errors beyond which the median residual is a change of all workers
+_WARMED = 0.8  # a round faster than this part of what the first rounds say shows: they were cold
+_LITTLE = 3  # most first rounds of a worker that may have been cold
 _SOLVE_ROUNDS = 8  # between two solutions when settled: one costs the host 0.2 ms
 
 
@@ -29,18 +29,18 @@ class FittedState(NamedTuple):
     secs_per_microbatch: np.ndarray  # f64[n], fitted; NaN: never seen
     samples: estimate.Samples  # since each worker's last change
     watch: changes.Watch
-    pace: float  # by what all were slower in the last round than fitted; 1: not clearly
+    pace: float  # how many times slower than fitted all were in the last round; 1: not clearly
     settling: int  # rounds left in which every better solution is taken
     rounds: int  # observed
 
     @property
     def unknown(self) -> np.ndarray:
-        """Who is present and was never seen, bool[n]."""
+        """Workers that are present and were never seen, bool[n]."""
         return (self.caps > 0) & np.isnan(self.secs_per_microbatch)
 
     @property
     def ratios(self) -> np.ndarray:
-        """Overhead over seconds a microbatch, f64[n]; 0 where never seen."""
+        """Overhead over seconds a microbatch, f64[n]; 0 if never seen."""
         known = self.secs_per_microbatch > 0
         return np.where(known, self.overhead_secs, 0.0) / np.where(
             known, self.secs_per_microbatch, 1.0
@@ -48,12 +48,12 @@ class FittedState(NamedTuple):
 
     @property
     def seen_little(self) -> np.ndarray:
-        """Of whom all rounds seen may have been cold ones, bool[n]."""
+        """Workers of which all rounds seen may have been cold, bool[n]."""
         return self.samples.start_count <= _LITTLE
 
 
 class Options(NamedTuple):
-    """As of `adaptive.adaptive`."""
+    """The options of `adaptive.adaptive`."""
 
     settle_rounds: int
     min_gain: float
@@ -68,13 +68,13 @@ def fitted(options: Options) -> policies.QuotaPolicy:
     """Exact quotas for the costs that the workers' clocks have shown, without probes.
 
     Every round fits overhead and seconds a microbatch of each worker to all rounds since the
-    worker last changed, and solves min max_i t_i(k_i)·(1 + noise_weight·cv_i) exactly, cv_i the
-    worker's relative noise. After the start, a change or a newcomer the solution is taken at
-    once; later only if it saves more than `min_gain` of the round and than `confidence`
-    standard errors of what it saves, so that noise alone moves nothing. A worker never seen
-    gets a few microbatches first. First rounds may be cold (memory, caches): up to three are
-    forgotten if the next is faster. By as much as most workers are slower or faster than they
-    were, if clearly so, none has changed: their quotas would be the same.
+    worker last changed. It solves min max_i t_i(k_i)·(1 + noise_weight·cv_i) exactly, with cv_i the
+    worker's relative noise. After the start, a change or a newcomer the solution is taken at once.
+    Later it must save more than `min_gain` of the round and more than `confidence` standard errors
+    of what it saves, so noise alone moves nothing. A worker never seen gets a few microbatches
+    first. First rounds may be cold (memory, caches): up to three are forgotten if the next is
+    faster. What most workers are clearly slower or faster by is no change of any of them: their
+    quotas would be the same.
 
     References:
       Page, "Continuous inspection schemes", Biometrika 41, 1954: CUSUM.
@@ -148,7 +148,7 @@ def fitted(options: Options) -> policies.QuotaPolicy:
 
 
 def _admit(state: FittedState, caps: np.ndarray, settle_rounds: int) -> FittedState:
-    """Takes the caps in: workers that joined are as if never seen."""
+    """Takes over the caps; workers that joined are as if never seen."""
     joined = (state.caps == 0) & (caps > 0)
     if ((caps > 0) != (state.caps > 0)).any():
         state = state._replace(settling=settle_rounds)
@@ -175,7 +175,7 @@ def _expected(state: FittedState, done: np.ndarray) -> np.ndarray:
 def _common_pace(
     state: FittedState, done: np.ndarray, compute_secs: np.ndarray, seen: np.ndarray
 ) -> float:
-    """By what the workers in `seen` are all slower than fitted, 1 where that may be noise."""
+    """How many times slower than fitted all workers in `seen` are; 1 if that may be noise."""
     if np.count_nonzero(seen) < 2:
         return 1.0
     ratios = np.log(np.maximum(compute_secs[seen], 1e-12) / _expected(state, done)[seen])
@@ -194,14 +194,14 @@ def _score(
     seen: np.ndarray,
     drift: float,
 ) -> tuple[FittedState, np.ndarray]:
-    """Watches a round; also the factors f64[n] that bring outliers back to what is trusted."""
+    """Watches a round. Also returns the factors f64[n] that bring outliers to what is trusted."""
     rounds = np.maximum(state.samples.start_count, 1.0)
     usual = state.samples.microbatches / rounds
     smaller = np.sqrt(np.maximum(usual / np.maximum(done, 1), 1.0))
     expected = np.where(seen, _expected(state, done), 1.0)
     ratios = np.where(seen, np.log(np.maximum(secs, 1e-12) / expected), 0.0)
     scales = smaller * np.sqrt(1.0 + 1.0 / rounds)
-    # Workers seen as a favour may have recovered together: they are no majority.
+    # Workers seen as a favour may have recovered together, so they are no majority.
     usual_workers = seen & (state.kept > 0)
     residuals, deviations = changes.score(state.watch, ratios, scales, usual_workers)
     scores = np.where(seen, residuals / deviations, 0.0)
@@ -214,7 +214,7 @@ def _score(
 
 
 def _inflated_costs(state: FittedState, noise_weight: float) -> costs_lib.WorkerCosts:
-    """The fitted costs times 1 + noise_weight·cv, where cv is everyone's unless clearly not."""
+    """The fitted costs times 1 + noise_weight·cv; cv is that of all unless it clearly differs."""
     noise = changes.noise(state.watch)
     known = ~np.isnan(state.secs_per_microbatch) & (state.caps > 0)
     pooled = changes.median(noise[known]) if known.any() else changes.PRIOR_NOISE
@@ -244,7 +244,7 @@ def _with_newcomers(
     room = np.where(known, caps, 0)
     rest = min(total - int(probes.sum()), int(room.sum()))
     quotas = probes + solver.solve_quotas(costs, rest, caps=room, current=state.kept)
-    if quotas.sum() < total:  # the known ones are full
+    if quotas.sum() < total:  # the known workers are full
         left = total - int(quotas.sum())
         quotas += shares.largest_remainder(newcomers.astype(np.float64), left, caps=caps - quotas)
     return quotas

@@ -1,10 +1,10 @@
 """Do the workers' clocks depend on the quotas?
 
-A cost model takes a worker's seconds to be its own. Where workers share cores they are not: who
-has more to do runs alone at the end and looks faster, so quotas that follow such clocks confirm
-themselves and make rounds longer. The clocks of equal rounds have no such bias between workers.
-So the guard here looks at a few equal rounds now and then: would the policy's quotas have been
-shorter by the clocks of those rounds? Where not, it holds equal split. Assumes nothing of the
+A cost model takes a worker's seconds to be its own. If workers share cores they are not: a worker
+that has more to do runs alone at the end and looks faster. So quotas that follow such clocks
+confirm themselves and make rounds longer. The clocks of equal rounds have no such bias between
+workers. So the guard here looks at a few equal rounds now and then: would the policy's quotas have
+been shorter by the clocks of those rounds? If not, it holds equal split. Assumes nothing of the
 policy.
 """
 
@@ -15,25 +15,25 @@ import numpy as np
 from hetjax.quota import estimate, policies, shares
 
 _WAIT = 10  # rounds in which a policy may settle before its quotas are looked at
-_LONGER = 8  # times as many before the next look, where the quotas were right
+_LONGER = 8  # times as many rounds before the next look, if the quotas were right
 _LONGEST_WAIT = 5120
 _MOST_ROUNDS = 8  # equal rounds of a look
-_FOLLOWED, _HELD = 2.0, 3.0  # standard errors, at which it is decided for the policy, against it
-_SPREAD = 0.05  # of what the policy saves, in rounds, assumed at least before any was seen
-_SPREAD_ROUNDS = 4.0  # what that assumption weighs
-_OUTLIER = 2.0  # rounds, that one round's saving counts as at most
+_FOLLOWED, _HELD = 2.0, 3.0  # standard errors that decide for the policy, against it
+_SPREAD = 0.05  # least spread of what the policy saves, in rounds, assumed before any was seen
+_SPREAD_ROUNDS = 4.0  # rounds that this assumption counts as
+_OUTLIER = 2.0  # most rounds that one round's saving counts as
 _SLOWER = 2.0  # equal rounds that are so many times longer are not tried at first
-_SHARE = 0.005  # of the rounds since the last look, that later looks may cost
+_SHARE = 0.005  # part of the rounds since the last look that a later look may cost
 _WINDOW = 64  # equal rounds that say whether a hold goes on
-_BURST = 3  # rounds of these that are enough where they are clear
-_HOLD = 16  # rounds that the first hold lasts at least, twice as many each time
+_BURST = 3  # rounds of these that are enough if they are clear
+_HOLD = 16  # least rounds of the first hold; twice as many each time
 _LONGEST_HOLD = 1024
 
 _NOTHING, _CHOSEN, _EQUAL = range(3)  # what the last round tells about
 
 
 class Clocks(NamedTuple):
-    """Of each worker's last round of work, as in `RoundTimes`."""
+    """The clocks of each worker's last round of work, as in `RoundTimes`."""
 
     microbatches_done: np.ndarray  # i64[n]
     first_secs: np.ndarray  # f64[n]
@@ -41,7 +41,7 @@ class Clocks(NamedTuple):
 
 
 class GuardState(NamedTuple):
-    inner: Any  # of the guarded policy
+    inner: Any  # state of the guarded policy
     budget: int
     most: np.ndarray  # i64[n], the largest caps since a worker joined or left
     equal: np.ndarray  # i64[n], equal split of full rounds
@@ -49,39 +49,39 @@ class GuardState(NamedTuple):
     wanted: np.ndarray  # i64[n], the policy's for the last round
     kind: int  # what that round tells about
     looking: bool
-    held: bool  # equal split is
-    by_rounds: bool  # since its rounds were the shorter ones, against what their clocks say
-    rounds: int  # of quotas not looked at, less rounds of others; while held, of the hold
-    wait: int  # rounds before the next look; while held, before it may end
+    held: bool  # equal split is held
+    by_rounds: bool  # it is held because its rounds were shorter, against what their clocks say
+    rounds: int  # rounds of quotas not judged, less rounds of judged ones; held: of the hold
+    wait: int  # rounds before the next look; held: before the hold may end
     judged: np.ndarray  # i64[n], the policy's quotas in the last look; all 0: none yet
     hold: int  # the least rounds of the next hold
     clocks: Clocks
     forecasts: np.ndarray  # f64[_WAIT], equal split's round over the policy's, by its clocks
     recent_secs: np.ndarray  # f64[_WAIT], the policy's last rounds
-    equal_secs: np.ndarray  # f64[2, _WINDOW], of equal rounds: as they were; with policy's quotas
+    equal_secs: np.ndarray  # f64[2, _WINDOW], of equal rounds: as they were; by policy's quotas
     secs: np.ndarray  # f64[2, _MOST_ROUNDS], of a look's rounds: the policy's, equal ones
 
 
 def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
-    """The policy's quotas, or equal split where the workers' clocks depend on their quotas.
+    """The policy's quotas, or equal split if the workers' clocks depend on their quotas.
 
-    After 10 full rounds of unequal quotas the policy's quotas and equal split take turns. Each
-    equal round tells, by its workers' clocks, x = T(policy's quotas) − T(equal split). Once the
-    mean of x is 2 standard errors below 0 or 3 above it, and after 8 rounds in any case, it is
-    decided: the policy goes on if the mean is negative, else equal split is held. It is held,
-    too, where its rounds were really the shorter ones by 3 standard errors, and as long as they
-    are shorter than the policy's last ones nothing is decided for the policy. Where the policy
-    goes on, the next look comes after 8 times as many rounds of other quotas than were looked
-    at, so not where they stay. While equal split is held all rounds are equal ones and go on
-    telling x; when its mean over the last 64 is below 0 by 2 standard errors, the policy is
-    followed again, and looked at again: after 16 rounds at the earliest, each later time after
-    twice as many. A hold that the clocks decided may end at once, by 3 standard errors of 3
-    rounds.
+    After 10 full rounds of unequal quotas comes a look: the policy's quotas and equal split take
+    turns. Each equal round tells, by its workers' clocks, x = T(policy's quotas) − T(equal split).
+    It is decided once the mean of x is 2 standard errors below 0 or 3 above it, and after 8 rounds
+    in any case. The policy goes on if the mean is negative, else equal split is held. It is also
+    held if its rounds were really the shorter ones by 3 standard errors. As long as they are
+    shorter than the policy's last ones, nothing is decided for the policy.
 
-    A look waits while it would be dear: where the clocks forecast that equal split takes more
-    than 2 times the round, and after the first look more than 0.5 % of the rounds since then.
-    Smaller rounds, those in which a cap is lower for once, and those that a gate closed early
-    tell nothing. When a worker joins or leaves, everything starts anew.
+    If the policy goes on, the next look comes after 8 times as many rounds of quotas other than
+    the judged ones, so never if they stay. While equal split is held all rounds are equal ones and
+    go on telling x. When its mean over the last 64 is below 0 by 2 standard errors, the policy is
+    followed and looked at again: after 16 rounds at the earliest, each later time after twice as
+    many. A hold that the clocks decided may end at once, by 3 standard errors of 3 rounds.
+
+    A look waits while it would cost much. It does if the clocks forecast that equal split takes
+    more than 2 times the round; after the first look, if it costs more than 0.5 % of the rounds
+    since then. Smaller rounds, those in which a cap is lower for once, and those that a gate closed
+    early tell nothing. When a worker joins or leaves, everything starts anew.
 
     Args:
       policy: any policy; its state is a part of the guard's.
@@ -173,7 +173,7 @@ def _round_secs(quotas: np.ndarray, clocks: Clocks) -> float:
 
 
 def _followed(state: GuardState, times: policies.RoundTimes) -> GuardState:
-    """A round of the policy's quotas: is a look due?"""
+    """After a round of the policy's quotas: is a look due?"""
     if (state.quotas == state.equal).all():
         return state
     if (state.quotas == state.judged).all():
@@ -199,7 +199,7 @@ def _followed(state: GuardState, times: policies.RoundTimes) -> GuardState:
 
 
 def _looked(state: GuardState, times: policies.RoundTimes) -> GuardState:
-    """A round of a look: is it decided?"""
+    """After a round of a look: is it decided?"""
     secs, which = state.secs.copy(), int(state.kind == _EQUAL)
     secs[which, np.count_nonzero(~np.isnan(secs[which]))] = np.max(times.compute_secs)
     state = state._replace(secs=secs)
@@ -212,7 +212,7 @@ def _looked(state: GuardState, times: policies.RoundTimes) -> GuardState:
     if longer > _HELD * longer_error or mean > _HELD * error:
         return _hold(state, by_rounds=mean < 0)
     shorter = np.nanmean(secs[1]) / np.median(state.recent_secs)
-    doubtful = shorter < 1.0 - spread  # than the policy's last rounds
+    doubtful = shorter < 1.0 - spread  # equal rounds are shorter than the policy's last ones
     if (mean >= -_FOLLOWED * error or doubtful) and count < _MOST_ROUNDS:
         return state
     if mean >= 0 or (doubtful and longer > 0):
@@ -228,7 +228,7 @@ def _hold(state: GuardState, *, by_rounds: bool) -> GuardState:
 
 
 def _held(state: GuardState, times: policies.RoundTimes) -> GuardState:
-    """A round of equal split: do its clocks speak for the policy's quotas?"""
+    """After a round of held equal split: do its clocks speak for the policy's quotas?"""
     state = _with_equal_round(state, times)
     state = state._replace(rounds=state.rounds + 1)
     last = state.equal_secs[:, -_BURST:]
@@ -252,12 +252,12 @@ def _with_equal_round(state: GuardState, times: policies.RoundTimes) -> GuardSta
 
 
 def _spread(state: GuardState) -> float:
-    """What the difference of two rounds varies by, in rounds, from the policy's last ones."""
+    """The spread of the difference of two rounds, in rounds, from the policy's last ones."""
     return max(_SPREAD, float(np.std(state.recent_secs) / max(np.mean(state.recent_secs), 1e-300)))
 
 
 def _mean_cost(secs: np.ndarray, others: np.ndarray, spread: float) -> tuple[float, float, int]:
-    """By what `secs` exceed `others` in the mean, in rounds: `(mean, standard error, count)`."""
+    """How much `secs` exceed `others` in the mean, in rounds: `(mean, standard error, count)`."""
     known = ~np.isnan(secs + others)
     count = int(known.sum())
     if not count:

@@ -1,9 +1,9 @@
 """What decides the quotas of the next round?
 
-A policy is a `QuotaPolicy(init, assign, observe)` of pure functions over a NamedTuple of NumPy
-arrays and numbers, as an optax optimiser is over its state: it can be saved with a checkpoint,
-and every process that has the same numbers computes the same quotas. This module holds the
-contract and the policies that need no cost model; `adaptive.py` is the one with it.
+A policy is a `QuotaPolicy(init, assign, observe)` of pure functions over a state, as an optax
+optimiser is. The state is a NamedTuple of NumPy arrays and numbers. So a checkpoint can hold it,
+and every process that has the same numbers computes the same quotas. This module has the contract
+and the policies that need no cost model; `adaptive.py` is the one with a cost model.
 """
 
 import functools
@@ -24,13 +24,13 @@ class _Times(NamedTuple):
 
 
 class RoundTimes(_Times):
-    """What each worker did in a round, by its own clock; waiting for others is no part of it.
+    """What each worker did in a round, by its own clock. Waiting for others is no part of it.
 
     Args:
       microbatches_done: i64[n].
       first_secs: f64[n], start of the round to end of the first microbatch; NaN: unknown.
-      compute_secs: f64[n], to the end of the last one; 0 where it did nothing.
-      present: bool[n], who was there; None: all. The zeros of who was not are no times.
+      compute_secs: f64[n], to the end of the last one; 0 if it did nothing.
+      present: bool[n], which workers were there; None: all. The zeros of the others are no times.
 
     Example:
       >>> times = RoundTimes(np.array([0, 3]), np.full(2, np.nan), np.array([0.0, 6.0]))
@@ -56,16 +56,16 @@ class QuotaPolicy(NamedTuple):
 
     init(num_workers, budget) -> state.
     assign(state, total, caps) -> (quotas i64[n], state): quotas ≤ caps with sum `total`. The
-      total is the budget, but in an epoch's last round, whose quotas are not kept; neither are
-      those of a round in which a cap is lower for once. A cap of 0
-      is an absent worker; one whose cap is positive again has joined, as if never seen.
-    observe(state, times) -> state: takes the `RoundTimes` of the round just done, which say by
-      `times.present` who was there.
+      total is the budget, except in an epoch's last round, whose quotas are not kept. Those of a
+      round in which a cap is lower for once are not kept, either. A cap of 0 is an absent worker;
+      one whose cap is positive again has joined, as if never seen.
+    observe(state, times) -> state: takes the `RoundTimes` of the round just done. Its
+      `times.present` says which workers were there.
 
-    A state is a pytree of NumPy arrays and numbers, whose structure, shapes and dtypes stay what
-    `init` made: a checkpoint holds it. A run refuses one that changes them.
+    A state is a pytree of NumPy arrays and numbers. A checkpoint holds it, so its structure, shapes
+    and dtypes stay what `init` made. A run refuses a policy that changes them.
 
-    And what a run asks of it; the defaults are right for most.
+    The other fields are what a run asks of it; the defaults are right for most.
     """
 
     init: Callable[[int, int], Any]
@@ -73,10 +73,10 @@ class QuotaPolicy(NamedTuple):
     observe: Callable[[Any, RoundTimes], Any]
 
     proportions: tuple[float, ...] | None = None
-    """f64[n], of a policy whose quotas never leave them: private shards are cut by them too."""
+    """f64[n], of a policy whose quotas always follow them: private shards are cut by them, too."""
 
     of_epochs: Callable[[int], "QuotaPolicy"] | None = None
-    """`rounds -> policy` of a run whose epochs have so many; None where that does not matter."""
+    """`rounds -> policy` of a run with so many rounds an epoch; None: that does not matter."""
 
     problems: Callable[[parts.Facts], Iterable[str]] = parts.no_problems
     """Why it cannot work in a run: lines that begin with the option's name."""
@@ -117,7 +117,7 @@ def static(
       proportions: f64[n], ≥ 0; empty: all equal.
 
     Raises:
-      ValueError: a proportion is not allowed; (from `init`) their number is not the number of
+      ValueError: a proportion is not allowed; from `init`: their number is not the number of
         workers, or all are 0.
 
     Example:
@@ -146,7 +146,7 @@ def static(
 
 
 def _in_proportion(proportions: tuple[float, ...]) -> QuotaPolicy:
-    """Quotas in proportions that stay, by largest remainder; all equal where there are none."""
+    """Quotas in fixed proportions, by largest remainder; all equal if there are none."""
 
     def init(num_workers: int, budget: int) -> StaticState:
         check_sizes(num_workers, budget)
@@ -179,7 +179,7 @@ class SpeedState(NamedTuple):
     done: np.ndarray  # i64[n], microbatches in this period
     secs: np.ndarray  # f64[n], compute in this period
     rounds: int  # in this period
-    present: np.ndarray  # i64[n], of these, in which the worker was there
+    present: np.ndarray  # i64[n], rounds of this period in which the worker was there
 
 
 PeriodRounds = Annotated[
@@ -197,20 +197,20 @@ def proportional(*, period_rounds: PeriodRounds = 0) -> QuotaPolicy:
 
         b_i ← B · (b_i/t_i) / Σ_j (b_j/t_j)
 
-    Overhead counts as slowness, so the rule needs several updates where there is some, and
-    noise goes straight into the quotas: `adaptive` is the policy to use, this one to compare.
+    Overhead counts as slowness, so with overhead the rule needs several updates. Noise goes
+    straight into the quotas. `adaptive` is the policy to use, this one to compare with.
 
     Args:
       period_rounds: full rounds between two updates; t_i is the mean over them. 1: every
-        round; 0: every epoch of a run, and every round where there are no epochs.
+        round; 0: every epoch of a run, and every round if there are no epochs.
 
     Raises:
       ValueError: the period is negative.
 
     References:
       Chao, Liao, Gao, "Task allocation for decentralized training in heterogeneous
-      environment", 2021, arXiv 2111.08272, names the self-adaptive allocation; the formula is
-      the one of DBS (arXiv 2007.11831), here with sums that are exact.
+      environment", 2021, arXiv 2111.08272, names the self-adaptive allocation. The formula is
+      that of DBS (arXiv 2007.11831), here with sums that are exact.
     """
 
     def update(state: SpeedState) -> SpeedState:
@@ -241,7 +241,7 @@ def dead_band(
         b_i ← b_i − gain · (b_i/t_i) · (t_i − mean t), only if some b_i changes by more than
         `band` of itself
 
-    Workers are left up to a band apart for good: something to compare with.
+    Workers stay up to a band apart for good. It is something to compare with.
 
     Args:
       band: the least relative change of a quota that is acted on, below 1.
@@ -312,7 +312,7 @@ def _controller(update: Callable[[SpeedState], SpeedState], period_rounds: int) 
 
 
 def _quotas_for(weights: np.ndarray, total: int, caps: np.ndarray) -> np.ndarray:
-    """Quotas in proportion to weights; a worker not known counts as the mean of the known."""
+    """Quotas in proportion to weights; an unknown worker counts as the mean of the known ones."""
     present = caps > 0
     known = present & ~np.isnan(weights)
     filled = np.where(known, weights, weights[known].mean() if known.any() else 1.0)

@@ -1,10 +1,11 @@
 """Which fixed quotas would have had the shortest rounds lately?
 
-The mean of a maximum is not the maximum of the means: where times vary much, the best quotas give
+The mean of a maximum is not the maximum of the means: if times vary much, the best quotas give
 fast workers more than their speed's part. How much depends on how the times vary, and on how they
 vary together, which no cost model of single workers says. So this module keeps what each worker
-took in the last rounds and moves single microbatches as long as the mean of the rounds that the
-quotas would have had falls. Leaves to `adaptive.py` whether they are used.
+took in the last rounds, and computes the rounds that quotas would have had. It moves single
+microbatches as long as the mean of these rounds falls. `adaptive.py` decides whether its quotas are
+used.
 """
 
 from typing import NamedTuple
@@ -13,19 +14,19 @@ import numpy as np
 
 _MOST_KEPT, _LEAST_KEPT = 256, 32  # rounds
 _MOST_VALUES = 2**16  # kept rounds times workers
-_COLD_ROUNDS = 3  # at the start, that are not kept
-_FIRST_LOOK = 8  # kept rounds, before which no quotas are looked for
+_COLD_ROUNDS = 3  # first rounds, which are not kept
+_FIRST_LOOK = 8  # kept rounds before quotas are first looked for
 _EVERY = 4  # rounds between two looks, once many are kept
-_MOVES = 4  # in a look
-_MIN_GAIN = 0.002  # of the mean round, that a move must save
+_MOVES = 4  # most moves of a look
+_MIN_GAIN = 0.002  # part of the mean round that a move must save
 _LATE_MIN_GAIN = 0.01  # the same, once as many rounds are kept as may be
-_CONFIDENCE = 1.0  # standard errors of what it saves, the same
+_CONFIDENCE = 1.0  # standard errors of what it saves that a move must save
 
 
 class SampledState(NamedTuple):
     quotas: np.ndarray  # i64[n]; all 0: none yet
     levels: np.ndarray  # f64[kept, n], seconds a microbatch of a round, newest last; NaN: no work
-    rounds: int  # seen
+    rounds: int  # rounds seen
 
 
 def init(num_workers: int) -> SampledState:
@@ -44,14 +45,14 @@ def observe(
     start: np.ndarray,
     caps: np.ndarray,
 ) -> SampledState:
-    """Takes a round in, and moves the quotas where that shortens the mean round.
+    """Adds a round, and moves the quotas if that shortens the mean round.
 
     Args:
       state: what is known so far.
       levels: f64[n], compute of the round over (microbatches + ratio); NaN: it did nothing.
       ratios: f64[n], overhead over seconds a microbatch.
-      usual: f64[n], what a worker counts with in rounds in which it did nothing.
-      start: i64[n], quotas to begin with where there are none, or where `caps` forbid them.
+      usual: f64[n], the level of each worker in rounds in which it did nothing.
+      start: i64[n], quotas to begin with if there are none, or if `caps` forbid them.
       caps: i64[n].
     """
     state = state._replace(rounds=state.rounds + 1)
@@ -85,15 +86,15 @@ def improved(
 ) -> np.ndarray:
     """Returns quotas of the same sum, up to `_MOVES` single moves better, i64[n].
 
-    Worker i would have taken levels[r, i]·(k_i + ratio_i) in round r. The giver is the worker
-    whose microbatch less saves most, the taker the one that then adds least.
+    Worker i would have taken levels[r, i]·(k_i + ratio_i) in round r. The giver is the worker with
+    whom one microbatch less saves most, the taker the one with whom one more then adds least.
 
     Args:
       quotas: i64[n].
       levels: f64[kept, n].
       ratios: f64[n].
       caps: i64[n].
-      min_gain: of the mean round, that a move must save, beside a standard error.
+      min_gain: part of the mean round that a move must save, beside a standard error.
 
     Example:
       >>> levels = np.array([[1.0, 3.0], [1.0, 3.0]])

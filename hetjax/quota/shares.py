@@ -14,13 +14,13 @@ def largest_remainder(
 ) -> np.ndarray:
     """Returns whole shares in the given proportions, whose sum is exactly `total`.
 
-    Worker i gets ⌊total·p_i/Σp⌋; the units still left go to the largest fractions, ties to the
-    lowest rank. A worker whose share is above its cap gets its cap, and the others share the
-    rest in their proportions; when only workers of proportion 0 have room, they share equally.
+    Worker i gets ⌊total·p_i/Σp⌋. The things still left go to the largest fractions, ties to the
+    lowest rank. A worker whose share is above its cap gets its cap, and the others share the rest
+    in their proportions. If only workers of proportion 0 have room, they share equally.
 
     Args:
       proportions: f64[n], ≥ 0 and not all 0; they need not sum to 1.
-      total: units to divide, ≥ 0.
+      total: number of things to divide, ≥ 0.
       caps: i64[n], the most each may get. None: no limit.
 
     Returns:
@@ -70,7 +70,7 @@ def largest_remainder(
 
 
 def equal_split(total: int, caps: np.ndarray) -> np.ndarray:
-    """The same for every worker whose cap is above 0, i64[n]."""
+    """The same share for every worker whose cap is above 0, i64[n]."""
     present = caps > 0
     return largest_remainder(present | ~present.any(), total, caps=caps)
 

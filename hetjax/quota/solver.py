@@ -1,11 +1,11 @@
 """Which quotas make the slowest worker's round shortest?
 
 The exact integer problem: minimise max_i t_i(k_i) over 0 ≤ k_i ≤ cap_i with Σ k_i = total, for
-the affine costs of `costs.WorkerCosts`. Giving one unit at a time to the worker whose
-t_i(k_i + 1) is least is exact for any non-decreasing t_i; since every worker's units come in
-the order of their times, that greedy takes the `total` units that are smallest by (time, not
-held, rank). This module finds the same set without taking the steps. Leaves to `estimate.py`
-how the costs are known, and to `adaptive.py` whether a move is worth it.
+the affine costs of `costs.WorkerCosts`. A greedy that gives one microbatch at a time to the worker
+whose t_i(k_i + 1) is least is exact for any non-decreasing t_i. Every worker's microbatches come in
+the order of their times. So the greedy takes the `total` microbatches that are smallest by (time,
+not held, rank). This module finds the same set without taking the steps. `estimate.py` knows the
+costs, and `adaptive.py` decides whether a move is worth it.
 """
 
 import numbers
@@ -27,15 +27,15 @@ def solve_quotas(
 ) -> np.ndarray:
     """Returns the quotas with the shortest round, min max_i t_i(k_i) with Σ k_i = total.
 
-    The result is the one of the unit-by-unit greedy, exactly, so every process that has the
-    same numbers computes the same quotas.
+    The result is exactly that of the greedy, microbatch by microbatch. So every process that has
+    the same numbers computes the same quotas.
 
     Args:
       costs: what a round costs each of the n workers.
       total: microbatches to place, ≥ 0.
       caps: i64[n], the most each worker may get; 0 for one that is absent. None: no limit.
-      current: i64[n], the quotas held now. Between units of equal time the one already held
-        (k ≤ current_i) comes first, then the worker of lower rank.
+      current: i64[n], the quotas held now. Of microbatches of equal time one that is already held
+        (k ≤ current_i) comes first, then that of the worker of lower rank.
 
     Returns:
       i64[n], the quotas.
@@ -57,23 +57,23 @@ def solve_quotas(
     if total == 0:
         return np.zeros_like(limits)
     low = _water_level(costs, total, limits)
-    # The units up to the continuous level are at most `total`; raise a second level until its
-    # units are enough, then close in until few units lie between the two.
-    base = top = _units(costs, low, limits)
+    # The microbatches up to the continuous level are at most `total`. Raise a second level until
+    # it has enough, then close in until few microbatches lie between the two.
+    base = top = _ended_by(costs, low, limits)
     high, step = low, limits.size / (1.0 / costs.secs_per_microbatch).sum()
     while top.sum() < total:
         high, step = high + step + np.spacing(high), 2 * step
-        top = _units(costs, high, limits)
+        top = _ended_by(costs, high, limits)
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         if (top - base).sum() <= 2 * limits.size or not low < middle < high:
             break
-        units = _units(costs, middle, limits)
-        if units.sum() < total:
-            low, base = middle, units
+        ended = _ended_by(costs, middle, limits)
+        if ended.sum() < total:
+            low, base = middle, ended
         else:
-            high, top = middle, units
-    # Divisions round: one unit of guard on each side, doubled where it proves too little.
+            high, top = middle, ended
+    # Divisions round: one microbatch of guard on each side, doubled if it proves too little.
     guard = np.ones_like(limits)
     while True:
         first = np.maximum(np.minimum(base, total) - guard, 0)
@@ -104,7 +104,7 @@ def continuous_bound_secs(
 ) -> float:
     """Returns the shortest round if microbatches could be divided, in seconds.
 
-    The level T with Σ_i clip((T − overhead_i)/secs_i, 0, cap_i) = total: no quotas are faster.
+    It is the T with Σ_i clip((T − overhead_i)/secs_i, 0, cap_i) = total. No quotas are faster.
 
     Example:
       >>> from hetjax.quota import costs
@@ -121,7 +121,7 @@ def _water_level(costs: costs_lib.WorkerCosts, total: int, limits: np.ndarray) -
     levels = np.sort(np.concatenate([overhead, full]))
 
     def amount(level: float) -> float:
-        # A full worker has its limit exactly: its division may be off by far more than the rest.
+        # A full worker counts exactly its limit: its division may be off by more than the others'.
         part = np.clip((level - overhead) / secs, 0, limits)
         return float(np.where(full <= level, limits, part).sum())
 
@@ -139,10 +139,10 @@ def _water_level(costs: costs_lib.WorkerCosts, total: int, limits: np.ndarray) -
     return float(min(level + max(total - amount(level), 0.0) / rate, levels[above]))
 
 
-def _units(costs: costs_lib.WorkerCosts, level: float, limits: np.ndarray) -> np.ndarray:
-    """Units of each worker that end by `level`, up to rounding, i64[n]."""
-    units = np.floor((level - costs.overhead_secs) / costs.secs_per_microbatch)
-    return np.clip(units, 0, limits).astype(np.int64)
+def _ended_by(costs: costs_lib.WorkerCosts, level: float, limits: np.ndarray) -> np.ndarray:
+    """Microbatches of each worker that end by `level`, up to rounding, i64[n]."""
+    microbatches = np.floor((level - costs.overhead_secs) / costs.secs_per_microbatch)
+    return np.clip(microbatches, 0, limits).astype(np.int64)
 
 
 def _fill(
@@ -152,19 +152,19 @@ def _fill(
     held: np.ndarray,
     total: int,
 ) -> tuple[np.ndarray, float]:
-    """Adds to `first` the best units up to `last`; also the time of the last one taken."""
+    """Adds to `first` the best microbatches up to `last`; also the time of the last one taken."""
     num_left = total - int(first.sum())
     counts = last - first
     rank = np.repeat(np.arange(first.size), counts)
     position = np.arange(rank.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    unit = first[rank] + 1 + position
-    secs = costs.overhead_secs[rank] + costs.secs_per_microbatch[rank] * unit
+    number = first[rank] + 1 + position  # of the microbatch in its worker's round
+    secs = costs.overhead_secs[rank] + costs.secs_per_microbatch[rank] * number
     if not 0 < num_left <= secs.size:  # the guards will be doubled
         return first, (-np.inf if num_left <= 0 else np.inf)
     level = np.partition(secs, num_left - 1)[num_left - 1]
     taken = np.bincount(rank[secs < level], minlength=first.size)
     tied = np.flatnonzero(secs == level)
-    best = tied[np.lexsort((rank[tied], unit[tied] > held[rank[tied]]))]
+    best = tied[np.lexsort((rank[tied], number[tied] > held[rank[tied]]))]
     taken += np.bincount(rank[best[: num_left - taken.sum()]], minlength=first.size)
     return first + taken, float(level)
 

@@ -14,8 +14,8 @@ def read_run(directory: pathlib.Path) -> tuple[dict, dict, list[dict]]:
     """`(config, summary, history)` of a work directory; a summary may be missing.
 
     Raises:
-        ValueError: where a file is missing or is not JSON. A last line that was cut off while
-            it was being written is left out.
+        ValueError: a file is missing or is not JSON. A last line that was cut off while it was
+            being written is left out.
     """
     config = _read_json(directory / "config.json")
     summary_path = directory / "summary.json"

@@ -42,7 +42,7 @@ def write(
     history: Sequence[Record],
     rounds: Sequence[Record],
 ) -> None:
-    """Writes the page; an old one is replaced. The others as of `render`."""
+    """Writes the page, in place of an old one; the other arguments are those of `render`."""
     text = render(config=config, summary=summary, history=history, rounds=rounds)
     path.write_text(text, encoding="utf-8", errors="replace")
 
@@ -146,7 +146,7 @@ def _lines(metrics: Sequence[str]) -> list[line_panels.Line]:
 def _picture(
     heading: str, caption: str, history: Sequence[Record], lines: Sequence[line_panels.Line]
 ) -> str:
-    """Lines over steps and over seconds, those with a number; empty where there is none."""
+    """Curves over steps and over seconds, of lines that have a number; empty if none has."""
     known = [line for line in lines if np.isfinite(series.column(history, line[0])).any()]
     if not known:
         return ""
@@ -162,7 +162,7 @@ def _picture(
 
 
 def round_sections(summary: Record, rounds: Sequence[Record]) -> list[str]:
-    """Of the workers and the rounds alone: who waits, quotas, time of each kind, and the ledger.
+    """The sections on workers and rounds: who waits, quotas, time of each kind, and the ledger.
 
     Args:
         summary: with `kinds` and `levels`.
@@ -184,7 +184,7 @@ def round_sections(summary: Record, rounds: Sequence[Record]) -> list[str]:
 
 
 def _of_rounds(rounds: Sequence[Record]) -> list[str]:
-    """Pictures of the workers: their last rounds, and their quotas for the dearest kinds."""
+    """Pictures of the workers: their last rounds, and their quotas for the costliest kinds."""
     numbered = [{**record, "round": index, "full": True} for index, record in enumerate(rounds)]
     bars = (
         "Each bar is one worker in one round of either level, with the number of microbatches "
@@ -208,7 +208,7 @@ def _of_rounds(rounds: Sequence[Record]) -> list[str]:
 def _kinds_table(summary: Record) -> str:
     total = sum(kind["secs"] for kind in summary["kinds"].values()) or 1.0
     head = ("level: what is asked", "rounds", "a round", "share of time", "sent a round", "quotas")
-    rows = [
+    lines = [
         (
             name,
             words.count(kind["rounds"]),
@@ -219,14 +219,14 @@ def _kinds_table(summary: Record) -> str:
         )
         for name, kind in summary["kinds"].items()
     ]
-    return words.table(head, rows)
+    return words.table(head, lines)
 
 
 def _ledger_table(summary: Record) -> str:
     head = ("level", "processed", "missing", "duplicated", "never processed", "revisits")
     names = ("processed", "missing", "duplicated", "never_processed", "revisited")
-    rows = [
+    lines = [
         (name, *(words.count(of_level[f"examples_{what}"]) for what in names))
         for name, of_level in summary["levels"].items()
     ]
-    return words.table(head, rows)
+    return words.table(head, lines)

@@ -1,8 +1,8 @@
 """What do all pictures share? Their size, axes, colours, and the way to inline SVG.
 
-Colours are drawn as stand-ins that `to_svg` turns into CSS variables, so that the page
-decides what they are in light and in dark mode. Lengths are CSS pixels. What is inline needs
-no script and loads nothing.
+Colours are drawn as stand-ins that `to_svg` turns into CSS variables. So the page decides what
+they are in light and in dark mode. Lengths are CSS pixels. Inline SVG needs no script and loads
+nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NUM_COLOURS = 8  # workers beyond it are drawn in a ramp, and quotas as a heat map
+NUM_COLOURS = 8  # with more workers colours are a ramp, and quotas are drawn as a heat map
 TICK_STEPS = [1, 2, 5, 10]
-NARROW = 500  # pixels, below which labels are short
+NARROW = 500  # pixels; below it labels are short
 MOST_MARKERS, MARKERS = 40, "os^."  # of a line
 
 INK, MUTED, GRID, ACCENT = "#010201", "#010202", "#010203", "#010204"
@@ -37,7 +37,7 @@ AXIS_LABEL: dict[str, Any] = {"fontsize": 11, "color": MUTED}
 
 
 def worker_colours(num_workers: int) -> list[str]:
-    """One colour for each worker, the same in every picture: a palette, or a ramp if many."""
+    """One colour for each worker, the same in every picture: a palette, or a ramp for many."""
     if num_workers <= NUM_COLOURS:
         return WORKERS[:num_workers]
     import matplotlib
@@ -48,7 +48,7 @@ def worker_colours(num_workers: int) -> list[str]:
 
 
 def ink_on(colour: str) -> str:
-    """The colour of text that reads on a worker's colour."""
+    """The colour of text that is legible on a worker's colour."""
     if colour in WORKERS:
         return ON_WORKERS[WORKERS.index(colour)]
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
@@ -66,7 +66,7 @@ def _defaults() -> Iterator[None]:
 
 
 own_settings = _defaults()
-"""Decorates what draws under matplotlib's own defaults, whatever the caller's settings are."""
+"""Decorates what is to draw under matplotlib's own defaults, whatever the caller's settings are."""
 
 
 def make_figure(width: float, height: float) -> Figure:
@@ -100,15 +100,15 @@ def panels(
     right: float = 8.0,
     beside: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of axes one below the other, or in a row; lengths in pixels.
+    """A figure of axes one below the other, or side by side; lengths in pixels.
 
     Args:
         width: of the figure.
-        count: of the axes.
+        count: number of axes.
         height: of each.
         gap: from one to the one below it.
         right: room beside them, such as for `end_labels`.
-        beside: in a row.
+        beside: side by side.
     """
     columns, rows = (count, 1) if beside else (1, count)
     each = (width - 46 - right - 56 * (columns - 1)) / columns
@@ -133,14 +133,14 @@ def worker_rows(
 
     Args:
         history: all rounds.
-        rounds: at most, of each; None: as many as have room.
+        rounds: the most rounds on each; None: as many as have room.
         width: of the figure.
-        row: the height of one.
+        row: the height of a worker's row.
         foot: room below.
-        title_end: of both titles.
+        title_end: the end of both titles.
 
     Returns:
-        the figure, and each of its axes with their rounds.
+        The figure, and each of its axes with their rounds.
     """
     narrow, num_workers = width < NARROW, series.count_workers(history)
     parts = series.first_and_last(history, rounds or (3 if narrow else 6))
@@ -191,15 +191,15 @@ def curve(
     band: bool = False,
     **style: Any,
 ) -> None:
-    """A line with a gap for each NaN, thinned where it is long.
+    """A curve with a gap for each NaN, thinned if it is long.
 
     Args:
         axes: where it is drawn.
         x, y: f64[n].
-        shape: as of `Axes.plot`; where many numbers are known their markers are left out.
-        colour: of all.
+        shape: as for `Axes.plot`; if many numbers are known, their markers are left out.
+        colour: of curve and band.
         band: whether the least and the largest number of each thinned stretch are shown.
-        style: other settings of the line.
+        style: other settings of the curve.
     """
     num_known = np.isfinite(y).sum()
     if not num_known:
@@ -212,7 +212,7 @@ def curve(
 
 
 def finish(axes: Axes, text: str, x: np.ndarray, label: str) -> None:
-    """What axes get once their lines are drawn: a title, and `x` from 0 to its end."""
+    """Gives axes whose curves are drawn a title, and `x` from 0 to its end."""
     is_log = axes.get_yscale() == "log"
     title(axes, f"{text}, log scale" if is_log else text)
     axes.set_xlim(0, 1.02 * np.nanmax(x, initial=0.0) or 1.0)
@@ -228,7 +228,7 @@ def pixel(axes: Axes) -> float:
 def fill_boxes(
     axes: Axes, boxes: list[tuple[float, float, int]], *, half: float, **style: Any
 ) -> None:
-    """Boxes `(left, right, row)` of a height of 2 `half` as one path."""
+    """Draws boxes `(left, right, row)` of height 2 `half` as one path."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -239,7 +239,7 @@ def fill_boxes(
     y = np.stack([row - half, row - half, row + half, row + half, row - half], axis=1)
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(boxes)
     path = Path(np.stack([x.ravel(), y.ravel()], axis=1), codes)
-    # not add_patch, which would look at each corner to find limits that are set already
+    # Not add_patch: it would read each corner to find limits, which are set already.
     axes.add_artist(PathPatch(path, **{"linewidth": 0, **style}))
 
 
@@ -260,20 +260,20 @@ def _plain_ticks(axes: Axes, *, logarithmic: bool) -> None:
 def log_scale(axes: Axes, heights: np.ndarray) -> None:
     """A logarithmic vertical axis around heights above 0."""
     low, high = heights.min(), heights.max()
-    room = max(1.25, np.sqrt(5 * low / high))  # from end to end at least 5, for two ticks
+    room = max(1.25, np.sqrt(5 * low / high))  # the ends differ 5 times or more, for two ticks
     axes.set_yscale("log")
     axes.set_ylim(low / room, high * room)
 
 
 def log_where_wide(axes: Axes, heights: np.ndarray) -> None:
-    """A logarithmic vertical axis where heights above 0 reach from one to 8 times as much."""
+    """A logarithmic vertical axis if the largest height is more than 8 times the least, above 0."""
     known = heights[np.isfinite(heights)]
     if len(known) > 1 and known.min() > 0 and known.max() > 8 * known.min():
         axes.set_yscale("log")
 
 
 def whole_ticks(axes: Axes) -> None:
-    """At most five or so ticks at whole numbers, on the vertical axis."""
+    """About five ticks at most, at whole numbers, on the vertical axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -291,11 +291,11 @@ def round_axis(axes: Axes, first: float, last: float) -> None:
 
 
 def end_labels(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
-    """Names beside the right ends of lines, moved apart where they would overlap.
+    """Names beside the right ends of curves, moved apart if they would overlap.
 
     Args:
-        axes: those of the lines, with their vertical limits set.
-        labels: `(height of the line's end, text, colour)`.
+        axes: those of the curves, with their vertical limits set.
+        labels: `(height of the curve's end, text, colour)`.
     """
     from scipy import optimize
 
@@ -303,7 +303,7 @@ def end_labels(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
     low, high, *heights = axes.yaxis.get_transform().transform(places)
     wanted = (np.array(heights) - low) / (high - low) * axes.get_window_extent().height
     order, step = np.argsort(wanted, kind="stable"), 15.0
-    # The nearest places that are a step apart; none leaves the picture below or above.
+    # The nearest places that are a step apart, all inside the picture.
     offsets = step * np.arange(len(order))
     spread = optimize.isotonic_regression(wanted[order] - offsets).x
     most = axes.get_window_extent().height + 4 - step * (len(order) - 1)
@@ -316,7 +316,7 @@ def end_labels(axes: Axes, labels: list[tuple[float, str, str]]) -> None:
 
 
 def _keep_inside(figure: Figure) -> None:
-    """A number at the right end of an axis ends there, where it would stick out of the figure."""
+    """Has a number at the right end of an axis end there, if it would stick out of the figure."""
     for axes in figure.axes:
         for label in axes.get_xticklabels():
             inside = axes.get_xlim()[0] <= label.get_position()[0] <= axes.get_xlim()[1]
@@ -329,8 +329,8 @@ def to_svg(figure: Figure, name: str, label: str) -> str:
 
     Args:
         figure: what is drawn.
-        name: one of its own for each picture of a page; the names inside it follow from it.
-        label: what is read out in place of the picture.
+        name: different for each picture of a page; the names inside the picture derive from it.
+        label: what a screen reader reads out in place of the picture.
     """
     import matplotlib
 

@@ -26,20 +26,20 @@ def gate(summary: Record) -> Record:
 class Microbatches(NamedTuple):
     """Microbatches of each round, f64[num_rounds, num_workers] or f64[num_rounds] of one worker.
 
-    NaN where they are not known.
+    NaN if they are not known.
     """
 
     given: FloatArray
     finished: FloatArray  # the others were returned
 
     def share(self) -> FloatArray:
-        """Finished over given; NaN where none was given."""
+        """Finished over given; NaN if none was given."""
         given = np.where(self.given > 0, self.given, np.nan)
         return self.finished / given
 
 
 def microbatches(history: Sequence[Record]) -> Microbatches:
-    """What was given and what was finished, where both are known."""
+    """What was given and what was finished, if both are known."""
     given, finished = (series.matrix(history, k) for k in ("quotas", "microbatches_done"))
     known = (given >= 0) & (given < 1e9) & (finished >= 0)
     given = np.where(known, given, np.nan)
@@ -47,7 +47,7 @@ def microbatches(history: Sequence[Record]) -> Microbatches:
 
 
 def can_draw(history: Sequence[Record]) -> bool:
-    """Whether a microbatch was given and it is known what became of it."""
+    """Whether a microbatch was given, and it is known whether it was finished."""
     return bool(np.nansum(microbatches(history).given) > 0)
 
 
@@ -68,7 +68,7 @@ def draw_microbatches(history: Sequence[Record], *, width: int, rounds: int | No
 
 @canvas.own_settings
 def _draw_bars(history: Sequence[Record], *, width: int, rounds: int | None) -> str:
-    """A row a worker and a column a round, of one scale in all of them."""
+    """A row for each worker and a column for each round, all of one scale."""
     figure, panels = canvas.worker_rows(
         history, rounds, width=width, row=25.0, foot=8, title_end=", microbatches"
     )
@@ -81,7 +81,7 @@ def _draw_bars(history: Sequence[Record], *, width: int, rounds: int | None) -> 
         axes.spines["bottom"].set_visible(False)
         ids = series.round_ids(part)
         canvas.name_rounds(axes, range(len(ids)), [f"round {name:.0f}" for name in ids])
-        room = 1 - 14 * canvas.pixel(axes)  # of a column, for the largest quota
+        room = 1 - 14 * canvas.pixel(axes)  # part of a column for the largest quota
         for j, colour in enumerate(canvas.worker_colours(these.given.shape[1])):
             of_worker = Microbatches(these.given[:, j], these.finished[:, j])
             _row(axes, j, of_worker, scale=room / most, colour=colour)
@@ -89,12 +89,12 @@ def _draw_bars(history: Sequence[Record], *, width: int, rounds: int | None) -> 
 
 
 def _row(axes: Axes, j: int, of_worker: Microbatches, *, scale: float, colour: str) -> None:
-    """A worker's bars: what was finished filled, what was returned an outline, with numbers."""
+    """A worker's bars with numbers: finished microbatches filled, returned ones as an outline."""
     pixel, half = canvas.pixel(axes), 0.4
     split, end = of_worker.finished * scale, of_worker.given * scale
     solid = [(float(i), i + split[i], j) for i in np.flatnonzero(split > 0)]
     canvas.fill_boxes(axes, solid, half=half, facecolor=colour)
-    inset = 0.6 * pixel  # of a line 1.2 pixels wide
+    inset = 0.6 * pixel  # half of a line 1.2 pixels wide
     back = np.flatnonzero(end > split)
     hollow = [(i + split[i] + inset, i + end[i] - inset, j) for i in back]
     outline: dict[str, Any] = {"edgecolor": colour, "linewidth": 1.2, "facecolor": "none"}
@@ -111,7 +111,7 @@ def _row(axes: Axes, j: int, of_worker: Microbatches, *, scale: float, colour: s
 
 
 def caption(part: Record) -> str:
-    """Which gate, what share came back, and what became of what was in flight."""
+    """Says which gate, what share came back, and what became of microbatches in flight."""
     trigger = part.get("trigger")
     words_of_gate = part.get("closes")
     when = words_of_gate if isinstance(words_of_gate, str) else "before every quota is done"
@@ -134,7 +134,7 @@ def caption(part: Record) -> str:
 def table(history: Sequence[Record]) -> str:
     """Microbatches and examples of each worker over the whole run, as HTML.
 
-    Of more than `TABLE_WORKERS` workers those that returned most, and the others in one row.
+    With more than `TABLE_WORKERS` workers: those that returned most, and the others in one line.
     """
     given, finished = (np.nansum(x, axis=0) for x in microbatches(history))
     examples = series.matrix(history, "examples_counted")
@@ -143,10 +143,10 @@ def table(history: Sequence[Record]) -> str:
     numbers = np.stack([given, finished, given - finished, counted])
     num_workers = len(given)
     most = np.sort(np.argsort(-numbers[2], kind="stable")[:TABLE_WORKERS])
-    rows = [(f"worker {j}", numbers[:, j]) for j in most]
+    named = [(f"worker {j}", numbers[:, j]) for j in most]
     if num_workers > TABLE_WORKERS:
         others = np.delete(numbers, most, axis=1)
-        rows.append((f"{num_workers - TABLE_WORKERS} others", others.sum(axis=1)))
-    rows.append(("all", numbers.sum(axis=1)))
-    lines = [[name, *(words.count(x) or "-" for x in values)] for name, values in rows]
+        named.append((f"{num_workers - TABLE_WORKERS} others", others.sum(axis=1)))
+    named.append(("all", numbers.sum(axis=1)))
+    lines = [[name, *(words.count(x) or "-" for x in values)] for name, values in named]
     return words.table(HEADS, lines, kind="totals")

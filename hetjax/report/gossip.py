@@ -1,4 +1,4 @@
-"""How far apart are the replicas, and what do they send? A picture, and the words to it."""
+"""How far apart are the replicas, and what do they send? A picture, and its text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hetjax.report.series import FloatArray, Record
 
 
 def bytes_of_worker(summary: Record, history: Sequence[Record]) -> float:
-    """Bytes that a worker sends a round, in the mean; NaN for one worker and where not known."""
+    """Mean bytes that a worker sends a round; NaN for one worker, or if not known."""
     sent = series.number(summary.get("bytes_sent_per_round"))
     if np.isnan(sent):
         known = series.column(history, "bytes_sent")
@@ -23,7 +23,7 @@ def bytes_of_worker(summary: Record, history: Sequence[Record]) -> float:
 
 
 def consensus(history: Sequence[Record], summary: Record) -> tuple[FloatArray, FloatArray]:
-    """Epochs, and the distance relative to the mean's norm, where it was measured; above 0."""
+    """Epochs, and the distance relative to the mean's norm, of rounds where it is above 0."""
     relative = series.column(series.parts(history, "consensus"), "relative")
     return series.drawable(series.epochs_done(history, summary), relative)
 
@@ -42,7 +42,7 @@ def draw_consensus(history: Sequence[Record], summary: Record, *, width: int) ->
 
 
 def mixing(summary: Record, history: Sequence[Record]) -> str:
-    """How fast the replicas come together, by which exchanges, and what that sends."""
+    """Says how fast the replicas come together, by which exchanges, and what that sends."""
     part, sent = series.part(summary, "gossip"), bytes_of_worker(summary, history)
     gap, exchanges = (series.number(part.get(name)) for name in ("spectral_gap", "num_exchanges"))
     sentences = []

@@ -1,4 +1,4 @@
-"""How does a number of many workers move over the rounds? A row a worker, dark to bright."""
+"""How does a number of many workers change over the rounds? A row a worker, dark to bright."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def draw(
         values: f64[num_rounds, num_workers].
         ids: f64[num_rounds]: the rounds' numbers.
         width: pixels.
-        name: of the picture, unlike any other of the page.
-        label: what is read out in place of the picture.
-        most: what is brightest.
+        name: of the picture, different from any other of the page.
+        label: what a screen reader reads out in place of the picture.
+        most: the brightest value.
         title: above the map.
     """
     num_rounds, num_workers = values.shape

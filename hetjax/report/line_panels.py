@@ -42,9 +42,9 @@ def draw_lines(
         history: records with `step` and `train_secs`.
         lines: fields, colours, styles and names.
         width: of the picture, in pixels.
-        percent: in percent.
+        percent: show them in percent.
         levels: heights and colours of dotted lines.
-        x_label: of the steps.
+        x_label: the label of the steps.
     """
     scale = 100 if percent else 1
     drawn = [scale * series.column(history, field) for field, *_ in lines]

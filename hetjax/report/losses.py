@@ -21,7 +21,7 @@ Metrics = Mapping[str, Lines]
 
 @canvas.own_settings
 def draw_losses(history: Sequence[Record], summary: Record, *, width: int) -> str:
-    """Training and evaluated loss against time, where there is one, and against epochs."""
+    """Training and evaluated loss against time, if there is a clock, and against epochs."""
     secs = series.clock(history)
     train, evaluated = series.column(history, "loss"), series.evaluations(history, "loss")
     everything = np.concatenate([series.thin(secs, train)[1], *evaluated.values()])
@@ -79,7 +79,7 @@ def draw_metrics(
 
 
 def _draw(axes: Axes, x: FloatArray, lines: Lines) -> None:
-    """The line of training, and the first three evaluated ones, each in its own style."""
+    """The curve of training, and the first three evaluated ones, each in its own style."""
     train, evaluated = lines
     if train is not None:
         style: dict[str, Any] = {"colour": canvas.MUTED, "linewidth": 0.9, "markersize": 6}

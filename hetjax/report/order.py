@@ -1,4 +1,4 @@
-"""Is the order of the examples good, and what does it cost? A picture, and the words to it."""
+"""Is the order of the examples good, and what does it cost? A picture, and its text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINES = [  # field, short name, name, colour, style
 
 
 def measurements(history: Sequence[Record]) -> list[Record]:
-    """What was measured of the order, in the rounds after which it was."""
+    """What was measured of the order, one record for each round after which it was."""
     return [record for record in series.parts(history, "herding") if record]
 
 
@@ -57,7 +57,7 @@ def compared(measured: Sequence[Record]) -> str:
 
 
 def cost(part: Record, measured: Sequence[Record]) -> str:
-    """What the order costs in time and memory and what measuring took, as sentences."""
+    """What the order costs in time and memory, and what measuring took, as sentences."""
     with_it, without, kept, params, measuring = (
         series.number(part.get(name))
         for name in (

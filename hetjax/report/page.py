@@ -20,7 +20,7 @@ def write_report(
     Args:
         path: the file to write; an old one is replaced.
         config: the resolved configuration, shown as it is.
-        summary: the numbers of the run's end, as in summary.json; those shown are optional.
+        summary: the run's final numbers, as in summary.json; all that are shown are optional.
         history: one record a round, as the lines of metrics.jsonl; it may be empty.
     """
     text = render(config=config, summary=summary, history=history)
@@ -54,7 +54,7 @@ def of_run(
     config: Record,
     summary: Record,
 ) -> str:
-    """The page of a run: its head, its parts in HTML, and what it was and found as JSON has it."""
+    """The page of a run: its head, its parts in HTML, and its configuration and summary as JSON."""
     body = [
         f"<h1>{words.escaped(title)}</h1>",
         f'<p class="about">{words.escaped(about)}</p>',
@@ -82,7 +82,7 @@ def frame(title: str, body: str) -> str:
 
 
 def details(heading: str, content: str) -> str:
-    """Content that is opened by a click on its heading."""
+    """Content that a click on its heading opens."""
     return f"<details><summary>{words.escaped(heading)}</summary>{content}</details>"
 
 
@@ -116,7 +116,7 @@ def about(summary: Record, *counts: str) -> str:
 
 
 def endings(summary: Record, step: str) -> list[str]:
-    """How the run ended and where it went on, told by the number of a `step`."""
+    """How the run ended and where it was resumed, by the number of a `step`."""
     notes = []
     if summary.get("interrupted"):
         notes.append("The run was stopped before its end; the report covers what was done.")

@@ -53,7 +53,7 @@ def _quota_lines(values: FloatArray, ids: FloatArray, *, width: int) -> str:
 
 
 def _steps(axes: Axes, x: FloatArray, y: FloatArray, *, colour: str, shift: float) -> None:
-    """A step line, `shift` pixels up so that equal ones do not hide each other."""
+    """A step line, moved up `shift` pixels, so equal ones do not hide each other."""
     from matplotlib.transforms import ScaledTranslation
 
     figure = axes.figure

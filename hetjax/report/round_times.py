@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @canvas.own_settings
 def draw_round_times(history: Sequence[Record], summary: Record, *, width: int) -> str:
-    """Seconds a round, beside the optimum and an equal split where these are known."""
+    """Seconds a round, beside the optimum and an equal split if these are known."""
     shown = series.full_rounds(history)
     ids, secs = series.round_ids(shown), series.column(shown, "round_secs")
     best = series.column(shown, "optimal_round_secs")
@@ -56,7 +56,7 @@ def draw_round_times(history: Sequence[Record], summary: Record, *, width: int) 
 
 
 def _top(secs: FloatArray, best: FloatArray, equal: float) -> float:
-    """The end of the axis, seconds: a few slow rounds do not squeeze all the others."""
+    """The end of the axis, seconds. A few slow rounds must not squeeze all the others."""
     known = secs[np.isfinite(secs)]
     usual = float(np.quantile(known, 0.98)) if len(known) else 0.0
     first = float(np.max(known[:3])) if len(known) else 0.0

@@ -56,8 +56,8 @@ def section(
 ) -> str:
     """A heading, a caption, a key and a picture, if any, drawn for each of `SCREENS`.
 
-    Each line of the caption is a paragraph; `draw(width=pixels)` gives a picture as HTML, and
-    `below` is HTML under it.
+    Each line of the caption is a paragraph. `draw(width=pixels)` gives a picture as HTML. `below`
+    is HTML under it.
     """
     found = [f"<h2>{words.escaped(heading)}</h2>"]
     found += [f"<p>{words.escaped(line)}</p>" for line in caption.splitlines()]
@@ -181,7 +181,7 @@ def _losses(summary: Record, history: Sequence[Record]) -> str:
 
 
 def _accuracies(summary: Record, history: Sequence[Record]) -> str:
-    """Empty where none was evaluated."""
+    """Empty if none was evaluated."""
     evaluated = series.evaluations(history, "accuracy")
     if not evaluated:
         return ""
@@ -192,7 +192,7 @@ def _accuracies(summary: Record, history: Sequence[Record]) -> str:
 
 
 def _evaluated(summary: Record, history: Sequence[Record]) -> str:
-    """Empty where losses and accuracies are all that is evaluated."""
+    """Empty if only losses and accuracies are evaluated."""
     found = series.evaluated_metrics(history)
     if not found:
         return ""
@@ -205,7 +205,7 @@ def _evaluated(summary: Record, history: Sequence[Record]) -> str:
 
 
 def _metrics(summary: Record, history: Sequence[Record]) -> str:
-    """Empty where the loss function returned none, or those that are drawn elsewhere."""
+    """Empty if the loss function returned none, or only those that are drawn elsewhere."""
     found = series.training_metrics(history)
     if series.evaluations(history, "accuracy"):
         found.pop("accuracy", None)
@@ -226,7 +226,7 @@ def _more(found: Collection[str]) -> str:
 
 
 def _replicas(found: Collection[str]) -> str:
-    """Whose numbers those of the test set are, where the replicas differ; else empty."""
+    """Says whose numbers those of the test set are, if the replicas differ; else empty."""
     if not any(name.startswith("test_") and f"worst_{name}" in found for name in found):
         return ""
     return (
@@ -270,7 +270,7 @@ def _order(summary: Record, history: Sequence[Record]) -> str:
 
 
 def _key(found: Collection[str], *, has_training: bool = False) -> str:
-    """What the lines are: the one of training, and the evaluated ones of these names."""
+    """Says what the lines are: that of training, and the evaluated ones of these names."""
     names = [name.replace("_", " ") for name in found]
     for i, name in enumerate(found):
         if f"worst_{name}" in found:

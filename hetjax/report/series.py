@@ -1,7 +1,7 @@
 """Which numbers do the records of a run hold? Series of the rounds, with NaN for gaps.
 
-A record is a line of ``metrics.jsonl``. None of its fields is taken for granted: what is
-missing, not a number or infinite becomes NaN, so that the pictures show it as a gap.
+A record is a line of ``metrics.jsonl``. Any of its fields may be missing. What is missing, not a
+number or infinite becomes NaN, so the pictures show it as a gap.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-MAX_POINTS = 500  # longer lines are thinned: a page must not grow with the length of the run
+MAX_POINTS = 500  # longer curves are thinned: a page must not grow with the length of the run
 
 Record = Mapping[str, Any]
 FloatArray = np.ndarray
@@ -25,12 +25,12 @@ def number(value: Any) -> float:
 
 
 def column(history: Sequence[Record], name: str) -> FloatArray:
-    """Field `name` of each round, f64[num_rounds]; NaN where there is none."""
+    """Field `name` of each round, f64[num_rounds]; NaN if it is missing."""
     return _numbers([record.get(name) for record in history])
 
 
 def _numbers(values: list[Any]) -> FloatArray:
-    """`number` of each, f64[len(values)]."""
+    """`number` of each value, f64[len(values)]."""
     try:  # the usual case, much faster; None becomes NaN
         result = np.array(values, dtype=float).reshape(len(values))
         return np.where(np.isfinite(result), result, np.nan)
@@ -39,7 +39,7 @@ def _numbers(values: list[Any]) -> FloatArray:
 
 
 def part(record: Record, name: str) -> Record:
-    """Field `name` of a record where it is a record itself, else an empty one."""
+    """Field `name` of a record if it is a record itself, else an empty one."""
     found = record.get(name)
     return found if isinstance(found, Mapping) else {}
 
@@ -61,7 +61,7 @@ def matrix(history: Sequence[Record], name: str) -> FloatArray:
 
 
 def count_workers(history: Sequence[Record]) -> int:
-    """The largest number of workers that a round speaks of, which a run never changes."""
+    """The largest number of workers in any round; a run never changes it."""
     names = ("quotas", "microbatches_done", "compute_secs", "present")
     ends = [*history[:20], *history[-20:]]
     cells = (record.get(name) for record in ends for name in names)
@@ -69,7 +69,7 @@ def count_workers(history: Sequence[Record]) -> int:
 
 
 def round_ids(history: Sequence[Record]) -> FloatArray:
-    """The number of each round; its place in the file where the line does not say."""
+    """The number of each round; its place in the file if the line does not say."""
     ids = column(history, "round")
     return np.where(np.isnan(ids), np.arange(len(history)), ids)
 
@@ -92,7 +92,7 @@ def full_rounds(history: Sequence[Record]) -> list[Record]:
 
 
 def epochs_done(history: Sequence[Record], summary: Record) -> FloatArray:
-    """Passes over the data at the end of each round: examples processed / examples a pass."""
+    """Epochs done at the end of each round: examples processed / examples an epoch."""
     processed = column(history, "examples_processed")
     epoch = column(history, "epoch")
     whole, total = number(summary.get("epochs")), number(summary.get("examples_processed"))
@@ -106,7 +106,7 @@ def epochs_done(history: Sequence[Record], summary: Record) -> FloatArray:
 
 
 def has_clock(summary: Record) -> bool:
-    """Whether its times mean something: a virtual clock may count microbatches, no seconds."""
+    """Whether its times are seconds: a virtual clock may count microbatches instead."""
     return bool(summary.get("emulated")) or summary.get("clock") != "virtual"
 
 
@@ -120,7 +120,7 @@ def clock(history: Sequence[Record]) -> FloatArray:
 def evaluations(history: Sequence[Record], ending: str) -> dict[str, FloatArray]:
     """Evaluated numbers whose name ends with `ending`: name -> f64[num_rounds], NaN between.
 
-    Those of the test set come first, which decides who is drawn in which style.
+    Those of the test set come first; the order decides which is drawn in which style.
     """
     records = parts(history, "eval")
     names = {name for record in records for name in record if str(name).endswith(ending)}
@@ -147,9 +147,9 @@ def not_finite(history: Sequence[Record]) -> list[str]:
 
 
 def evaluated_metrics(history: Sequence[Record]) -> dict[str, dict[str, FloatArray]]:
-    """Evaluated numbers by metric, then by name, but losses and accuracies.
+    """Evaluated numbers by metric, then by name, without losses and accuracies.
 
-    Names are those of `evaluations`, and so is the order; a metric's is that of the first set.
+    Names and their order are those of `evaluations`. The order of metrics is that of the first set.
     """
     found: dict[str, dict[str, FloatArray]] = {}
     for name, values in evaluations(history, "").items():
@@ -160,7 +160,7 @@ def evaluated_metrics(history: Sequence[Record]) -> dict[str, dict[str, FloatArr
 
 
 def training_metrics(history: Sequence[Record]) -> dict[str, FloatArray]:
-    """Metrics of the loss function: name -> f64[num_rounds], those alone that have a number."""
+    """Metrics of the loss function that have a number: name -> f64[num_rounds]."""
     records = parts(history, "metrics")
     names = sorted({str(name) for record in records for name in record})
     found = {name: column(records, name) for name in names}
@@ -185,10 +185,10 @@ def first_and_last(history: Sequence[Record], count: int) -> list[Sequence[Recor
 
 
 def thin(x: FloatArray, y: FloatArray, *, points: int = MAX_POINTS) -> tuple[FloatArray, ...]:
-    """`(x, mean, low, high)` of at most `points` equal stretches of a line.
+    """`(x, mean, low, high)` of at most `points` equal stretches of a curve.
 
     Args:
-        x, y: f64[n]; NaN in `y` is left out of a stretch, and is its value where all are NaN.
+        x, y: f64[n]. A stretch leaves out NaN in `y`; if all of it is NaN, so is its value.
         points: the most points that are wanted.
     Example:
         >>> y = np.array([1.0, 3.0, np.nan, 5.0])

@@ -14,14 +14,14 @@ HEADS = ["round", "epoch", "examples", "loss", "round time", "waiting", "quotas"
 def rounds_table(history: Sequence[Record]) -> str:
     """The first and the last `TABLE_ROUNDS` rounds as an HTML table."""
     first, *last = series.first_and_last(history, TABLE_ROUNDS)
-    rows = [_row(record) for record in first]
+    lines = [_line(record) for record in first]
     if (hidden := len(history) - 2 * TABLE_ROUNDS) > 0:
-        rows.append([f"… {hidden:,} rounds …"])
-    rows += [_row(record) for part in last for record in part]
-    return words.table(HEADS, rows, kind="rounds")
+        lines.append([f"… {hidden:,} rounds …"])
+    lines += [_line(record) for part in last for record in part]
+    return words.table(HEADS, lines, kind="rounds")
 
 
-def _row(record: Record) -> list[str]:
+def _line(record: Record) -> list[str]:
     return [
         words.count(record.get("round")),
         words.count(record.get("epoch")),
@@ -35,7 +35,7 @@ def _row(record: Record) -> list[str]:
 
 
 def _quotas(record: Record) -> str:
-    """Microbatches given to each worker; where fewer were done, those done "of" those given."""
+    """Microbatches given to each worker; if fewer were done, those done "of" those given."""
     given, done = (_numbers(record.get(name)) for name in ("quotas", "microbatches_done"))
     return f"{done} of {given}" if given and done.strip(" -") and done != given else given
 

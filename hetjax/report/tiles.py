@@ -42,7 +42,7 @@ def grid(everything: Sequence[Tile]) -> str:
 
 
 def _start(summary: Record) -> Tile:
-    """How long it was to the end of the first round, and with what."""
+    """How long it took to the end of the first round, and with what."""
     start = summary.get("start") or {}
     stages = {name: secs for name, secs in start.items() if name != "first_round" and secs >= 0.1}
     below = ", ".join(f"{name} {words.time(secs)}" for name, secs in stages.items())
@@ -50,7 +50,7 @@ def _start(summary: Record) -> Tile:
 
 
 def _learning(summary: Record) -> list[Tile]:
-    """What the best evaluation is chosen by, accuracy with the losses below it, or a loss."""
+    """The metric of the best evaluation, accuracy with the losses below it, or a loss."""
     judged_by = str(summary.get("judged_by") or "")
     set_name = judged_by.partition("_")[0] or "test"
     title = set_name.capitalize()
@@ -76,7 +76,7 @@ def _learning(summary: Record) -> list[Tile]:
 
 
 def _judged(summary: Record, judged_by: str) -> Tile:
-    """The metric by which an evaluation is the best, where no other tile has it."""
+    """The metric by which an evaluation is the best, if no other tile has it."""
     if judged_by.endswith(("_loss", "_accuracy")):
         return "", "", ""
     value, best = (words.loss(summary.get(name)) for name in (judged_by, f"best_{judged_by}"))
@@ -111,7 +111,7 @@ def _speed(summary: Record) -> list[Tile]:
 
 
 def _traffic(summary: Record, history: Sequence[Record]) -> list[Tile]:
-    """Examples a second where a gate is on, and bytes a worker where there is whom to send to."""
+    """Examples a second if there is a gate; bytes a worker if there are several workers."""
     per_sec = series.number(summary.get("examples_per_sec"))
     gated = bool(gates.gate(summary)) and per_sec > 0
     emulated = ", emulated speeds" if summary.get("emulated") else ""
@@ -124,7 +124,7 @@ def _traffic(summary: Record, history: Sequence[Record]) -> list[Tile]:
 
 
 def _last_quotas(summary: Record, history: Sequence[Record]) -> tuple[str, str]:
-    """The last quotas; those before it where the last round only had an epoch's rest to do."""
+    """The last quotas; those of the round before, if the last one only did an epoch's rest."""
     values = series.matrix([summary], "quotas")[-1]
     full = series.full_rounds(history)
     before = series.matrix(full[-1:], "quotas")[-1] if full else values

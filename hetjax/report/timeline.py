@@ -13,14 +13,14 @@ from hetjax.report.series import FloatArray, Record
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ROW_WITH_TEXT = 14  # pixels; in a lower row no number can be read and no hatch be seen
+ROW_WITH_TEXT = 14  # pixels; in a lower row no number can be read and no hatch seen
 
 
 class _Layout(NamedTuple):
-    """Where rounds in a row are drawn, f64[num_rounds] in the unit of the axis."""
+    """Where successive rounds are drawn, f64[num_rounds] in the unit of the axis."""
 
     start: FloatArray
-    local: FloatArray  # until the last worker finished, host_secs and all
+    local: FloatArray  # until the last worker finished, with host_secs
     gap: FloatArray  # from there to the next round, long pauses cut short
     pause: FloatArray  # secs; the length of a pause that is cut short, else 0
 
@@ -47,7 +47,7 @@ def draw_timeline(history: Sequence[Record], *, width: int, rounds: int | None =
 
 
 def _lay_out(rounds: Sequence[Record], *, factor: float = 1.0) -> _Layout:
-    """Places rounds in a row, on an axis whose unit is 1 / `factor` seconds."""
+    """Places successive rounds on an axis whose unit is 1 / `factor` seconds."""
     compute = series.matrix(rounds, "compute_secs")
     busiest = np.nanmax(np.nan_to_num(compute), axis=1, initial=0.0)
     local = series.column(rounds, "local_secs")
@@ -63,14 +63,14 @@ def _lay_out(rounds: Sequence[Record], *, factor: float = 1.0) -> _Layout:
 
 
 def _host_secs(rounds: Sequence[Record]) -> FloatArray:
-    """Seconds that each worker's process needed before it computed, where they are known."""
+    """Seconds that each worker's process needed before it computed, if they are known."""
     return np.nan_to_num(series.matrix(rounds, "host_secs"))
 
 
 def _bars(
     axes: Axes, part: Sequence[Record], layout: _Layout, *, factor: float, row: float
 ) -> None:
-    """Computing and waiting: one path a worker, and one for all the waiting."""
+    """Computing and waiting: one path for each worker, and one for all waiting."""
     compute = np.nan_to_num(series.matrix(part, "compute_secs")) * factor
     begin = np.minimum(_host_secs(part) * factor, layout.local[:, None])
     compute = np.minimum(compute, layout.local[:, None] - begin)
@@ -101,7 +101,7 @@ def _bars(
 
 
 def _round_names(axes: Axes, part: Sequence[Record], layout: _Layout) -> None:
-    """Above the axes: where each round starts, and how long the pauses are that are cut."""
+    """Names above the axes where each round starts, and how long pauses are that are cut short."""
     pixel = canvas.pixel(axes)
     names = [
         f"round {name:.0f}" if local > 62 * pixel else f"{name:.0f}" if local > 22 * pixel else ""

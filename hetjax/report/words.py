@@ -22,21 +22,21 @@ def pretty(record: Record) -> str:
     return json.dumps(record, indent=2, default=str, ensure_ascii=False)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, kind: str = "names") -> str:
-    """An HTML table, scrolled where it is wide; `kind` is its class in style.css.
+def table(head: Sequence[str], lines: Iterable[Sequence[str]], *, kind: str = "names") -> str:
+    """An HTML table, which scrolls if it is wide; `kind` is its class in style.css.
 
-    A row of one cell is as wide as all columns.
+    A line of one cell is as wide as all columns.
     """
     heads = "".join(f"<th>{escaped(name)}</th>" for name in head)
-    lines = [f"<tr>{heads}</tr>"]
-    for cells in rows:
+    marked = [f"<tr>{heads}</tr>"]
+    for cells in lines:
         start = f'<td colspan="{len(head)}">' if len(cells) == 1 else "<td>"
-        lines.append(f"<tr>{start}{'</td><td>'.join(map(escaped, cells))}</td></tr>")
-    return f'<div class="scroll"><table class="{kind}">{"".join(lines)}</table></div>'
+        marked.append(f"<tr>{start}{'</td><td>'.join(map(escaped, cells))}</td></tr>")
+    return f'<div class="scroll"><table class="{kind}">{"".join(marked)}</table></div>'
 
 
 def time_unit(secs: float) -> tuple[float, str]:
-    """The factor and the name of a unit in which `secs` reads well.
+    """The factor and the name of the unit in which `secs` reads best.
 
     Example:
         >>> time_unit(0.25)
@@ -94,7 +94,7 @@ def loss(value: Any) -> str:
 
 
 def count(value: Any) -> str:
-    """A number of things, thousands apart; to two decimals where it is not whole."""
+    """A number of things, with commas at thousands; to two decimals if it is not whole."""
     amount = number(value)
     if np.isnan(amount):
         return ""

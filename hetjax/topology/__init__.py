@@ -1,9 +1,14 @@
-"""Who talks to whom in a synchronisation.
+"""Which workers exchange what in a synchronisation.
 
-`reducer` says what a reducer is, `methods` are the factories, by name in `REDUCERS`; `graphs`,
-`matchings`, `mixing` and `schedules` plan the exchanges, `reducers` make them. A graph and a budget
-go in; the exchanges of each round, and what is sent, come out. Imports `parts` and `values`. NumPy
-alone but for `reducers`, which a run imports.
+- `reducer` says what a reducer is; `methods` are the factories, by name in `REDUCERS`.
+- `reducers` computes on the devices.
+- `graphs` says who is linked with whom; `matchings` divides the links into matchings.
+- `mixing` has fixed weights; `schedules` has MATCHA's random ones.
+- `activation`, `contraction` and `spectra` solve for these schedules.
+- `gossip` says which exchanges a round has; `links` says how long they take.
+
+A graph and MATCHA's communication budget go in; the exchanges of each round, and what is sent, come
+out. Imports `parts` and `values`. NumPy alone but for `reducers`, which a run imports.
 """
 
 from hetjax.topology.graphs import GRAPHS, Graph, PeriodicGraph, make_graph

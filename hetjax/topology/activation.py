@@ -1,7 +1,7 @@
 """How often is each matching of a graph used, and what graph is that in the mean?
 
-The problem that MATCHA's schedules solve: probabilities of matchings within a budget of time. Here
-are its checks, its matrices, and the search for the best connected mean graph.
+The problem that MATCHA's schedules solve: probabilities of matchings within MATCHA's communication
+budget. Here are its checks, its matrices, and the search for the best connected mean graph.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from hetjax.topology import graphs, mixing, spectra
 
 
 class Problem:
-    """Matchings and a budget, checked, and the mean graph that they make."""
+    """Matchings and a communication budget, checked, and the mean graph that they make."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Problem:
         return Problem(self.matchings, self.num_workers, budget, self.secs)
 
     def scaled(self, probabilities: np.ndarray) -> np.ndarray:
-        """In the same proportions, up to the budget or 1."""
+        """Probabilities in the same proportions, as large as the budget and 1 allow."""
         for _ in range(self.num_matchings):  # what is cut off at 1 is spent on the others
             factor = self.budget / (self.secs @ probabilities)
             probabilities = np.minimum(probabilities * factor, 1)
@@ -60,7 +60,7 @@ class Problem:
         return mixing.weighted_laplacian(self.edges, probabilities[self.owner], self.num_workers)
 
     def forms(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """leftᵀ L_j right of each matching, f64[M, k, k], for f64[n, k]."""
+        """leftᵀ L_j right of each matching, f64[M, k, k]; `left` and `right` are f64[n, k]."""
         first, second = self.edges.T
         left, right = left[first] - left[second], right[first] - right[second]
         bounds = [*self.offsets, len(self.edges)]
@@ -69,15 +69,15 @@ class Problem:
 
     def most_connected(self) -> np.ndarray:
         """The p with the largest λ₂ of the mean Laplacian."""
-        # λ_max ≤ 2 Σ p_j: the shift takes the vector 1 away from the small eigenvalues.
+        # λ_max ≤ 2 Σ p_j, so the shift moves the vector 1 away from the small eigenvalues.
         shift = np.full((self.num_workers,) * 2, 2 * self.num_matchings / self.num_workers)
         probabilities = best = self.scaled(np.ones(self.num_matchings))
         least, lower = np.inf, -np.inf
         basis = np.zeros((self.num_workers, 0))
-        # On a basis of few eigenvectors the search is cheap and bounds the one on all of them.
+        # On a basis of a few eigenvectors the search is cheap and bounds the one on all of them.
         while True:
             values, vectors = spectra.top_eigenpairs(-self.mean_laplacian(probabilities) - shift)
-            if values[0] < least - 1e-12 * abs(values[0]):  # not for rounding: others are as good
+            if values[0] < least - 1e-12 * abs(values[0]):  # by more than rounding
                 best, least = probabilities, float(values[0])
             wider = spectra.joined(basis, vectors)
             if least - lower <= spectra.GAP * abs(least) or wider.shape[1] == basis.shape[1]:

@@ -1,13 +1,14 @@
 """Which probabilities of matchings bring the workers together fastest?
 
 The search for the least ρ = ‖E[WᵀW] − 11ᵀ/n‖₂ itself, over (p, α). It is not convex: the variance
-of the flags counts, so on dense graphs many choices of matchings are minima of their own. Hence
-starts, many and cheap at first, the best of them improved; and one solution kept for each of a
-few budgets, from which those of all budgets are made in a way that cannot get worse with more.
+of the flags counts, so on dense graphs many choices of matchings are minima of their own. So the
+search has many starts, cheap at first, and improves the best of them. It keeps one solution for
+each of a few communication budgets. It makes those of all budgets from these, such that a larger
+budget never has a larger ρ.
 
-Two facts carry that. Along a ray ρ never rises: for p → s·p, s > 1, take α → α/s; then
-E[WᵀW] loses 2α²(1 − 1/s) Σ p_j L_j ⪰ 0 and keeps the rest. And the candidates at a budget are
-rays through points that the budget does not choose.
+Two facts make that so. Along a ray ρ never rises: for p → s·p, s > 1, take α → α/s; then E[WᵀW]
+loses 2α²(1 − 1/s) Σ p_j L_j ⪰ 0 and keeps the rest. And the candidates at a budget are rays
+through points that the budget does not choose.
 """
 
 from typing import NamedTuple
@@ -16,12 +17,12 @@ import numpy as np
 
 from hetjax.topology import activation, spectra
 
-_BUDGETS = tuple(k / 10 for k in range(1, 11))  # that have solutions of their own
-_BETWEEN = 10  # points from one of them to the next, on the line
+_BUDGETS = tuple(k / 10 for k in range(1, 11))  # MATCHA's, that have solutions of their own
+_BETWEEN = 10  # points on the line from one of these solutions to the next
 _MOST_STEPS = 60  # in a trust region from one start
 _MOST_STARTS, _STARTS_OF_MATCHING = 32, 8  # random ones at each budget
 _MOST_WORK = 32 * 32**3  # starts times workers³: fewer starts above 32 workers, none above 101
-_KEPT = 6  # descended starts that also begin at the next budget
+_KEPT = 6  # descended starts that are also starts at the next budget
 _IMPROVED = 3  # of them are improved by linear programs
 _DESCENT_STEPS = 120
 
@@ -32,11 +33,11 @@ class Found(NamedTuple):
 
 
 class Search:
-    """The least ρ that is found for some matchings, at any budget.
+    """The least ρ that is found for some matchings, at any communication budget.
 
     What it returns at a budget has no greater ρ than what it returns at any smaller one. It is the
-    best on rays through points on a line: that between the solutions at the two budgets of
-    `_BUDGETS` around it. At the upper one, the solution is at least as good as each of these rays.
+    best on rays through points of a line, which joins the solutions at the two `_BUDGETS` around
+    it. At the upper one the solution is at least as good as each of these rays.
 
     Args:
         problem: its own budget does not matter.
@@ -46,10 +47,10 @@ class Search:
         self._problem = problem
         self._before = problem.with_budget(_BUDGETS[0] / 10).most_connected()
         self._kept = np.zeros((0, problem.num_matchings))
-        self._lines: list[list[np.ndarray]] = []  # up to each of `_BUDGETS`, as far as asked for
+        self._lines: list[list[np.ndarray]] = []  # one up to each of `_BUDGETS` solved so far
 
     def at(self, budget: float) -> np.ndarray:
-        """p, f64[M]; solves at all of `_BUDGETS` up to the first that is no smaller."""
+        """p, f64[M]. Solves at all `_BUDGETS` up to the first that is no smaller."""
         number = next(k for k, b in enumerate(_BUDGETS) if b >= budget * (1 - 1e-12))
         while len(self._lines) <= number:
             self._solve_next()
@@ -65,7 +66,7 @@ class Search:
 
 
 def _best_on_rays(problem: activation.Problem, points: list[np.ndarray]) -> np.ndarray:
-    """The best s·p, s as large as the budget and p ≤ 1 allow, over the points p."""
+    """The best s·p over the points p, with s as large as the budget and s·p ≤ 1 allow."""
     found = []
     for point in points:
         most = min(problem.budget / (problem.secs @ point), 1 / point.max())
@@ -103,7 +104,7 @@ def _apart(points: np.ndarray, values: np.ndarray, count: int) -> list[int]:
 
 
 def random_starts(problem: activation.Problem, count: int, *, seed: int) -> np.ndarray:
-    """f64[count, M]: whole matchings in random order until the budget is spent, and shares."""
+    """f64[count, M]: whole matchings in random order until the budget is spent, or shares."""
     rng = np.random.default_rng(seed)
     starts = []
     for index in range(count):
@@ -118,10 +119,10 @@ def random_starts(problem: activation.Problem, count: int, *, seed: int) -> np.n
 
 
 def descended(problem: activation.Problem, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where gradient steps lead from many starts, f64[k, M], all at once, and ρ there, f64[k].
+    """The points to which gradient steps lead from many starts, f64[k, M], and their ρ, f64[k].
 
-    The gradient is that of a smooth maximum over the eigenvalues, sharper from step to step; α
-    follows p. Good to about 1 %.
+    All starts descend at once. The gradient is that of a smooth maximum over the eigenvalues, which
+    becomes sharper from step to step; α follows p. Good to about 1 %.
     """
     first, second = problem.edges.T
     rest = np.eye(problem.num_workers) - 1 / problem.num_workers
@@ -213,13 +214,13 @@ def improved(problem: activation.Problem, p: np.ndarray, *, tolerance: float) ->
 def _step(
     problem: activation.Problem, p: np.ndarray, at: spectra.Alpha, radius: float
 ) -> tuple[np.ndarray, float]:
-    """The change of p that the linear model likes best, and the ρ that it predicts."""
+    """The change of p that is best by the linear model, and the ρ that it predicts."""
     mean, _ = problem.moments(p)
     forms = problem.forms(at.vectors, at.vectors)
     mixed = problem.forms(at.vectors, mean @ at.vectors)
     slopes = at.alpha**2 * (mixed + mixed.transpose(0, 2, 1))
     slopes += 2 * at.alpha * (at.alpha * (1 - 2 * p) - 1)[:, None, None] * forms
-    # Along α, in units of α: α dE/dα = −2α L̄ + 2α² S.
+    # Along log α: α dE/dα = −2α L̄ + 2α² S.
     small_mean = np.tensordot(p, forms, 1)
     image = mean @ at.vectors
     small_second = image.T @ image + 2 * np.tensordot(p * (1 - p), forms, 1)

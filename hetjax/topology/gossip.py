@@ -4,7 +4,7 @@ A round mixes the workers' parameters by a doubly stochastic matrix
 
     W = I + sum of (diag(weights_m) (P_m - I)) over the exchanges m that are active,
 
-P_m a permutation: in exchange m worker i receives from `partners[m, i]`. Exchanges of an
+P_m is a permutation: in exchange m worker i receives from `partners[m, i]`. The exchanges of an
 undirected graph are the matchings of a decomposition, those of a periodic graph its phases. Mixing
 keeps the mean of the parameters.
 """
@@ -18,8 +18,8 @@ import numpy as np
 from hetjax.topology import graphs, matchings, mixing, schedules
 
 SolveOnce = Callable[[str, Callable[[], list[float]]], list[float]]
-"""`(problem, solve) -> solve()`, or what another process, or this one before a restart, has found
-for the same problem."""
+"""`(problem, solve) -> solve()`, or what was found for the same problem by another process, or by
+this one before a restart."""
 
 
 def solve_here(problem: str, solve: Callable[[], list[float]]) -> list[float]:
@@ -33,18 +33,18 @@ class Gossip(NamedTuple):
 
     partners: np.ndarray  # i64[M, n]: whom each worker receives from; itself: nobody
     weights: np.ndarray  # f64[M, n]: what the difference from the partner is multiplied by
-    active: Callable[[int], np.ndarray]  # round -> bool[M], the same for whoever asks
+    active: Callable[[int], np.ndarray]  # round -> bool[M], the same for all that ask
     always: bool  # all exchanges are active in every round
     spectral_gap: float  # 1 - the factor by which a round shrinks the consensus distance, at worst
 
     def matrix(self, active: np.ndarray) -> np.ndarray:
         """f64[n, n]: W of the active exchanges, bool[M]."""
         num_exchanges, num_workers = self.partners.shape
-        matrix, rows = np.eye(num_workers), np.arange(num_workers)
+        matrix, workers = np.eye(num_workers), np.arange(num_workers)
         for index in range(num_exchanges):
             if active[index]:
-                np.add.at(matrix, (rows, self.partners[index]), self.weights[index])
-                matrix[rows, rows] -= self.weights[index]
+                np.add.at(matrix, (workers, self.partners[index]), self.weights[index])
+                matrix[workers, workers] -= self.weights[index]
         return matrix
 
     def sends(self, active: np.ndarray) -> np.ndarray:
@@ -54,12 +54,12 @@ class Gossip(NamedTuple):
 
 
 def ring_copies(num_workers: int) -> float:
-    """Copies of a vector that each worker sends in an all-reduce, which a ring attains."""
+    """The least copies of a vector that each worker sends in an all-reduce; a ring attains it."""
     return 2 * (num_workers - 1) / num_workers
 
 
 def d_psgd(graph: graphs.Graph | graphs.PeriodicGraph) -> Gossip:
-    """All edges of the graph in every round, Metropolis weights; or one phase after the other.
+    """All edges of the graph in every round, with Metropolis weights; or its phases in turn.
 
     References:
         Lian et al., "Can decentralized algorithms outperform centralized algorithms?", 2017,
@@ -76,8 +76,8 @@ def d_psgd(graph: graphs.Graph | graphs.PeriodicGraph) -> Gossip:
             partners, weights, lambda round: np.arange(period) == round % period, False, gap
         )
     partners = _partners(matchings.decompose_matchings(graph.edges, graph.num_workers), graph)
-    rows = np.arange(graph.num_workers)
-    weights = np.where(partners == rows, 0.0, matrices[0][rows, partners])
+    workers = np.arange(graph.num_workers)
+    weights = np.where(partners == workers, 0.0, matrices[0][workers, partners])
     ones = np.ones(len(partners), bool)
     return Gossip(partners, weights, lambda round: ones, True, gap)
 
@@ -94,12 +94,13 @@ def matcha(
 
     Args:
         graph: undirected.
-        budget: in (0, 1]: the share of the matchings that is active in the mean.
+        budget: MATCHA's communication budget, in (0, 1]: the mean share of the matchings that is
+            active.
         seed: of the draws.
-        direct: choose probabilities and weight so that the consensus shrinks the most, by
-            `matcha_direct`, where MATCHA maximises the connectivity of the mean graph.
-        solve_once: brings the solution; where the run has several processes all must have the
-            same, to the bit, because the draws of a round compare with it.
+        direct: choose the probabilities and the weight that shrink the consensus distance the
+            most, by `matcha_direct`. MATCHA maximises the connectivity of the mean graph.
+        solve_once: gives the solution. All processes of a run must have the same, to the bit,
+            because the draws of a round are compared with it.
 
     References:
         Wang, Sahu, Yang, Joshi, Kar, "MATCHA: Speeding up decentralized SGD via matching
@@ -126,6 +127,6 @@ def matcha(
 def _partners(pieces: tuple[np.ndarray, ...], graph: graphs.Graph) -> np.ndarray:
     """i64[M, n] of matchings."""
     partners = np.tile(np.arange(graph.num_workers), (len(pieces), 1))
-    for row, edges in zip(partners, pieces, strict=True):
-        row[edges[:, 0]], row[edges[:, 1]] = edges[:, 1], edges[:, 0]
+    for of_one, edges in zip(partners, pieces, strict=True):
+        of_one[edges[:, 0]], of_one[edges[:, 1]] = edges[:, 1], edges[:, 0]
     return partners

@@ -1,9 +1,9 @@
 """Which workers exchange parameters with which?
 
-A `Graph` holds the undirected links of one pattern for all rounds; a `PeriodicGraph` holds a
-cycle of patterns in which each worker receives from one other. Both know nothing of weights,
-which are in `mixing`, nor of rounds in which only some links are used, which are made from the
-matchings of `matchings`. No JAX here: a launcher can plan a topology without it.
+A `Graph` holds the undirected links of one pattern for all rounds. A `PeriodicGraph` holds a
+cycle of patterns in which each worker receives from one other. Both know nothing of weights
+(`mixing`), nor of rounds that use some links only (`matchings`, `schedules`). No JAX here: a
+launcher can plan a topology without it.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ class Graph:
     Attributes:
       name: for records and messages.
       num_workers: n ≥ 1.
-      edges: i64[num_edges, 2], each link once with i < j, in lexicographic order. The
-        constructor brings them into this form: it turns, sorts and merges equal links.
+      edges: i64[num_edges, 2], each link once with i < j, in lexicographic order. The constructor
+        brings them into this form: it turns and sorts links, and merges equal ones.
 
     Raises:
       ValueError: an edge names a worker that is not there or joins one to itself, or the graph
@@ -72,7 +72,7 @@ class PeriodicGraph:
       name: for records and messages.
       num_workers: n ≥ 1.
       phases: each i64[num_workers], `receives_from`: in that phase worker i averages its own
-        parameters with those that worker receives_from[i] sends. A permutation, so that each
+        parameters with those that worker receives_from[i] sends. It is a permutation, so each
         worker also sends exactly once.
 
     Raises:
@@ -185,8 +185,8 @@ def exponential(num_workers: int) -> Graph:
 
     References:
       Ying, Yuan, Chen, Hu, Pan, Yin, "Exponential graph is provably efficient for
-      decentralized deep training", 2021, arXiv 2110.13363, whose graph is directed (i receives
-      from i − 2^k only); this one has the links in both directions, so that W is symmetric.
+      decentralized deep training", 2021, arXiv 2110.13363. Its graph is directed (i receives
+      from i − 2^k only). This one has the links in both directions, so W is symmetric.
     """
     _check_num_workers(num_workers)
     return _shifts("exponential", num_workers, _powers(num_workers))
@@ -195,9 +195,9 @@ def exponential(num_workers: int) -> Graph:
 def random_graph(num_workers: int, *, degree: int = 4, seed: int = 0) -> Graph:
     """A random cycle through all workers, and random matchings until degrees are about `degree`.
 
-    Connected by the cycle. A worker has at most `degree` neighbours; a few may have fewer, for
-    example one if n·degree is odd, or two that are linked already. With degree ≥ n − 1 it is the
-    complete graph.
+    The cycle connects it. A worker has at most `degree` neighbours. A few may have fewer, such as
+    one if n·degree is odd, or two that are linked already. With degree ≥ n − 1 it is the complete
+    graph.
 
     Args:
       num_workers: n.

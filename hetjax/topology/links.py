@@ -1,6 +1,6 @@
 """How long the exchanges of a round take: who sends to whom, over links of a given speed.
 
-NumPy alone; links are equal and do not disturb each other.
+NumPy alone. Assumes that links are equal and do not disturb each other.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class LinkModel:
             )
 
     def secs(self, num_bytes: float) -> float:
-        """Of one message."""
+        """Seconds of one message."""
         return self.latency_secs + num_bytes / self.bytes_per_sec
 
 
@@ -54,10 +54,10 @@ class Exchange(NamedTuple):
     """The communication of a round, between n workers."""
 
     copies_sent: np.ndarray  # f64[n]
-    secs: float  # where all wait
-    own_secs: np.ndarray  # f64[n], of each worker alone
+    secs: float  # if all workers wait for all
+    own_secs: np.ndarray  # f64[n], of each worker's own messages
     latest: Callable[[np.ndarray], np.ndarray]
-    """f64[n] -> f64[n]: the latest of each worker's time and those it receives from."""
+    """f64[n] -> f64[n]: the latest time of each worker and those that it receives from."""
 
 
 Network = Callable[[int], Exchange]
@@ -96,10 +96,10 @@ def of_gossip(gossip: gossip_lib.Gossip, num_workers: int, copy_secs: float) -> 
 
 
 def check_bytes(param_bytes: float) -> None:
-    """Refuses a size of the parameters that none can have.
+    """Refuses an impossible size of the parameters.
 
     Raises:
-      ValueError: it is negative or not finite.
+      ValueError: the size is negative or not finite.
     """
     if not (math.isfinite(param_bytes) and param_bytes >= 0):
         raise ValueError(

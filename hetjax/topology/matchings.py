@@ -1,10 +1,10 @@
 """How are the links of a graph divided into sets that can all be used at the same time?
 
-In a matching each worker has at most one link, so the exchanges of one matching run in
-parallel, and a round takes as long as the matchings that it uses, one after another. The
-fewer matchings the better: at least the largest degree Δ are needed, and Δ + 1 always do. A
-matching is a colour of an edge colouring; both colourings here rest on one step, exchanging
-two colours along a whole path of these colours.
+In a matching each worker has at most one link. So the exchanges of one matching run in parallel,
+and a round takes as long as its matchings one after another. The fewer matchings the better: at
+least Δ, the largest degree, are needed, and Δ + 1 are always enough. A matching is a colour of an
+edge colouring. Both colourings here use one step: exchanging two colours along a whole path of
+these colours.
 """
 
 import itertools
@@ -23,9 +23,9 @@ Partners = list[list[int]]
 def decompose_matchings(edges: ArrayLike, num_workers: int) -> tuple[np.ndarray, ...]:
     """Returns disjoint matchings that together are all edges, Δ or Δ + 1 of them.
 
-    Δ is the largest degree. It first tries with Δ colours, which succeeds for all bipartite
-    graphs (even rings, stars, even grids) and most others, and else takes Misra and Gries'
-    Δ + 1. The same edges always give the same matchings.
+    Δ is the largest degree. It first tries Δ colours, which succeeds for all bipartite graphs
+    (even rings, stars, even grids) and most others. If that fails it takes Misra and Gries' Δ + 1.
+    The same edges always give the same matchings.
 
     Args:
       edges: i64[num_edges, 2], undirected, in any order; equal ones are merged.
@@ -64,7 +64,7 @@ def decompose_matchings(edges: ArrayLike, num_workers: int) -> tuple[np.ndarray,
 def _colour_by_paths(
     pairs: list[tuple[int, int]], num_workers: int, num_colours: int
 ) -> Partners | None:
-    """Partners with at most `num_colours` colours, or None where an edge finds none."""
+    """Partners with at most `num_colours` colours, or None if an edge finds no colour."""
     rng = np.random.default_rng(0)
     partners = [[-1] * num_colours for _ in range(num_workers)]
     for i, j in pairs:
@@ -110,8 +110,8 @@ def _colour_by_fans(pairs: list[tuple[int, int]], num_workers: int, num_colours:
             grown = bool(following)
         kept, colour = _free(partners, centre)[0], _free(partners, fan[-1])[0]
         _exchange(partners, _path(partners, centre, colour, kept), colour, kept)
-        # `colour` is now free at the centre. Up to the first member at which it is free, too,
-        # the fan is still one: move its colours down by one member, and the last gets `colour`.
+        # `colour` is now free at the centre. Up to the first member at which it is free, too, the
+        # fan is still valid. Move its colours down by one member; the last gets `colour`.
         last = next(place for place, w in enumerate(fan) if partners[w][colour] < 0)
         for worker, following_worker in itertools.pairwise(fan[: last + 1]):
             moved = partners[centre].index(following_worker)
@@ -136,5 +136,5 @@ def _path(partners: Partners, worker: int, first: int, second: int) -> list[int]
 
 def _exchange(partners: Partners, path: list[int], first: int, second: int) -> None:
     for worker in path:
-        row = partners[worker]
-        row[first], row[second] = row[second], row[first]
+        own = partners[worker]
+        own[first], own[second] = own[second], own[first]

@@ -1,5 +1,7 @@
-"""The reducers by name: their options, and what they plan. What runs on the devices is in
-`reducers.py`, imported when a run makes it: here is NumPy alone."""
+"""The reducers by name: their options, and what they plan.
+
+NumPy alone. `reducers.py` has what runs on the devices; it is imported when a run makes that.
+"""
 
 import functools
 import importlib
@@ -30,7 +32,12 @@ Degree = Annotated[
 ]
 GraphSeed = Annotated[int, parts.integer(says="of graph='random'")]
 Budget = Annotated[
-    float, parts.number(above=0.0, at_most=1.0, says="share of the links used, in the mean")
+    float,
+    parts.number(
+        above=0.0,
+        at_most=1.0,
+        says="the paper's communication budget: share of the links used, in the mean",
+    ),
 ]
 
 
@@ -71,8 +78,8 @@ def d_psgd(
     """x_i <- sum_j W_ij x_j + update_i, over all edges of the graph, or over one phase a round.
 
     `update_i` is the optimiser's, from the worker's own gradients at its parameters before they
-    are mixed, so that the two do not wait for each other. A worker that finished nothing is mixed
-    and not updated.
+    are mixed. So update and mixing do not wait for each other. A worker that finished nothing is
+    mixed and not updated.
 
     Args:
         graph: a name, an edge list, or a graph of as many workers as the run has.
@@ -114,7 +121,8 @@ def matcha(
 
     Args:
         graph: a name, an edge list, or an undirected graph of as many workers as the run has.
-        budget: share of the links that is used, in the mean.
+        budget: the paper's communication budget: the mean share of the links that a round uses. It
+            is not the budget of a round, which counts microbatches.
         degree: neighbours of each worker, of graph='random'.
         graph_seed: of graph='random'.
 
@@ -144,8 +152,8 @@ def gossiping(plan: Callable[[Facts], gossip_lib.Gossip], *, before_update: bool
 
     Args:
         plan: `facts -> Gossip`; called once for each run.
-        before_update: whether the update, computed at the parameters as they were, is added to
-            the mixed ones (D-PSGD), or the updated parameters are mixed (MATCHA).
+        before_update: True: the update, computed at the parameters as they were, is added to the
+            mixed ones (D-PSGD). False: the updated parameters are mixed (MATCHA).
     """
     kept = functools.lru_cache(4)(plan)
 

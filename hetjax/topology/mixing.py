@@ -1,8 +1,8 @@
 """With which fixed weights do workers average, and how fast does that bring them together?
 
 Metropolis and constant weights for a graph, their checks and rates. A round x ← W x keeps the
-mean of the parameters, because W is doubly stochastic. Host planning in float64, done once before
-training; `gossip` knows how the weights are applied, `schedules` has the random ones.
+mean of the parameters, because W is doubly stochastic. The host plans in float64, once before
+training. `gossip` applies the weights; `schedules` has random ones.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def weighted_laplacian(edges: np.ndarray, weights: np.ndarray, num_workers: int)
 
 
 def metropolis_weights(graph: graphs.Graph) -> np.ndarray:
-    """Returns W_ij = 1/(1 + max(deg_i, deg_j)) on the links, f64[n, n], the rest on the diagonal.
+    """Returns W, f64[n, n]: W_ij = 1/(1 + max(deg_i, deg_j)) on links, the rest on the diagonal.
 
     Symmetric, doubly stochastic and without negative entries for every graph.
 
@@ -46,7 +46,7 @@ def metropolis_weights(graph: graphs.Graph) -> np.ndarray:
 
     References:
       Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can decentralized algorithms outperform
-      centralized algorithms?", 2017, arXiv 1705.09056, asks for such a W and leaves it open.
+      centralized algorithms?", 2017, arXiv 1705.09056, asks for such a W and does not choose one.
     """
     weights = 1.0 / (1 + graph.degrees[graph.edges].max(axis=1))
     return np.eye(graph.num_workers) - weighted_laplacian(graph.edges, weights, graph.num_workers)
@@ -55,8 +55,8 @@ def metropolis_weights(graph: graphs.Graph) -> np.ndarray:
 def mixing_matrices(graph: graphs.Graph | graphs.PeriodicGraph) -> tuple[np.ndarray, ...]:
     """Returns the W of each phase, f64[n, n]; round k uses entry k mod the length.
 
-    One Metropolis matrix for a `Graph`; (I + P)/2 for each phase of a `PeriodicGraph`, where
-    P takes the parameters that a worker receives.
+    One Metropolis matrix for a `Graph`. For a `PeriodicGraph` (I + P)/2 for each phase, where the
+    permutation P gives each worker the parameters that it receives.
 
     Example:
       >>> [w.tolist() for w in mixing_matrices(graphs.one_peer_exponential(2))]
@@ -72,7 +72,7 @@ def check_mixing_matrix(matrix: ArrayLike, *, symmetric: bool) -> None:
     """Checks that W is doubly stochastic, to 1e-6, and symmetric if asked. W = I passes.
 
     Raises:
-      ValueError: names the row, column or entry that is wrong, and its value.
+      ValueError: it is not. The message names the wrong row, column or entry and its value.
 
     Example:
       >>> check_mixing_matrix([[0.5, 0.5], [0.4, 0.6]], symmetric=False)
@@ -112,8 +112,8 @@ def check_mixing_matrix(matrix: ArrayLike, *, symmetric: bool) -> None:
 def spectral_gap(matrices: Sequence[np.ndarray]) -> float:
     """Returns 1 − σ^(1/T), σ = ‖W_T … W_1 − 11ᵀ/n‖₂, for the T matrices of a period.
 
-    For one symmetric W that is 1 − max(|λ₂|, |λ_n|). 1: exact averages after a period; 0: the
-    workers never come together.
+    For one symmetric W that is 1 − max(|λ₂|, |λ_n|). 1: the averages are exact after a period; 0:
+    the workers never come together.
 
     Args:
       matrices: f64[n, n] each, doubly stochastic, in the order of the rounds.
@@ -127,7 +127,7 @@ def spectral_gap(matrices: Sequence[np.ndarray]) -> float:
         product = matrix @ product
     num_workers = len(product)
     norm = float(np.linalg.norm(product - 1 / num_workers, 2))
-    # A root would blow rounding up: (1e-16)^(1/10) is 0.025.
+    # A root would magnify rounding: (1e-16)^(1/10) is 0.025.
     norm = 0.0 if norm < num_workers * np.finfo(np.float64).eps else norm
     return 1 - norm ** (1 / len(matrices))
 

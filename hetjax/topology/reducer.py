@@ -1,4 +1,9 @@
-"""What a reducer is: what others may ask of it, and what it makes for a run. NumPy alone."""
+"""What a reducer is: what others may ask of it, and the reduction that it makes for a run.
+
+A `Reducer` is what a user gives: how sums and parameters are to be reduced, in any run. A
+`Reduction` is what it makes for one run: the functions that do so on that run's devices. NumPy
+alone.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,8 +19,8 @@ class Facts(NamedTuple):
     """What a run gives a reducer."""
 
     num_workers: int
-    seed: int = 0  # of what is drawn
-    solve_once: gossip_lib.SolveOnce = gossip_lib.solve_here  # what is solved in floating point
+    seed: int = 0  # of what it draws
+    solve_once: gossip_lib.SolveOnce = gossip_lib.solve_here  # for what it solves in floating point
 
 
 class Mixing(NamedTuple):
@@ -26,30 +31,30 @@ class Mixing(NamedTuple):
     """`(params, active, axis_name) -> params`, leaves without worker axis."""
 
     array: Callable[[PyTree, Any], PyTree]
-    """`(params, active) -> params`, leaves `[num_workers, ...]`. Not `jax.vmap` of `collective`,
-    under which all workers would have to take part in an exchange; a matching leaves some out."""
+    """`(params, active) -> params`, leaves `[num_workers, ...]`. `jax.vmap` of `collective` will
+    not do: all workers would have to take part in an exchange, but a matching leaves some out."""
 
     before_update: bool
-    """Whether the update, computed at the parameters as they were, is added to the mixed ones
-    (D-PSGD), or the updated parameters are mixed (MATCHA)."""
+    """True: the update, computed at the parameters as they were, is added to the mixed ones
+    (D-PSGD). False: the updated parameters are mixed (MATCHA)."""
 
 
 class Reduction(NamedTuple):
-    """How the workers' sums become those that each one updates from.
+    """What a `Reducer` makes for one run: functions that reduce on that run's devices.
 
-    The functions that a `Reducer` makes for one run. The weight of all workers' examples, which
-    divides the sums, is not among them. So without `mixing` the result has to be the total, or what
-    stands for it, and not the mean.
+    They make of the workers' sums those that each worker updates from. The weight of all workers'
+    examples, which divides the sums, is not among them. So without `mixing` the result has to be
+    the total, or what stands for it, and not the mean.
     """
 
     collective: Callable[[PyTree, str], PyTree]
-    """`(sums, axis_name) -> sums`, leaves without worker axis; of the same shapes and types."""
+    """`(sums, axis_name) -> sums`, leaves without worker axis, of the same shapes and types."""
 
     array: Callable[[PyTree], PyTree] | None = None
     """`sums -> sums`, leaves `[num_workers, ...]`; None: `jax.vmap` of `collective`."""
 
     mixing: Mixing | None = None
-    """How parameters are averaged; None where the sums are those of all workers."""
+    """How parameters are averaged; None: the sums are those of all workers."""
 
     keeps_replicas_equal: bool = True  # as its `Reducer` says, which sets this
     is_plain_sum: bool = False  # the same
@@ -57,10 +62,10 @@ class Reduction(NamedTuple):
     name: str = "reducer"  # what messages call it
 
     def check(self, given: PyTree, made: PyTree) -> None:
-        """Refuses what `collective` or `array` made of the sums; looks at shapes and types alone.
+        """Checks what `collective` or `array` made of the sums, by shapes and types alone.
 
         Raises:
-            ValueError: they are others than it was given.
+            ValueError: they differ from those of the sums that it was given.
         """
         import jax
 
@@ -93,9 +98,9 @@ class Reduction(NamedTuple):
 
 
 class Reducer(NamedTuple):
-    """What a synchronisation does with the workers' sums and parameters, in any run.
+    """What a user gives: what a synchronisation does with workers' sums and parameters, in any run.
 
-    What does it on the devices of one run is the `Reduction` that `for_run` makes.
+    `for_run` makes the `Reduction` of it, which does so on the devices of one run.
     """
 
     make: Callable[[Facts], Reduction]
@@ -109,7 +114,7 @@ class Reducer(NamedTuple):
     neighbours'; the `Reduction` has a `mixing`."""
 
     is_plain_sum: bool = False
-    """The sum over all workers and nothing else: it may be taken in any way there is."""
+    """It is the sum over all workers and nothing else, which may be computed in any way."""
 
     network: Callable[[Facts, float, links.LinkModel], links.Network] | None = None
     """`(facts, param_bytes, link) -> Network`: what it costs on links, for the simulator."""
@@ -123,7 +128,7 @@ class Reducer(NamedTuple):
         """What runs on the devices, for a run of these facts.
 
         Raises:
-            ValueError: `make` made no reduction, or one that is not what the reducer says.
+            ValueError: `make` made no reduction, or one that differs from what the reducer says.
         """
         made = self.make(facts)
         if not hasattr(made, "collective") or not hasattr(made, "array"):

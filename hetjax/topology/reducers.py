@@ -1,12 +1,11 @@
-"""What reducers do on the devices with the workers' sums and parameters.
+"""What reducers do on the devices with the workers' sums and parameters: their `Reduction`.
 
-A reducer is written once, for one worker and the axis of all workers: `collective`, inside
-`shard_map`. On one device that is mapped over the workers by `jax.vmap`, or the reducer brings a
-form `array` of its own for there, on leaves with a leading worker axis.
+A reduction is written once, for one worker and the axis of all workers: `collective`, inside
+`shard_map`. On one device `jax.vmap` maps that over the workers, or the reduction brings a form
+`array` of its own, for leaves with a leading worker axis.
 
-Two kinds: those that sum the workers' gradients, so that replicas stay equal, and those that
-gossip, where each worker updates from its own gradients and averages its parameters with its
-neighbours'.
+There are two kinds. Some sum the workers' gradients, so replicas stay equal. Others gossip: each
+worker updates from its own gradients and averages its parameters with its neighbours'.
 """
 
 import functools
@@ -24,7 +23,7 @@ from hetjax.topology.reducer import Mixing, Reduction
 
 PyTree = Any
 
-_LONG_ROW = 65_536  # elements; XLA may add up shorter rows in another order, and is fast enough
+_LONG_ROW = 65_536  # elements; XLA may add up shorter rows in another order; that is fast enough
 
 
 def all_reduce() -> Reduction:
@@ -37,10 +36,10 @@ def all_reduce() -> Reduction:
 
 
 def _sum_of_rows(rows: jax.Array) -> jax.Array:
-    """The sum of `[W, ...]` over the workers, in each row.
+    """The sum of `[W, ...]` over the workers, in each worker's row.
 
-    Long rows are added up one after the other. So does XLA's own sum over the first axis (to the
-    bit in JAX 0.10), but it goes through memory element by element on CPU.
+    Long rows are added up one after the other. XLA's own sum over the first axis does the same (to
+    the bit in JAX 0.10), but on CPU it goes through memory element by element.
     """
     if rows[0].size < _LONG_ROW:
         total = jnp.sum(rows, axis=0)
@@ -57,9 +56,9 @@ def ring(num_workers: int) -> Reduction:
     """The sum over all workers, passed round a ring, to study the ring itself.
 
     Vectors are cut into n chunks. In n - 1 steps each worker adds its part of a chunk to what its
-    left neighbour sent and sends it on (reduce-scatter); in n - 1 more the sums go round
-    (all-gather). A worker sends 2 (n - 1) / n of the vector. Equal to `all_reduce` up to
-    rounding; replicas stay equal to the bit.
+    left neighbour sent, and sends it on (reduce-scatter). In n - 1 more steps the sums go round
+    (all-gather). A worker sends 2 (n - 1) / n of the vector. The sum equals that of `all_reduce` up
+    to rounding; replicas stay equal to the bit.
     """
     to_right = [(worker, (worker + 1) % num_workers) for worker in range(num_workers)]
 
@@ -91,7 +90,7 @@ def ring(num_workers: int) -> Reduction:
 
 
 def _chunks(vector: jax.Array, num_chunks: int) -> jax.Array:
-    """`[num_chunks, size]`, the last padded with zeros."""
+    """The vector's chunks `[num_chunks, size]`, the last padded with zeros."""
     flat = vector.reshape(-1)
     size = -(-flat.size // num_chunks)
     return jnp.pad(flat, (0, num_chunks * size - flat.size)).reshape(num_chunks, size)
@@ -100,20 +99,20 @@ def _chunks(vector: jax.Array, num_chunks: int) -> jax.Array:
 def _in_ring_order(vectors: jax.Array, num_workers: int) -> jax.Array:
     """The sum of `[W, ...]` over the workers, each chunk added up in the order of the ring."""
     chunks = jax.vmap(lambda v: _chunks(v, num_workers))(vectors)  # [W, chunk, size]
-    rows = jnp.arange(num_workers)
-    total = chunks[rows, rows]  # chunk c begins with worker c
+    workers = jnp.arange(num_workers)
+    total = chunks[workers, workers]  # chunk c begins with worker c
     for step in range(1, num_workers):
-        total = total + chunks[(rows + step) % num_workers, rows]
+        total = total + chunks[(workers + step) % num_workers, workers]
     flat = total.reshape(-1)[: vectors[0].size].reshape(vectors.shape[1:])
     return jnp.broadcast_to(flat, vectors.shape)
 
 
 def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
-    """Parameters are averaged over the exchanges of a plan; sums stay each worker's own."""
+    """Averages parameters over the exchanges of a plan; each worker keeps its own sums."""
     num_exchanges, num_workers = gossip.partners.shape
     # W = I + sum_m active_m D_m: what each exchange adds to the identity.
     terms = np.stack(
-        [gossip.matrix(row) - np.eye(num_workers) for row in np.eye(num_exchanges, dtype=bool)]
+        [gossip.matrix(one) - np.eye(num_workers) for one in np.eye(num_exchanges, dtype=bool)]
         or [np.zeros((num_workers, num_workers))]
     )
 
@@ -129,7 +128,7 @@ def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
             ]
             received = jax.lax.ppermute(vector, axis_name, pairs)
             weight = jnp.asarray(gossip.weights[index], vector.dtype)[rank]
-            return change + weight * (received - vector)  # weight 0 where nothing comes
+            return change + weight * (received - vector)  # weight 0: nothing is received
 
         change = jnp.zeros_like(vector)
         for index in range(num_exchanges):
@@ -165,7 +164,7 @@ def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
     return Reduction(lambda sums, axis_name: sums, lambda sums: sums, mixing)
 
 
-# Leaves up to this size share one collective: each operand of its own costs a rendezvous of all
+# Leaves up to this size share one collective, because each operand costs a rendezvous of all
 # workers. Ten leaves of 620 took 1.5 ms one by one and 0.85 ms together, on four CPU devices.
 _BUCKET_LEAF_SIZE = 1 << 16
 
@@ -173,7 +172,7 @@ _BUCKET_LEAF_SIZE = 1 << 16
 def _bucketed(
     function: Callable[[jax.Array], jax.Array], tree: PyTree, *, leading_axes: int = 0
 ) -> PyTree:
-    """`function` of all leaves, of the small ones of a dtype as one vector."""
+    """`function` of all leaves; the small ones of a dtype are joined to one vector."""
     leaves, treedef = jax.tree.flatten(tree)
     lead = leaves[0].shape[:leading_axes] if leaves else ()
     sizes = [int(np.prod(leaf.shape[leading_axes:])) for leaf in leaves]

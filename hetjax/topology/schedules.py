@@ -1,8 +1,9 @@
 """MATCHA: which matchings of a graph exchange in a round, how often, and with which weight?
 
-Each matching is active with a probability of its own, so that a round costs a share of the links.
-ρ = ‖E[WᵀW] − 11ᵀ/n‖₂ is the factor by which the squared distance to the mean shrinks, in
-expectation, at least. `activation` has the problem, `contraction` the search for the least ρ.
+Each matching is active with a probability of its own, so a round uses a share of the links:
+MATCHA's communication budget. In expectation the squared distance to the mean shrinks at least by
+the factor ρ = ‖E[WᵀW] − 11ᵀ/n‖₂. `activation` has the problem, `contraction` the search for the
+least ρ.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ class Schedule(NamedTuple):
     """‖E[WᵀW] - 11ᵀ/n‖₂: per round, the squared distance to the mean shrinks by this or more."""
 
     def flags(self, round: int, seed: int) -> np.ndarray:
-        """The matchings of a round, bool[M]: the same for everybody who asks, in any order."""
+        """The active matchings of a round, bool[M]: the same for all that ask, in any order."""
         rng = np.random.default_rng((seed, round, _FLAG_STREAM))
         return rng.random(len(self.probabilities)) < self.probabilities
 
@@ -46,16 +47,17 @@ def matcha_schedule(
     budget: float,
     link_secs: ArrayLike | None = None,
 ) -> Schedule:
-    """MATCHA: the probabilities that connect the mean graph best, within a budget of time.
+    """MATCHA: the probabilities that connect the mean graph best, within a communication budget.
 
-    Maximises λ₂(Σ p_j L_j) with Σ p_j τ_j ≤ budget · Σ τ_j, 0 ≤ p ≤ 1, and then chooses the α
-    with the least ρ. λ₂ is a minimum of linear functions of p, one for each direction v ⟂ 1, so
-    linear programs over more and more of them close in on it; ρ is convex in α.
+    Maximises λ₂(Σ p_j L_j) with Σ p_j τ_j ≤ budget · Σ τ_j, 0 ≤ p ≤ 1. Then it chooses the α with
+    the least ρ. λ₂ is a minimum of linear functions of p, one for each direction v ⟂ 1. So linear
+    programs over more and more of them close in on it. ρ is convex in α.
 
     Args:
       matchings: M sets of disjoint edges, i64[k, 2] each, that together connect the workers.
       num_workers: n.
-      budget: mean seconds of communication a round, as a part of those of all matchings.
+      budget: MATCHA's communication budget: mean seconds of communication a round, as a part of
+        those of all matchings.
       link_secs: τ, f64[M], seconds of each matching, which are those of its slowest link.
         None: all equal.
 
@@ -86,16 +88,16 @@ def matcha_direct(
     budget: float,
     link_secs: ArrayLike | None = None,
 ) -> Schedule:
-    """The probabilities and α with the least ρ itself, within MATCHA's budget.
+    """The probabilities and α with the least ρ itself, within MATCHA's communication budget.
 
     MATCHA's p has the largest λ₂, which is not the least ρ: the variance of the flags counts,
     too, and rises and falls with p. ρ is not convex in (p, α); on dense graphs many choices of
     matchings are minima of their own. So this searches from many starts, at budgets 0.1, 0.2, …
-    in turn, each from the solutions before as well, and improves the best ones by steps in a
-    trust region (`contraction`).
+    in turn. Each search also starts from the solutions before. It improves the best ones by steps
+    in a trust region (`contraction`).
 
-    What is sure: ρ never rises with the budget, whichever two budgets are compared; and at the
-    budgets 0.1, 0.2, …, 1 it is not above MATCHA's. That nothing is better is not proven.
+    What is sure: ρ never rises with the budget, whichever two budgets are compared. At the budgets
+    0.1, 0.2, …, 1 it is not above MATCHA's. That nothing is better is not proven.
 
     Args, Returns, Raises: as `matcha_schedule`.
 

@@ -1,24 +1,25 @@
 """How small can the largest eigenvalue of a matrix be made that depends on a few numbers?
 
-The numerics of MATCHA's schedules, host float64: a linear dependence by linear programs with
-cutting planes, a quadratic one on a single number by parabolas. No semidefinite solver is needed.
+The numerics of MATCHA's schedules, in float64 on the host. A linear dependence is solved by linear
+programs with cutting planes, a quadratic one on a single number by parabolas. No semidefinite
+solver is needed.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-GAP = 1e-7  # of the bounds, relative, at which a search ends
-_ALPHA_GAP = 1e-13  # of the bounds in a search for one number
-_MOST_CUTS = 300  # rounds of cutting planes; 5 to 80 are usual
+GAP = 1e-7  # relative gap of the bounds at which a search ends
+_ALPHA_GAP = 1e-13  # the same in a search for one number
+_MOST_CUTS = 300  # steps of cutting planes; 5 to 80 are usual
 _MOST_PARABOLAS = 60  # 4 to 12 are usual
 
 
 def eigh(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """All eigenvalues, f64[..., n], ascending, and their vectors, f64[..., n, n].
 
-    By divide and conquer; where that fails, by QR iterations, which are slower. LAPACK's third
-    solver, for a part of the eigenvalues, failed on complete graphs, where nearly all are equal.
+    By divide and conquer; if that fails, by QR iterations, which are slower. LAPACK's third solver,
+    for a part of the eigenvalues, failed on complete graphs, where nearly all are equal.
     """
     try:
         return np.linalg.eigh(matrix)
@@ -34,7 +35,7 @@ def eigh(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def top_eigenpairs(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The largest eigenvalues, f64[k], descending, and their vectors, f64[n, k].
 
-    All but the smallest, k = n − 1, up to n = 64; above it 8.
+    Up to n = 64 these are all but the smallest, k = n − 1; above it 8.
     """
     values, vectors = eigh(matrix)
     count = len(matrix) - 1 if len(matrix) <= 64 else 8
@@ -47,19 +48,19 @@ class Alpha(NamedTuple):
     alpha: float
     rho: float
     vectors: np.ndarray  # f64[n, k], the largest eigenvectors of E[WᵀW] at this α
-    values: np.ndarray  # f64[k], theirs, minus those of 11ᵀ/n
+    values: np.ndarray  # f64[k], their eigenvalues, less those of 11ᵀ/n
 
 
 def best_alpha(mean: np.ndarray, second: np.ndarray) -> Alpha:
     """The α with the least ρ(α), the largest eigenvalue of I − 11ᵀ/n − 2α mean + α² second.
 
-    A unit vector v gives a parabola, 1 − 2α vᵀ mean v + α² vᵀ second v, that is nowhere above
-    ρ(α), and meets it where v is the eigenvector. Of those found so far the last on each side of
-    the minimum bound it; where the larger of the two is least is the next α.
+    A unit vector v gives a parabola, 1 − 2α vᵀ mean v + α² vᵀ second v. It is nowhere above ρ(α)
+    and meets it where v is the eigenvector. Of the parabolas found so far the last on each side of
+    the minimum bound it. The next α is where the larger of the two is least.
     """
     size = len(mean)
     rest = np.eye(size) - 1 / size
-    sides: list[tuple[float, float] | None] = [None, None]  # that falls at its α, that rises
+    sides: list[tuple[float, float] | None] = [None, None]  # one falling at its α, one rising
     alpha, found = 1 / (float(mean.diagonal().max()) or 1.0), None  # 0: no links at all
     for _ in range(_MOST_PARABOLAS):
         values, vectors = top_eigenpairs(rest - 2 * alpha * mean + alpha**2 * second)
@@ -83,7 +84,7 @@ def _lowest(parabolas: list[tuple[float, float]]) -> tuple[float, float]:
         if len(parabolas) == 1 or 1 - 2 * vertex * a + vertex**2 * b <= value:
             return vertex, value
     (a, b), (c, d) = parabolas
-    if b == d:  # they meet at 0 alone
+    if b == d:  # the parabolas meet at 0 alone
         return max(zip(vertices, values, strict=True), key=lambda found: found[1])
     crossing = 2 * (a - c) / (b - d)
     return crossing, 1 - 2 * crossing * a + crossing**2 * b
@@ -102,12 +103,12 @@ def least_top_eigenvalue(
 ) -> tuple[np.ndarray, float, float]:
     """Minimises the largest eigenvalue of A(x) = constant + Σ x_j slopes_j, f64[k, k].
 
-    Over low ≤ x ≤ high, costs·x ≤ limit. Each unit vector v gives a cut, vᵀA(x)v ≤ s.
-    Eigenvectors alone converge slowly where several eigenvalues meet, as they do at the optimum;
-    the sums and differences of two of them bring in the entries off the diagonal.
+    It searches low ≤ x ≤ high, costs·x ≤ limit. Each unit vector v gives a cut, vᵀA(x)v ≤ s.
+    Several eigenvalues meet at the optimum, and there eigenvectors alone converge slowly. The sums
+    and differences of two of them bring in the entries off the diagonal.
 
-    Returns the best x, a lower bound of the minimum, and the value at x; they differ by 1e-7 of
-    the value, or by `gain` of what was gained from the start.
+    Returns the best x, a lower bound of the minimum, and the value at x. Bound and value differ by
+    1e-7 of the value, or by `gain` of what was gained from the start.
     """
     from scipy import optimize
 
@@ -140,13 +141,13 @@ def least_top_eigenvalue(
                 "dual_feasibility_tolerance": 1e-10,
             },
         )
-        if result.status != 0:  # numerical trouble: what was found so far is still feasible
+        if result.status != 0:  # numerical trouble; the best x so far is still feasible
             break
         x, lower = np.clip(result.x[:-1], low, high), max(lower, float(result.fun) * scale)
         room, used = limit - costs @ low, costs @ (x - low)
-        if used > room:  # by the tolerance of the linear program
+        if used > room:  # as the tolerance of the linear program allows
             x = low + (x - low) * (room / used)
-        # Cuts half-way to the best point so far took half as many rounds as those at the vertex.
+        # Cuts half-way to the best point so far took half as many steps as those at the vertex.
         x = 0.5 * (x + best)
         # The tight cuts keep the bound; most of the others never matter again.
         kept = np.argsort(ends - cuts @ x, kind="stable")[: 5 * len(x) + 40]
@@ -155,7 +156,7 @@ def least_top_eigenvalue(
 
 
 def joined(basis: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """An orthonormal basis of both, f64[n, k]; directions that are there already are left out."""
+    """An orthonormal basis of both, f64[n, k], without directions that `basis` has already."""
     rest = vectors - basis @ (basis.T @ vectors)
     left, sizes, _ = np.linalg.svd(rest, full_matrices=False)
     new = left[:, sizes > 1e-7]

@@ -1,10 +1,10 @@
 """The configuration of an experiment: that of a run, with its data set, model and optimiser.
 
 `base` gives the defaults as an `ml_collections.ConfigDict`, which files in `configs/` change
-and `--config.field=value` overrides. `validate` turns one into an `ExperimentConfig`, frozen
-and checked, before anything is computed; everything after that reads the frozen one. A JSON
-file holds the same fields and no code. Nothing here imports jax. An option of a part, a data set
-or a model that is not chosen is ignored.
+and `--config.field=value` overrides. Before anything is computed `validate` makes a frozen and
+checked `ExperimentConfig` of it, which everything after that reads. A JSON file holds the same
+fields and no code. Nothing here imports jax. An option of a part, a data set or a model that is not
+chosen is ignored.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def base() -> ml_collections.ConfigDict:
 def load(path: str | pathlib.Path) -> ml_collections.ConfigDict:
     """Reads a configuration file, `.py` with a `get_config()` or `.json`, to be overridden.
 
-    Every field is there afterwards. Each one has been checked by itself; `validate` checks them
-    together, after the overrides.
+    Afterwards every field is there and has been checked by itself. `validate` checks them together,
+    after the overrides.
 
     Raises:
       ValueError: the file is missing, has another suffix, cannot be run or parsed, or a field
@@ -146,7 +146,7 @@ def from_json(path: str | pathlib.Path) -> ExperimentConfig:
     """Reads and checks a JSON configuration, such as the `config.json` of a run.
 
     Raises:
-      ValueError: the file is missing or is not JSON, or as `validate`.
+      ValueError: the file is missing or is not JSON, or `validate` raises it.
     """
     return validate(files.read_json(path))
 
@@ -164,7 +164,7 @@ def validate(
         `gate`). The configuration says of them what can be written down.
 
     Returns:
-      the checked configuration.
+      The checked configuration.
 
     Raises:
       ValueError: a field is unknown, of a wrong type or out of range, or fields contradict each

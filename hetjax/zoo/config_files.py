@@ -1,7 +1,7 @@
 """Configuration files as nested mappings: Python with a `get_config()`, or JSON without code.
 
-Whatever is wrong with a file becomes one `ValueError` that names the file and the line, since a
-traceback through the flags library says neither.
+Whatever is wrong with a file becomes one `ValueError` that names the file and the line. A traceback
+through the flags library names neither.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def run_get_config(path: str | pathlib.Path) -> Any:
     """Runs a Python file and returns what its `get_config()` returns.
 
     Raises:
-      ValueError: the file cannot be read, fails, or has no `get_config()` that returns one.
+      ValueError: the file cannot be read, fails, or has no `get_config()` that returns a
+        configuration.
     """
     path = pathlib.Path(path).expanduser()
     files.read_text(path)
@@ -57,7 +58,7 @@ def run_get_config(path: str | pathlib.Path) -> Any:
 
 def plain(config: Any) -> Any:
     """An `ml_collections.ConfigDict` as nested dicts; anything else as it is."""
-    # Who gives one has imported its package; the core does without.
+    # Whoever gives one has imported its package; the core does without it.
     ml_collections = sys.modules.get("ml_collections")
     is_config_dict = ml_collections and isinstance(config, ml_collections.ConfigDict)
     return config.to_dict() if is_config_dict else config

@@ -1,6 +1,6 @@
 """Data sets by name: those that hetjax reads itself, and any that TFDS has prepared.
 
-Images are prepared once, in TFDS's form. Text, sentences and series are small: they are made of
+Images are prepared once, in TFDS's form. Text, sentences and series are small. They are made from
 their original files whenever they are opened, with options that a configuration gives.
 
 TFDS is imported when a data set is opened, never TensorFlow. A data set that is not one of
@@ -40,14 +40,14 @@ TFDS = ("tensorflow_datasets", "array_record", "importlib_resources")
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """A data set, opened.
+    """An opened data set.
 
     Attributes:
       train: source of the training examples.
-      evals: source of the examples of each set that is evaluated, by its name, the main one first.
-      num_classes: how many numbers a model gives. Labels are 0..num_classes-1, or so are words;
-        of series it is how many points are told at once. None where the set has no class labels.
-      example_shape: shape of the field `kind` in an example; None where there is no such field.
+      evals: source of the examples of each evaluated set, by its name, the main one first.
+      num_classes: how many numbers a model gives. Labels, or words, are 0..num_classes-1. For
+        series it is how many points are forecast at once. None if the set has no class labels.
+      example_shape: shape of the field `kind` in an example; None if there is no such field.
       name: as it was asked for.
       kind: the field that a model takes: "image", "features", "words", "tokens" or "past".
       notes: sentences that a report must say of the data.
@@ -63,7 +63,7 @@ class Dataset:
 
     @property
     def test(self) -> sources.Source:
-        """The test set, or what stands for it where there is none."""
+        """The test set, or what stands for it if there is none."""
         return self.evals.get("test") or next(iter(self.evals.values()))
 
 
@@ -75,19 +75,20 @@ def default_data_dir() -> pathlib.Path:
 
 
 def load(name: str, data_dir: str | os.PathLike | None = None, **options: Any) -> Dataset:
-    """Opens a data set, and prepares it first if it is one of ours and is not yet.
+    """Opens a data set; first prepares it if it is one of hetjax's own and not yet prepared.
 
     Args:
       name: one of `BUILTIN`, or a TFDS data set prepared under `data_dir` as TFDS names it,
-        `name`, `name/config` or `name/config:version`. An item of our image sets is
-        `{"image": u8[H, W, C], "label": int}`, in the order of the original files; those of
-        our other sets are dicts of arrays with a field `kind`.
-      data_dir: where original and prepared data lie; `default_data_dir()` if absent.
+        `name`, `name/config` or `name/config:version`. An item of hetjax's own image sets is
+        `{"image": u8[H, W, C], "label": int}`, in the order of the original files. Those of the
+        other own sets are dicts of arrays with a field `kind`.
+      data_dir: where original and prepared data lie; None: `default_data_dir()`.
       **options: of the set, as `options_of` names them; an image set has none.
 
     Raises:
       ValueError: unknown name or option, or the data are missing, wrong or corrupt, or not in a
-        format with random access. It says what to put where, or which command prepares them.
+        format with random access. The message says what to put where, or which command prepares
+        them.
     """
     root = pathlib.Path(data_dir).expanduser() if data_dir else default_data_dir()
     if unknown := options.keys() - set(options_of(name)):
@@ -154,7 +155,7 @@ def _open(
             "which has no random access; prepare it again in another data_dir with "
             f"tfds build {name} --file_format=array_record --data_dir=DIR"
         ) from error
-    # Opening is lazy: without this a lost file is found at some record, hours later.
+    # Opening is lazy: without this a lost file would be found at some record, hours later.
     for split in ("train", test):
         for path in (pathlib.Path(part.filename) for part in splits[split].file_instructions):
             if not path.is_file():

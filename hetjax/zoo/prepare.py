@@ -1,7 +1,7 @@
 """Prepares data sets ahead of time: `python -m hetjax.zoo.prepare NAME … --data_dir=DIR`.
 
-A training job does the same at its first use; this is for machines whose jobs have no network,
-and for images of containers.
+A training job does the same at its first use. This is for machines whose jobs have no network, and
+for images of containers.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare(name: str, data_dir: pathlib.Path) -> str:
-    if name in datasets.ARRAY_SETS:  # nothing is written: it is made of its files when opened
+    if name in datasets.ARRAY_SETS:  # nothing is written: it is made from its files when opened
         opened = datasets.load(name, data_dir)
         parts = {"train": opened.train, **opened.evals}
         counts = ", ".join(f"{split} {len(source):,}" for split, source in parts.items())

@@ -9,19 +9,19 @@ import numpy as np
 def windows(
     series: Mapping[str, np.ndarray] | Sequence[np.ndarray], past: int, future: int
 ) -> dict[str, np.ndarray]:
-    """Every window of each series, from its first point on, the next one a point later.
+    """Every window of each series, each one point later than the one before it.
 
     Args:
       series: one array of points each, by name or in a list.
       past: points that a model sees.
-      future: points after them that it is to tell.
+      future: points after them that it is to forecast.
 
     Returns:
       `{"past": f32[n, past], "future": f32[n, future]}`, series after series.
 
     Raises:
-      ValueError: a series is too short for one window or has a point that is no finite number, and
-        names it; or there are no series, or a window has no past or no future.
+      ValueError: a series is too short for one window or has a point that is no finite number; the
+        message names it. Or there are no series, or a window has no past or no future.
 
     Example:
       >>> found = windows([np.arange(4.0)], 2, 1)
@@ -50,16 +50,16 @@ def ends(
     """The last points of each series beside those that came afterwards.
 
     Args:
-      series: the points that are known, by name.
-      futures: those that are to be told, of the same names and all equally long.
+      series: the known points, by name.
+      futures: the points to forecast, of the same names and all equally long.
       past: points that a model sees.
 
     Returns:
       `{"past": f32[n, past], "future": f32[n, horizon]}`.
 
     Raises:
-      ValueError: a series is too short, has a point that is no finite number or is in one of the
-        two alone, or futures differ in length.
+      ValueError: a series is too short, has a point that is no finite number, or is in only one of
+        the two; or futures differ in length.
 
     Example:
       >>> ends({"a": np.arange(4.0)}, {"a": np.arange(4.0, 6.0)}, 3)["past"].tolist()
@@ -90,7 +90,7 @@ def ends(
 def _named(
     series: Mapping[str, np.ndarray] | Sequence[np.ndarray],
 ) -> list[tuple[str, np.ndarray]]:
-    """(" ('name')" or "", points) of each."""
+    """(" ('name')" or "", points) of each series."""
     if isinstance(series, Mapping):
         return [(f" ({name!r})", points) for name, points in series.items()]
     return [("", points) for points in series]
@@ -103,7 +103,7 @@ def _check_sizes(**sizes: int) -> None:
 
 
 def _points(given: Any, name: str) -> np.ndarray:
-    """The points as `f32[n]`; the first that is no finite number is named."""
+    """The points as `f32[n]`; names the first that is no finite number."""
     try:
         points = np.asarray(given, np.float64)
     except (TypeError, ValueError):  # one of them is no number at all

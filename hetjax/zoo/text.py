@@ -1,7 +1,7 @@
 """Text as arrays: words by number, chunks of a stream, and features of single sentences.
 
-Everything here takes words that are split already and is plain NumPy, but for the features by
-singular values, which need SciPy's sparse matrices. A mistake names the place where it is.
+Everything here takes words that are split already. It is plain NumPy, but for the features by
+singular values, which need SciPy's sparse matrices. Messages name the place of a mistake.
 """
 
 import collections
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-PADDING = -1  # in place of a word, behind the last one of a chunk or of a sentence
+PADDING = -1  # stands for no word, behind the last word of a chunk or a sentence
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?|[^\sa-z0-9]")
-_SPARE = 10  # directions beyond those that are asked for, which make the last ones exact
+_SPARE = 10  # more directions than are asked for, which make the last of these exact
 _MOST = 2**31 - 1  # an i32
-_PASSES = 3  # over the matrix, each of which makes them more exact
+_PASSES = 3  # iterations over the matrix, each of which makes the directions more exact
 
 
 def vocabulary(words: Iterable[str], size: int = 0) -> dict[str, int]:
-    """The most frequent words, numbered from 0 in that order; of equals the first one first.
+    """The most frequent words, numbered from 0 in that order; of equal ones the first comes first.
 
     Args:
       words: a text.
@@ -46,11 +46,12 @@ def numbers(
     Args:
       words: a text.
       known: the vocabulary.
-      unknown: the word that stands for those outside the vocabulary; None: there is none.
+      unknown: the word that stands for those outside the vocabulary; None: no word does.
       name: what to call the text in errors.
 
     Raises:
-      ValueError: a word is outside the vocabulary and nothing stands for it; names the first.
+      ValueError: a word is outside the vocabulary and nothing stands for it. The message names the
+        first.
 
     Example:
       >>> numbers(["b", "x"], {"a": 0, "b": 1}, unknown="a").tolist()
@@ -74,7 +75,7 @@ def numbers(
 def chunks(tokens: np.ndarray, length: int, *, vocabulary_size: int, name: str = "") -> np.ndarray:
     """Cuts a stream of tokens into chunks that each begin anew.
 
-    A chunk has `length` tokens and the one after them, which it shares with the next chunk: so
+    A chunk has `length` tokens and the one after them, which it shares with the next chunk. So
     every token but the first is predicted once. The last chunk is filled up with `PADDING`.
 
     Args:
@@ -87,8 +88,8 @@ def chunks(tokens: np.ndarray, length: int, *, vocabulary_size: int, name: str =
       `i32[ceil((n - 1) / length), length + 1]`.
 
     Raises:
-      ValueError: a token is no whole number or outside the vocabulary, and names the first; or
-        there are fewer than two.
+      ValueError: a token is no whole number or outside the vocabulary; the message names the
+        first. Or there are fewer than two tokens.
 
     Example:
       >>> chunks(np.arange(6), 3, vocabulary_size=6).tolist()
@@ -135,11 +136,11 @@ def split_sentence(sentence: str) -> list[str]:
 
 
 def check_sentences(sentences: Sequence[Sequence[str]], name: str = "") -> None:
-    """Sees that every sentence has words.
+    """Checks that every sentence has words.
 
     Raises:
-      ValueError: one has none, is not split or has something that is no word, and names the
-        first; or there are no sentences.
+      ValueError: a sentence has no words, is not split or has something that is no word; the
+        message names the first. Or there are no sentences.
     """
     if not len(sentences):
         raise ValueError(f"{name or 'the set'} has no sentences")
@@ -168,14 +169,15 @@ def hashed(sentences: Sequence[Sequence[str]], size: int, *, name: str = "") -> 
 
     Args:
       sentences: each a list of words.
-      size: how many numbers there are; different words may have the same.
+      size: how many numbers there are; different words may get the same one.
       name: what to call the set in errors.
 
     Returns:
       `i32[len(sentences), most different words]`, in ascending order, then `PADDING`.
 
     Raises:
-      ValueError: a sentence has no words, and names it; or `size` is no number of an `i32`.
+      ValueError: a sentence has no words (the message names it), or `size` is no number of an
+        `i32`.
 
     Example:
       >>> hashed([["a", "b", "a"], ["b"]], 100).tolist()
@@ -184,10 +186,10 @@ def hashed(sentences: Sequence[Sequence[str]], size: int, *, name: str = "") -> 
     check_sentences(sentences, name)
     if not 1 <= size <= _MOST:
         raise ValueError(f"words as one of {size} numbers; give 1 to {_MOST}")
-    rows = [sorted({zlib.crc32(word.encode()) % size for word in words}) for words in sentences]
-    out = np.full((len(rows), max(map(len, rows))), PADDING, np.int32)
-    for row, found in zip(out, rows, strict=True):
-        row[: len(found)] = found
+    hashes = [sorted({zlib.crc32(word.encode()) % size for word in words}) for words in sentences]
+    out = np.full((len(hashes), max(map(len, hashes))), PADDING, np.int32)
+    for sentence, found in zip(out, hashes, strict=True):
+        sentence[: len(found)] = found
     return out
 
 
@@ -195,13 +197,13 @@ class SingularFeatures:
     """Features of sentences by a truncated singular value decomposition of their words' weights.
 
     A sentence is the vector of its words' counts, each times log(n / sentences that have the word),
-    of length 1. The features are its coordinates along the leading right singular vectors of the
-    training sentences' matrix, each divided by its root mean square over these sentences. The
-    vectors are found by subspace iteration from a fixed start (Halko, Martinsson, Tropp, "Finding
+    scaled to length 1. The features are its coordinates along the leading right singular vectors of
+    the training sentences' matrix. Each is divided by its root mean square over these sentences.
+    Subspace iteration from a fixed start finds the vectors (Halko, Martinsson, Tropp, "Finding
     structure with randomness", 2011, arXiv 0909.4061).
 
     Args:
-      sentences: those of training, each a list of words; no others have a part in the features.
+      sentences: those of training, each a list of words; the features depend on no others.
       size: how many features there are.
 
     Raises:
@@ -210,7 +212,7 @@ class SingularFeatures:
 
     def __init__(self, sentences: Sequence[Sequence[str]], size: int) -> None:
         check_sentences(sentences)
-        # A set would begin in another order in each process, and with it the features.
+        # A set would have another order in each process, and so would the features.
         self._known = vocabulary(word for one in sentences for word in dict.fromkeys(one))
         if not 1 <= size <= min(len(sentences), len(self._known)):
             raise ValueError(
@@ -236,7 +238,7 @@ class SingularFeatures:
         """`f32[len(sentences), size]`; words that no training sentence has are left out.
 
         Raises:
-          ValueError: a sentence has no words; names it.
+          ValueError: a sentence has no words. The message names it.
         """
         check_sentences(sentences, name)
         return np.asarray(self._matrix(sentences) @ self._directions, np.float32)
@@ -256,7 +258,7 @@ class SingularFeatures:
         return sparse.csr_matrix((weighted.astype(np.float32), (rows, columns)), shape)
 
     def _matrix(self, sentences: Sequence[Sequence[str]]):
-        """`_counts` with rows of length 1; a row of zeros stays so."""
+        """`_counts` with each sentence's vector of length 1; a vector of zeros stays so."""
         from scipy import sparse
 
         counts = self._counts(sentences)

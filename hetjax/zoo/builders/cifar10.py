@@ -45,17 +45,18 @@ def parse(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
       Images `u8[n, 32, 32, 3]` and labels `u8[n]`.
 
     Raises:
-      ValueError: not a whole number of records, or a label above 9; names the record.
+      ValueError: it has no whole number of records, or a label is above 9. The message names the
+        record.
     """
     if len(content) == 0 or len(content) % RECORD_BYTES:
         raise ValueError(
             f"{name} has {len(content):,} bytes, which is not a whole number of records of "
             f"{RECORD_BYTES:,}: record {len(content) // RECORD_BYTES} is cut off"
         )
-    rows = np.frombuffer(content, np.uint8).reshape(-1, RECORD_BYTES)
-    files.check_labels(rows[:, 0], name, num_classes=10)
-    images = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(images), rows[:, 0]
+    records = np.frombuffer(content, np.uint8).reshape(-1, RECORD_BYTES)
+    files.check_labels(records[:, 0], name, num_classes=10)
+    images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), records[:, 0]
 
 
 def _records(read_file: files.ReadFile, names: tuple[str, ...]) -> Iterator[files.Record]:

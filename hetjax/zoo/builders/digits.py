@@ -1,8 +1,8 @@
 """The UCI optical digits, which come with the package: 1,797 grey images of 8 × 8.
 
 Pixels are 0..16 (counts of set bits in 4 × 4 blocks), kept as they are, `u8[8, 8, 1]`. Every
-fifth image (i % 5 == 4) is test, 359 of them, the other 1,438 train, in the original order.
-`DIGITS.md` beside `digits.npz` has the attribution; the data are CC BY 4.0.
+fifth image (i % 5 == 4) is a test image, 359 in all; the other 1,438 are for training, in the
+original order. `DIGITS.md` beside `digits.npz` has the attribution; the data are CC BY 4.0.
 
 References:
   E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
@@ -32,8 +32,8 @@ def read_digits(
     assert images.shape == (NUM_IMAGES, *image_set.image_shape)
     is_test = np.arange(NUM_IMAGES) % TEST_EVERY == TEST_EVERY - 1
     return {
-        split: zip(images[rows], labels[rows].tolist(), strict=True)
-        for split, rows in (("train", ~is_test), ("test", is_test))
+        split: zip(images[chosen], labels[chosen].tolist(), strict=True)
+        for split, chosen in (("train", ~is_test), ("test", is_test))
     }
 
 
@@ -44,12 +44,13 @@ def parse(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
       Images `u8[n, 8, 8, 1]`, 0..16, and labels `u8[n]`, 0..9.
 
     Raises:
-      ValueError: not such a file, or a pixel or label out of range; names the record.
+      ValueError: it is no such file, or a pixel or label is out of range. The message names the
+        record.
     """
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             images, labels = arrays["images"], arrays["labels"]
-    except Exception as error:  # zipfile, zlib, NumPy and KeyError: whatever a damaged file does
+    except Exception as error:  # a damaged file: errors of zipfile, zlib and NumPy, or a KeyError
         raise ValueError(
             f"{name} cannot be read ({type(error).__name__}: {error}); install hetjax again"
         ) from error

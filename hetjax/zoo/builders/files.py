@@ -1,10 +1,9 @@
 """Where the original files of a data set are, and whether they are the right ones.
 
-A data set is described by an `ImageSet` or an `ArraySet`; the files it needs by `FileSpec`s with
-the size and the SHA-256 that its authors' files have (numbers as in TFDS's own table where it has
-them, and checked against real copies). Files are looked for in a few places under the data
-directory, downloaded from the official addresses if they are nowhere, and refused if a byte
-differs.
+An `ImageSet` or an `ArraySet` describes a data set. `FileSpec`s describe the files it needs, with
+the size and the SHA-256 of its authors' files. These are as in TFDS's own table if it has them, and
+were checked against real copies. Files are looked for in a few places under the data directory,
+downloaded from the official addresses if they are nowhere, and refused if a byte differs.
 """
 
 import dataclasses
@@ -40,7 +39,7 @@ class FileSpec:
       name: file name, or path inside an archive.
       size_bytes: its size.
       sha256: its SHA-256, in hexadecimal.
-      urls: addresses, tried in turn; empty for what comes in an archive alone.
+      urls: addresses, tried in turn; empty if the file comes in an archive alone.
     """
 
     name: str
@@ -75,7 +74,7 @@ class ImageSet(OriginalSet):
     """A labelled set of images and how to read it.
 
     Attributes:
-      version: of the prepared form; a new one is prepared beside an old one.
+      version: of the prepared form; a new version is prepared beside an old one.
       image_shape: `(height, width, channels)`, uint8.
       num_classes: labels are 0..num_classes-1.
       read: `(files' contents by name, ImageSet) -> records by split`, in the original order.
@@ -92,7 +91,7 @@ class Arrays(NamedTuple):
 
     Attributes:
       train: the training examples, a dict of arrays with a common leading axis.
-      evals: those of each set that is evaluated, by its name, the main one first.
+      evals: the examples of each evaluated set, by its name, the main one first.
       kind: the field that a model takes, which says what an example is.
       example_shape: shape of that field in one example.
       num_classes: how many numbers a model gives: classes, words of a vocabulary, or points.
@@ -109,7 +108,7 @@ class Arrays(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArraySet(OriginalSet):
-    """A set of text, sentences or series that is made anew of its files whenever it is opened.
+    """A set of text, sentences or series that is made anew from its files whenever it is opened.
 
     Attributes:
       open: `(files' contents by name, **options) -> Arrays`. Its keyword arguments are the options
@@ -127,8 +126,8 @@ class ArraySet(OriginalSet):
 def reader(image_set: OriginalSet, data_dir: pathlib.Path, *, download: bool = True) -> ReadFile:
     """Finds the original files and returns a function that reads one, checked.
 
-    Looks in `data_dir/NAME`, `data_dir` and `data_dir/downloads/manual`, for each file alone
-    and then for the archive. What is missing is downloaded to `data_dir/NAME`.
+    Looks in `data_dir/NAME`, `data_dir` and `data_dir/downloads/manual` for each file by itself,
+    then for the archive. What is missing is downloaded to `data_dir/NAME`.
 
     Args:
       image_set: the data set.
@@ -139,8 +138,8 @@ def reader(image_set: OriginalSet, data_dir: pathlib.Path, *, download: bool = T
       `read(name) -> bytes` for each name in `image_set.files`.
 
     Raises:
-      ValueError: files are missing and cannot be downloaded (says what to put where), or a
-        file has the wrong size or checksum. The latter may be raised by `read` too.
+      ValueError: files are missing and cannot be downloaded (the message says what to put where),
+        or a file has the wrong size or checksum. `read`, too, may raise the latter.
     """
     specs = {spec.name: spec for spec in image_set.files}
     found = {name: _find(name, image_set, data_dir) for name in specs}
@@ -169,7 +168,8 @@ def checked_bytes(path: pathlib.Path, spec: FileSpec) -> bytes:
     """Reads a file and checks it.
 
     Raises:
-      ValueError: wrong size or checksum; names the file, what was found and what expected.
+      ValueError: wrong size or checksum. The message names the file, what was found and what was
+        expected.
     """
     try:
         _check_size(path, path.stat().st_size, spec)
@@ -188,10 +188,10 @@ def check_file(path: pathlib.Path, spec: FileSpec) -> None:
 
 
 def download_file(spec: FileSpec, target: pathlib.Path) -> None:
-    """Downloads to `target.part`, checks, and renames, so that `target` is whole or absent.
+    """Downloads to `target.part`, checks, and renames. So `target` is whole or absent.
 
     Raises:
-      ValueError: no address gave the right file; says what each gave instead.
+      ValueError: no address gave the right file. The message says what each gave instead.
     """
     failures = []
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
@@ -245,7 +245,7 @@ def _fetch_missing(
 
 
 def _places(spec: FileSpec, image_set: OriginalSet) -> str:
-    """Where a file is had from: the archive's address, or the folders that have single files."""
+    """Where a file comes from: the archive's address, or the folders that have single files."""
     archive = image_set.archive
     urls = archive.urls if archive else [url.removesuffix(spec.name) for url in spec.urls]
     return f"from {' or '.join(urls)}" if urls else f"see {image_set.homepage}"
@@ -269,7 +269,7 @@ def is_file(path: pathlib.Path) -> bool:
     """Whether there is such a file.
 
     Raises:
-      ValueError: its directory may not be looked into.
+      ValueError: this process may not look into its directory.
     """
     try:
         return path.is_file()
@@ -315,7 +315,7 @@ def lines(content: bytes, name: str) -> list[str]:
     """The lines of a text file in UTF-8, without their ends.
 
     Raises:
-      ValueError: it is none; names the byte.
+      ValueError: it is no such file. The message names the byte.
     """
     try:
         return content.decode("utf-8").removesuffix("\n").split("\n")
@@ -329,7 +329,7 @@ def check_labels(labels: np.ndarray, name: str, *, num_classes: int) -> None:
     """Checks the labels of a file, `u8[n]`.
 
     Raises:
-      ValueError: a label outside 0..num_classes-1; names the first such record of the file.
+      ValueError: a label is outside 0..num_classes-1. The message names the first such record.
     """
     wrong = np.flatnonzero(labels >= num_classes)
     if wrong.size:

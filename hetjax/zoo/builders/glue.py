@@ -1,6 +1,6 @@
 """Three tasks of GLUE as features of sentences with labels: SST-2, CoLA and RTE.
 
-There is no pretrained encoder here. The features are made of the words alone: a number for each
+There is no pretrained encoder here. The features come from the words alone: a number for each
 different word, or coordinates along singular vectors of the training sentences. The labels of the
 test files are not public, so the development files are evaluated.
 
@@ -28,7 +28,7 @@ _DEV = "What is called val is the development file: the labels of the test file 
 
 
 class Columns(NamedTuple):
-    """Where a file has what, counted from 0."""
+    """Which column of a file has what, counted from 0."""
 
     sentences: tuple[int, ...]
     label: int
@@ -51,20 +51,20 @@ def parse(content: bytes, name: str, columns: Columns) -> tuple[list[list[str]],
     Args:
       content: lines of columns with tabs between them.
       name: what to call it in errors.
-      columns: where it has what.
+      columns: which column has what.
 
     Returns:
       The words of each example, those of a second sentence marked as such, and labels `i32[n]`.
 
     Raises:
-      ValueError: a line has other columns or a label that is none, or a sentence has no words;
-        names the example, the first one after a header being 0.
+      ValueError: a line has other columns, a label is none, or a sentence has no words. The message
+        names the example; the first one after a header is 0.
     """
     sentences: list[list[str]] = []
     labels: list[int] = []
-    rows = files.lines(content, name)[columns.header :]
-    for index, row in enumerate(rows):
-        cells = row.split("\t")
+    lines = files.lines(content, name)[columns.header :]
+    for index, line in enumerate(lines):
+        cells = line.split("\t")
         if len(cells) != columns.num_columns:
             raise ValueError(
                 f"example {index} of {name} has {len(cells)} columns, expected "
@@ -107,7 +107,7 @@ def open_task(
       notes: more sentences for the report.
 
     Raises:
-      ValueError: there are no such features, or as `parse`.
+      ValueError: there are no such features, or `parse` raises it.
     """
     if features not in FEATURES:
         raise ValueError(f"data.features: got {features!r}, must be one of {', '.join(FEATURES)}.")
@@ -147,7 +147,7 @@ def open_task(
 def _task(
     name: str, folder: str, title: str, specs: Sequence[tuple[str, int, str]], *notes: str
 ) -> files.ArraySet:
-    """One of the tasks; `specs` are name, bytes and SHA-256 of the files that have labels."""
+    """One of the tasks; `specs` are name, bytes and SHA-256 of each file that has labels."""
 
     def open(
         read_file: files.ReadFile, *, features: str = "hashed", num_features: int = 0

@@ -22,12 +22,12 @@ def parse(content: bytes, name: str) -> dict[str, np.ndarray]:
     """The points of each series, `f64[length]`, by its name.
 
     Raises:
-      ValueError: a cell is no finite number, or lies behind an empty one, or a series has no
-        points or is there twice; names the series and the cell.
+      ValueError: a cell is no finite number or lies behind an empty one, or a series has no points
+        or is there twice. The message names the series and the cell.
     """
     found: dict[str, np.ndarray] = {}
-    for index, row in enumerate(_rows(content, name)):
-        title, cells = (row[0], row[1:]) if row else ("", [])
+    for index, line in enumerate(_lines(content, name)):
+        title, cells = (line[0], line[1:]) if line else ("", [])
         while cells and not cells[-1]:
             cells.pop()
         if not title or not cells or title in found:
@@ -47,7 +47,7 @@ def parse(content: bytes, name: str) -> dict[str, np.ndarray]:
     return found
 
 
-def _rows(content: bytes, name: str) -> list[list[str]]:
+def _lines(content: bytes, name: str) -> list[list[str]]:
     """The cells of each line but the first."""
     try:
         return list(csv.reader(files.lines(content, name)[1:]))
@@ -68,7 +68,7 @@ def open_m4_weekly(read_file: files.ReadFile, *, past: int = 20, future: int = 6
     Args:
       read_file: gives the contents of a file.
       past: points that a model sees.
-      future: points that it tells at once.
+      future: points that it forecasts at once.
     """
     points = {split: parse(read_file(name), name) for split, name in FILES.items()}
     try:

@@ -29,7 +29,7 @@ LABELS = "{}-labels-idx1-ubyte.gz"
 def read_idx_pairs(
     read_file: files.ReadFile, image_set: files.ImageSet
 ) -> Mapping[str, Iterator[files.Record]]:
-    """Records of each split; its two files are read when the first record is asked for."""
+    """Records of each split. Its two files are read when the first record is asked for."""
     return {
         split: _records(
             read_file, IMAGES.format(prefix), LABELS.format(prefix), image_set.image_shape
@@ -49,8 +49,8 @@ def parse(content: bytes, name: str) -> np.ndarray:
       `u8[...]` of the shape that the header gives.
 
     Raises:
-      ValueError: not gzip, not an idx file of bytes, or longer or shorter than the header
-        says; names the record where it ends.
+      ValueError: it is not gzip, no idx file of bytes, or longer or shorter than the header says.
+        The message names the record where it ends.
     """
     try:
         raw = gzip.decompress(content)

@@ -1,14 +1,13 @@
 """Writes an `ImageSet` as a TFDS array_record data set, without TensorFlow.
 
 The prepared set lies in `DATA_DIR/hetjax_NAME/VERSION` and is an ordinary TFDS data set, which
-`tfds.data_source("hetjax_NAME", data_dir=DATA_DIR)` reads too. The prefix keeps it apart from
+`tfds.data_source("hetjax_NAME", data_dir=DATA_DIR)` reads, too. The prefix keeps it apart from
 TFDS's own of that name. Records keep the order of the original files (TFDS shuffles by a hash
 of the key unless told otherwise). Images are stored as raw bytes: with TFDS's default encoding,
 a list of integers, CIFAR-10 takes five times as long to write and twice as long to read.
 
-A preparation is written to a directory of its own and renamed, so one that was interrupted
-leaves nothing that could be taken for a data set; processes that want the same set wait for the
-first.
+A preparation is written to a directory of its own and renamed. So an interrupted one leaves nothing
+that could be taken for a data set. Processes that want the same set wait for the first.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ PREFIX = "hetjax_"
 
 class _Info(tfds.core.DatasetInfo):
     def initialize_from_bucket(self) -> None:
-        """Nothing: TFDS would ask Google's bucket, and leave an empty temporary directory."""
+        """Does nothing: TFDS would ask Google's bucket, and leave an empty temporary directory."""
 
 
 class _ImageBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
@@ -71,7 +70,7 @@ class _ImageBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  #
             yield index, {"image": image, "label": np.int32(label)}
 
     def _log_download_bytes(self) -> None:
-        """Nothing: `prepare` says in one line what it does."""
+        """Does nothing: `prepare` says in one line what it does."""
 
     _log_download_done = _log_download_bytes
 
@@ -79,7 +78,7 @@ class _ImageBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  #
 def prepare(
     image_set: files.ImageSet, data_dir: pathlib.Path, *, download: bool = True
 ) -> tfds.core.DatasetBuilder:
-    """Prepares a data set, unless it is there.
+    """Prepares a data set, unless it is prepared.
 
     Args:
       image_set: the data set.
@@ -127,7 +126,7 @@ def _builder(image_set: files.ImageSet, data_dir: pathlib.Path) -> Any:
 
 
 def _is_prepared(builder: Any) -> bool:
-    # builder.is_prepared() logs a warning where the answer is no
+    # builder.is_prepared() logs a warning if the answer is no
     return files.is_file(pathlib.Path(builder.data_dir) / "dataset_info.json")
 
 
@@ -136,7 +135,7 @@ def _write(
 ) -> None:
     builder.read_file = files.reader(image_set, data_dir, download=download)
     target = pathlib.Path(builder.data_dir)
-    for remains in (*target.parent.glob("incomplete.*"), target):  # TFDS would reuse the latter
+    for remains in (*target.parent.glob("incomplete.*"), target):  # TFDS would reuse `target`
         shutil.rmtree(remains, ignore_errors=True)
     print(f"hetjax: preparing {image_set.name} in {target}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as downloads, _no_progress_bars():
@@ -161,7 +160,7 @@ def _no_progress_bars() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: pathlib.Path) -> Iterator[None]:
-    """Holds a lock among processes, where the system has one."""
+    """Holds a lock among processes, if the system has one."""
     try:
         import fcntl
     except ImportError:  # Windows: two preparations at once cost time; the rename keeps one

@@ -1,6 +1,6 @@
 """WikiText-2: two million words of Wikipedia articles, as chunks of a stream of numbers.
 
-Each line of a file ends with the word `<eos>`. The vocabulary is made of the training file.
+Each line of a file ends with the word `<eos>`. The vocabulary comes from the training file.
 
 References:
   S. Merity, C. Xiong, J. Bradbury, R. Socher, Pointer sentinel mixture models, 2017,
@@ -22,7 +22,7 @@ def parse(content: bytes, name: str) -> list[str]:
     """The words of a file, each line's followed by `<eos>`.
 
     Raises:
-      ValueError: it is not text in UTF-8, or has no words.
+      ValueError: the file is not text in UTF-8, or has no words.
     """
     words = [word for line in files.lines(content, name) for word in (*line.split(), END) if word]
     if all(word == END for word in words):
@@ -37,8 +37,8 @@ def open_wikitext2(
 
     Args:
       read_file: gives the contents of a file.
-      vocabulary: how many of the most frequent words of the training file are kept, the others
-        being `<unk>`; 0: all.
+      vocabulary: how many of the most frequent words of the training file are kept; the others
+        become `<unk>`. 0: all.
       length: tokens of a chunk.
     """
     words = {split: parse(read_file(name), name) for split, name in FILES.items()}

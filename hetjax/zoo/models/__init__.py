@@ -1,10 +1,15 @@
 """Small reference models, by name. The core does not know them: it knows a loss function.
 
 Each factory takes the shape of one example, the number of classes and `rngs`, and returns a Flax
-NNX module. `TAKES` says which field of an example a model takes. Of images `[B, height, width,
-channels]`, uint8 or float, of features `f[B, size]` and of words `i32[B, most]` it makes logits
-`f32[B, num_classes]`; of tokens `i32[B, length + 1]`, logits `f32[B, length, num_classes]`; of the
-past of a series, `f[B, past]`, its next points. None of them keeps state across examples.
+NNX module. `TAKES` says which field of an example a model takes:
+
+- images `[B, height, width, channels]`, uint8 or float, features `f[B, size]` and words
+  `i32[B, most]` give logits `f32[B, num_classes]`;
+- tokens `i32[B, length + 1]` give logits `f32[B, length, num_classes]`;
+- the past of a series, `f[B, past]`, gives its next points.
+
+None of the models keeps state across examples. `dense`, `convolutional` and `residual` have those
+of images, `text` those of words and tokens, `forecasting` that of series; `layers` are shared.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ TAKES: dict[str, tuple[str, ...]] = {
 
 
 def options_of(name: str) -> tuple[str, ...]:
-    """The options of a model beside those that all have: keyword arguments of its factory."""
+    """The options of a model beside those of all models: keyword arguments of its factory."""
     factory = MODELS[name]
     signature = inspect.signature(factory.__init__ if inspect.isclass(factory) else factory)
     common = ("self", "example_shape", "num_classes", "rngs", "options")
@@ -58,14 +63,14 @@ def make(
     Args:
       name: a key of `MODELS`.
       example_shape: of the field that the model takes; `(height, width, channels)` of an image.
-      num_classes: number of logits, words of the vocabulary, or points that are told at once.
+      num_classes: number of logits, words of the vocabulary, or points forecast at once.
       rngs: keys for the initial parameters.
       **options: of the model: `hidden` (mlp, lstm, forecaster), `width` (resnet8, transformer),
         `blocks` and `heads` (transformer), `input_max` (those that take images: the largest value
         of a pixel, 255.0 by default, 16.0 for the digits), `param_dtype` (all).
 
     Returns:
-      a Flax NNX module.
+      A Flax NNX module.
 
     Raises:
       ValueError: there is no such model, or it cannot take examples of this shape.

@@ -10,18 +10,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-_LEAST_SPREAD = 1e-3  # of a window, over the mean size of its points: a constant one has none
+_LEAST_SPREAD = 1e-3  # of a window, over its points' mean size: a constant window has spread 0
 
 
 class Forecaster(nnx.Module):
     """Dense layers with ReLU from the last points of a series to the next ones.
 
-    What the layers see is the past less its last point, over its spread; what they give is scaled
-    back. So series of any size are alike to them, and zeros are the naive forecast.
+    The layers get the past less its last point, divided by its spread; what they give is scaled
+    back. So series of any size look alike to them, and zeros are the naive forecast.
 
     Args:
       example_shape: `(past,)`, how many points are seen.
-      num_classes: how many points are told at once.
+      num_classes: how many points are forecast at once.
       hidden: width of each hidden layer.
       param_dtype: of parameters and computation.
       rngs: keys for the initial parameters.
@@ -53,7 +53,7 @@ class Forecaster(nnx.Module):
 def spread(past: jax.Array) -> jax.Array:
     """The unit in which errors count, `f[B, 1]`: the standard deviation of each past.
 
-    Never less than a thousandth of the mean size of its points.
+    It is never less than a thousandth of the mean size of its points.
     """
     least = jnp.asarray(_LEAST_SPREAD, past.dtype)
     size = jnp.abs(past).mean(axis=1, keepdims=True)
@@ -62,7 +62,7 @@ def spread(past: jax.Array) -> jax.Array:
 
 
 def forecast(model: nnx.Module, past: jax.Array, horizon: int) -> jax.Array:
-    """The next points, each forecast continued on those before it.
+    """The next points; each forecast goes on from the forecasts before it.
 
     Args:
       model: from `f[B, past]` to `f[B, step]`.

@@ -17,7 +17,7 @@ def check_image_shape(
     """The shape of an image, `(height, width, channels)`.
 
     Raises:
-      ValueError: it is none, or too small for the model of this name.
+      ValueError: it is no such shape, or too small for the model of this name.
     """
     if len(example_shape) != 3 or min(example_shape[:2]) < least_size:
         raise ValueError(
@@ -35,23 +35,24 @@ def group_norm(width: int, **shared: Any) -> nnx.GroupNorm:
 
 
 def normalized(norm: Any, features: jax.Array) -> jax.Array:
-    """`norm(features)`; Flax takes the wider of two types inside, also where JAX is strict."""
+    """`norm(features)`. Inside, Flax takes the wider of two types, even if JAX is strict."""
     with jax.numpy_dtype_promotion("standard"):
         return norm(features)
 
 
 def scale_images(images: jax.Array, input_max: float, dtype: Any) -> jax.Array:
-    """Returns `images / input_max` as floating point: uint8 pixels come to lie in [0, 1]."""
+    """Returns `images / input_max` as floating point: with 255, uint8 pixels lie in [0, 1]."""
     return jnp.asarray(images, dtype) / jnp.asarray(input_max, dtype)
 
 
-# Output rows that `conv_relu_pool` computes by one matrix product. For each, a banded matrix has
-# `rows * (rows + kernel - 1) / kernel` as many numbers as the kernel; 4 to 7 took the same time.
+# Output rows that `conv_relu_pool` computes by one matrix product. Its banded matrix has
+# `rows * (rows + kernel - 1) / kernel` times as many numbers as the kernel; 4 to 7 rows took the
+# same time.
 _ROWS = 5
 
 
 def max_pool_2x2(features: jax.Array, *, height_axis: int = 1) -> jax.Array:
-    """Takes the maximum of each block of 2x2, an odd last row or column left out.
+    """Takes the maximum of each block of 2x2; an odd last row or column is left out.
 
     Equal to `nnx.max_pool(features, (2, 2), strides=(2, 2))`. A reshape and a maximum have a
     cheaper gradient on CPU than the window reduction: LeNet, loss and gradient of 32 CIFAR-10
@@ -83,9 +84,9 @@ def conv_relu_pool(images: jax.Array, filters: Sequence[tuple[jax.Array, jax.Arr
         `f[channels_out]`.
 
     Returns:
-      `f[B, height', width', channels']`. On CPU, where XLA's convolution of so few channels is
-      slow, by matrix products: LeNet, loss and gradient of 32 CIFAR-10 images on one core took
-      1.8 ms against 4.7 ms (lower quartiles of interleaved calls).
+      `f[B, height', width', channels']`. On CPU XLA's convolution of so few channels is slow, so
+      it is computed by matrix products: LeNet, loss and gradient of 32 CIFAR-10 images on one core
+      took 1.8 ms against 4.7 ms (lower quartiles of interleaved calls).
     """
     return jax.lax.platform_dependent(
         images, tuple(filters), cpu=_conv_relu_pool_by_rows, default=conv_relu_pool_by_xla
@@ -109,7 +110,7 @@ def conv_relu_pool_by_xla(
 def _conv_relu_pool_by_rows(
     images: jax.Array, filters: Sequence[tuple[jax.Array, jax.Array]]
 ) -> jax.Array:
-    features = images.transpose(1, 3, 2, 0)  # the batch last: all that is no product is a vector
+    features = images.transpose(1, 3, 2, 0)  # batch last: all but the products is vectorised
     for kernel, bias in filters:
         features = _conv_by_rows(features, kernel) + bias[None, :, None, None]
         features = max_pool_2x2(jax.nn.relu(features), height_axis=0)
@@ -118,11 +119,11 @@ def _conv_relu_pool_by_rows(
 
 @functools.partial(jax.checkpoint, prevent_cse=False)  # keeps `features`, whose axis B is whole
 def _conv_by_rows(features: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Convolution without padding, `f[height, channels, width, B]` to the like.
+    """Convolution without padding, from `f[height, channels, width, B]` to the like.
 
-    The windows of each row alone are copied out, and a few output rows at a time are one product
-    of a banded matrix with them: a copy `kernel_width` times as large in place of one
-    `kernel_height * kernel_width` times, for products of which about half is with zeros.
+    It copies out the windows of each row alone. A few output rows at a time are one product of a
+    banded matrix with them. So the copy is `kernel_width` times as large as the input, not
+    `kernel_height * kernel_width` times; about half of each product is with zeros.
     """
     kernel_height, kernel_width, channels_in, channels_out = kernel.shape
     height, _, width, batch = features.shape

@@ -17,7 +17,7 @@ class ResNet8(nnx.Module):
 
     All convolutions are 3x3. The second and the third block halve height and width and double the
     channels; there a convolution of 1x1 carries the input past the block. With `GroupNorm` in
-    groups of 8 channels: normalisation without state across examples. Pixels come to lie in
+    groups of 8 channels: normalisation without state across examples. Pixels are scaled to
     [-2, 2]. 77,850 parameters on 32x32x3 and 10 classes.
 
     Args:

@@ -1,8 +1,8 @@
 """Models of words: a long short-term memory, a transformer, and a head on a bag of words.
 
-A language model takes chunks `i32[B, length + 1]`, in which -1 stands for no word, and gives a
-logit for each word of the vocabulary that may follow each of the first `length`. It begins every
-chunk with a zero state.
+A language model takes chunks `i32[B, length + 1]`, in which -1 stands for no word. For each of the
+first `length` places it gives a logit for each word of the vocabulary that may come next. It begins
+every chunk with a zero state.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hetjax.zoo.models import layers
 class BagOfWords(nnx.Module):
     """Multinomial logistic regression on which words a sentence has; convex.
 
-    The logits are the bias and the mean of the rows of a table that the sentence's words choose,
-    times the square root of how many these are: so all sentences have features of length 1. The
-    rows are looked up; the features themselves, most of them 0, are never written down.
+    A table has a vector for each word. The logits are the bias and the mean of the vectors of the
+    sentence's words, times the square root of how many these are. So all sentences have features of
+    length 1. The vectors are looked up; the features, most of them 0, are never stored.
 
     Args:
       example_shape: `(number of different words,)`.
@@ -47,9 +47,9 @@ class BagOfWords(nnx.Module):
         """`i32[B, most words]`, -1 behind the last one, to logits `f[B, num_classes]`."""
         table = self.table[...]
         is_word = jnp.asarray(words >= 0, table.dtype)
-        rows = table[jnp.maximum(words, 0)] * is_word[..., None]
+        vectors = table[jnp.maximum(words, 0)] * is_word[..., None]
         count = jnp.maximum(is_word.sum(-1, keepdims=True), jnp.ones((), table.dtype))
-        return rows.sum(-2) / jnp.sqrt(count) + self.bias[...][None]
+        return vectors.sum(-2) / jnp.sqrt(count) + self.bias[...][None]
 
 
 class LSTM(nnx.Module):
@@ -60,10 +60,10 @@ class LSTM(nnx.Module):
     Args:
       example_shape: `(length + 1,)` of a chunk.
       num_classes: words of the vocabulary.
-      hidden: width of each layer, all equal, which is that of the embedding too.
+      hidden: width of each layer, all equal; the embedding has the same.
       param_dtype: of parameters and computation.
-      rngs: keys for the initial parameters, uniform between -1/√width and that; of the embedding
-        between -0.1 and 0.1.
+      rngs: keys for the initial parameters, uniform between -1/√width and 1/√width; those of the
+        embedding between -0.1 and 0.1.
 
     Raises:
       ValueError: the layers are not equally wide.
@@ -115,7 +115,7 @@ class LSTM(nnx.Module):
 
 def _recur(features: jax.Array, inputs: jax.Array, states: jax.Array, bias: jax.Array) -> jax.Array:
     """One layer over `f[length, B, width]`, from a zero state."""
-    driven = features @ inputs + bias[None, None]  # of all steps at once
+    driven = features @ inputs + bias[None, None]  # for all steps at once
 
     def step(carry: Any, driven: jax.Array) -> Any:
         output, cell = carry
@@ -130,17 +130,17 @@ def _recur(features: jax.Array, inputs: jax.Array, states: jax.Array, bias: jax.
 
 
 class Transformer(nnx.Module):
-    """A decoder of blocks of causal attention and two dense layers, as GPT-2 has them.
+    """A decoder of blocks of causal attention and two dense layers, as in GPT-2.
 
-    Normalisation comes before each part. Positions have an embedding of their own, and the words'
-    one scores the next word too.
+    Normalisation comes before each part. Positions have an embedding of their own. The embedding
+    of words also scores the next word.
 
     Args:
       example_shape: `(length + 1,)` of a chunk.
       num_classes: words of the vocabulary.
       width: of the embedding.
       blocks: how many there are.
-      heads: of the attention, whose number divides the width.
+      heads: of the attention; their number divides the width.
       param_dtype: of parameters and computation.
       rngs: keys for the initial parameters, normal with a standard deviation of 0.02.
 
