@@ -7,7 +7,6 @@ import numpy as np
 import optax
 import pytest
 
-import hetjax
 from hetjax import ordering, types
 from hetjax.checkpoints import leaves
 from hetjax.config import experiment
