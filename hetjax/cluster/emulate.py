@@ -49,9 +49,9 @@ class EmulatedCluster:
       secs_per_microbatch: mean seconds of a microbatch of each worker, > 0.
       overhead_secs: mean seconds of a round beside its microbatches, ≥ 0, for each worker or
         one number for all.
-      delay: how the times vary about their means: "constant", "exponential" or "gamma"; or
-        "shifted_exponential", half of each mean and an exponential delay whose mean is the other
-        half, as of a worker that is held up now and then.
+      delay: how the times vary about their means: "constant", "exponential", "gamma" or
+        "shifted_exponential". The last is half of each mean and an exponential delay whose mean is
+        the other half, as of a worker that is held up now and then.
       delay_cv: standard deviation over mean of a time under "gamma", > 0.
       delay_per: "microbatch": every microbatch and the overhead have a factor of their own;
         "round": one factor for all that a worker does in a round.

@@ -152,7 +152,7 @@ class StreamedFeed(Feed):
         size = -(-len(ids) // self._num_readers)
         parts = [ids[start : start + size] for start in range(0, len(ids), size)]
         block = _Block([self._readers.submit(part) for part in parts])
-        self._ready |= {ids.tobytes(): (block, place) for place, ids in enumerate(microbatches)}
+        self._ready |= {one.tobytes(): (block, place) for place, one in enumerate(microbatches)}
 
     def _block_of(self, ids: np.ndarray) -> tuple[_Block, int]:
         """The block with the examples of a microbatch, and its place there; waits for them."""

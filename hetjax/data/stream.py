@@ -122,8 +122,8 @@ class SharedStream:
         """Microbatches of the next round: the budget, or what is left of the epoch.
 
         A gate may leave over any number, and an update from a handful of examples does harm. So a
-        gated run does a rest of less than one and a half budgets in two rounds, each of half a
-        budget or more, and no gate closes the last of them.
+        gated run does a rest of less than one and a half budgets in two rounds. Each has half a
+        budget or more, and no gate closes the last one.
         """
         left = self._shard.microbatches_left(state.passes[0])
         if gated and budget < left < 1.5 * budget:

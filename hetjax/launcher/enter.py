@@ -2,7 +2,7 @@
 
     python -I -S enter.py PARENT CORES GROUP COMMAND …
 
-Run as a file of its own and not as code between fork and exec, because the launcher has threads:
+Run as a file of its own and not as code between fork and exec. For the launcher has threads, and
 what runs after a fork of a threaded process may block for ever. Standard library only.
 """
 

@@ -40,10 +40,10 @@ def find_fault(
 ) -> Fault | None:
     """Names the worker that holds the others up.
 
-    It looks, in this order, for a process that is stopped or says nothing any more; then for the
-    entry that is longest over its limit, which is 1.5 heartbeats, or `start_secs` while starting.
-    If all have waited for each other for 2 heartbeats, it is nobody's fault; the reason names the
-    one in the earliest round first.
+    First it looks for a process that is stopped or says nothing any more. Then it looks for the
+    entry that is longest over its limit: 1.5 heartbeats, or `start_secs` while starting. If all
+    have waited for each other for 2 heartbeats, it is nobody's fault; the reason names the one in
+    the earliest round first.
 
     Args:
         snapshots: of each process that still runs; None: it has said nothing yet, and counts as

@@ -4,9 +4,9 @@ Two traces of one function are walked side by side, equation by equation: one fo
 examples, the whole, and one for n of them, the part. The rows of a value are its entries along the
 axis of the examples, one an example. The part may be given any n examples, in the order of the
 whole. For each of its values it is shown that it is the same as the whole's, or the whole's rows of
-these examples. So no value may depend on where its example stands or on other examples: no
-position (`iota`, an index into the batch), no sum, sort or scan over the examples, no number that
-depends on N.
+these examples. So no value may depend on where its example stands, or on other examples. That
+excludes a position (`iota`, an index into the batch), a sum, a sort or a scan over the examples,
+and a number that depends on N.
 
 This is a proof by induction over the equations, not a test: nothing is computed. No sizes are
 guessed at: an axis is of examples if the two programs differ in it, whatever else is as long. A

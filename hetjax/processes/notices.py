@@ -141,7 +141,7 @@ class Notices:
             self._heard[other] = (position, since)
 
     def speak(self) -> None:
-        """Says whom this process waits for, and who is silent, where it is time to."""
+        """Says whom this process waits for and who is silent, when it is time to."""
         now = time.monotonic()
         late, self._spoke_at = now - self._spoke_at > 3 * _SPEAK_SECS, now
         if late:  # this process itself was stopped, or had no processor

@@ -3,7 +3,7 @@
 The last bits of what a numerical library returns depend on the processor. What is drawn from these
 numbers decides which exchanges a round has, and two processes that disagree wait for each other
 for ever. So the process of worker 0 solves, and the others read its numbers from the board. A
-checkpoint keeps them, because the run may go on on another machine.
+checkpoint keeps them, because the run may be resumed on another machine.
 """
 
 import functools

@@ -101,11 +101,11 @@ def adaptive(
     sampled quotas must save 5 % if no worker has changed lately.
 
     A worker never seen gets a few microbatches first. One with quota 0 gets one now and then, to
-    notice when it has recovered. This is so rare that it costs at most about 1 % of the time; from
-    the fifth probe on that led to nothing, it is half as often each time. A worker that used to
-    work is seen again after 10 rounds in any case, since what happened to it may have been short.
-    After a round that is slower than any noise explains, a worker gets one microbatch in the next,
-    since what happened to it may go on. If the workers are not independent T is wrong: see
+    notice when it has recovered. These probes are so rare that they cost at most about 1 % of the
+    time. From the fifth on that led to nothing, they are half as often each time. A worker that
+    used to work is seen again after 10 rounds in any case, since what happened to it may have been
+    short. After a round that is slower than any noise explains, a worker gets one microbatch in the
+    next, since what happened to it may go on. If the workers are not independent T is wrong: see
     `guard.guarded`.
 
     Args:

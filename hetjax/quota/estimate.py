@@ -6,9 +6,9 @@ t): (1, 1, first secs) and (0, k − 1, the rest). If only the total is known, i
 The variance of an observation is taken in proportion to its microbatches.
 
 Observations may not tell overhead and secs apart (k always 1, or only totals at one quota). Then
-their last known ratio is kept, 0 at first: a worker that slows down mostly does so in everything,
-and a kept overhead would leave microbatches that look almost free. Assumes that outliers are
-clipped and change points cut before: `changes.py`.
+their last known ratio is kept, 0 at first. For a worker that slows down mostly does so in
+everything, and a kept overhead would leave microbatches that look almost free. Assumes that
+outliers are clipped and change points cut before: `changes.py`.
 """
 
 from typing import Any, NamedTuple, TypeVar

@@ -16,7 +16,7 @@ _TRUSTED = 4.0  # an observation farther off, in standard deviations, counts as 
 _FEW = 8  # rounds before which nothing counts as an outlier
 _CLIPPED = 6.0  # a score farther off counts as this
 _COMMON = 3.0  # standard errors beyond which the median residual is a change of all workers
-_WARMED = 0.8  # a round faster than this part of what the first rounds say shows: they were cold
+_WARMED = 0.8  # if a round takes less than this part of what the first ones say, they were cold
 _LITTLE = 3  # most first rounds of a worker that may have been cold
 _SOLVE_ROUNDS = 8  # between two solutions when settled: one costs the host 0.2 ms
 

@@ -78,10 +78,10 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
     followed and looked at again: after 16 rounds at the earliest, each later time after twice as
     many. A hold that the clocks decided may end at once, by 3 standard errors of 3 rounds.
 
-    A look waits while it would cost much. It does if the clocks forecast that equal split takes
-    more than 2 times the round; after the first look, if it costs more than 0.5 % of the rounds
-    since then. Smaller rounds, those in which a cap is lower for once, and those that a gate closed
-    early tell nothing. When a worker joins or leaves, everything starts anew.
+    A look waits while the clocks forecast that it would cost too much: that equal split takes more
+    than 2 times the round, and after the first look more than 0.5 % of the rounds since then.
+    Smaller rounds, those in which a cap is lower for once, and those that a gate closed early tell
+    nothing. When a worker joins or leaves, everything starts anew.
 
     Args:
       policy: any policy; its state is a part of the guard's.

@@ -156,7 +156,7 @@ def least_top_eigenvalue(
 
 
 def joined(basis: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """An orthonormal basis of both, f64[n, k], without directions that `basis` has already."""
+    """An orthonormal basis of both, f64[n, k]; leaves out vectors that `basis` spans already."""
     rest = vectors - basis @ (basis.T @ vectors)
     left, sizes, _ = np.linalg.svd(rest, full_matrices=False)
     new = left[:, sizes > 1e-7]
