@@ -71,9 +71,9 @@ def run_checkout(
         float64: 64-bit numbers.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "path"  # this checkout's experiments, and no hetjax but the one to run
-    path.mkdir(exist_ok=True)
-    for name, at in (("hetjax", checkout), ("experiments", ROOT)):
+    path = directory / "path"  # this checkout's drills, and no hetjax but the one to run
+    (path / "experiments").mkdir(parents=True, exist_ok=True)
+    for name, at in (("hetjax", checkout), ("experiments/drills", ROOT)):
         if not (path / name).exists():
             (path / name).symlink_to(at.resolve() / name)
     environment = {
