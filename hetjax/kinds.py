@@ -14,7 +14,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from hetjax import gates, ordering, parts, quota, topology, values
+from hetjax import gates, ordering, parts, quota, topology
+from hetjax import options as options_lib
 
 GIVEN = "given: "  # stands in a configuration before what cannot be written down
 ARGUMENTS = "arguments"  # the field for the arguments of a part that is named by import path
@@ -151,7 +152,7 @@ def no_such_option(group: str, name: str, option: str) -> str:
         [f"{group}.{own}" for own in parts.options_of(factory_of(group, name))],
     )
     owners = [repr(n) for n, f in kind.registry.items() if option in parts.options_of(f)]
-    hint = values.nearest(f"{group}.{option}", mine)
+    hint = options_lib.nearest(f"{group}.{option}", mine)
     whose = f"; it is one of {', '.join(owners)}" if owners else ""
     hint = hint or (f" It has: {', '.join(mine)}." if mine else " It has no options.")
     if owners:
@@ -183,7 +184,7 @@ def factory_of(group: str, name: str) -> Callable[..., Any]:
             raise ValueError(f"{dotted}: {error}.") from error
     raise ValueError(
         f"{dotted}: got {name!r}, must be one of {', '.join(kind.registry)}, or the import path "
-        f"'module:function' of a factory.{values.nearest(name, list(kind.registry))}"
+        f"'module:function' of a factory.{options_lib.nearest(name, list(kind.registry))}"
     )
 
 
@@ -355,9 +356,8 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
     for group, kind in KINDS.items():
         for name, option in options_of(group).items():
             owners = [n for n, f in kind.registry.items() if name in parts.options_of(f)]
-            says = f"{option.unit} {option.says}".strip()
             shown = repr(option.default)
-            yield f"{group}.{name}", ", ".join(owners), shown, option.rule.allowed, says
+            yield f"{group}.{name}", ", ".join(owners), shown, option.rule.allowed, option.told
 
 
 def document() -> str:

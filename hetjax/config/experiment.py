@@ -18,7 +18,7 @@ from hetjax.config import checks
 from hetjax.config import fields as fields
 from hetjax.config.groups import ExperimentConfig
 
-_Config = TypeVar("_Config", bound=ExperimentConfig)
+_Config = TypeVar("_Config")
 
 
 def validate(
@@ -96,8 +96,4 @@ def parse(kind: type[_Config], given: Any) -> _Config:
     values = fields.parse_group(kind, given, "", errors)
     if errors:
         raise ValueError("\n".join(errors))
-    for field in dataclasses.fields(kind):
-        group = fields.group_type(field)
-        if group and field.name in values:
-            values[field.name] = group(**values[field.name])
     return kind(**values)
