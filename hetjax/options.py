@@ -38,7 +38,7 @@ class Refused(Exception):
     """A rule's answer to a value that it does not take."""
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """What Python reads in it; the text itself where that is nothing."""
     with contextlib.suppress(SyntaxError, ValueError):
         return ast.literal_eval(text)
@@ -51,7 +51,7 @@ class Rule(NamedTuple):
     allowed: str
     parse: Callable[[Any], Any]
     names: tuple[str, ...] = ()
-    read: Callable[[str], Any] = _literal  # what a text of the command line means
+    read: Callable[[str], Any] = literal  # what a text of the command line means
 
 
 class Option(NamedTuple):
@@ -194,7 +194,7 @@ def flag(*, says: str = "") -> Option:
         return value
 
     def read(text: str) -> Any:
-        return _TRUTHS.get(text.lower(), text)
+        return _TRUTHS.get(text.lower(), literal(text))
 
     return Option(Rule("true or false", parse, read=read), "", says)
 

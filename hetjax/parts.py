@@ -31,7 +31,6 @@ import numpy as np
 
 from hetjax import options
 from hetjax.options import Option as Option
-from hetjax.options import Rule as Rule
 from hetjax.options import choice as choice
 from hetjax.options import flag as flag
 from hetjax.options import integer as integer
@@ -39,9 +38,6 @@ from hetjax.options import number as number
 from hetjax.options import numbers as numbers
 from hetjax.options import option as option
 from hetjax.options import options_of as options_of
-from hetjax.options import several as several
-from hetjax.options import text as text
-from hetjax.options import text_or_object as text_or_object
 
 _Arguments = ParamSpec("_Arguments")
 _Part = TypeVar("_Part")
@@ -79,40 +75,55 @@ def path_of(function: Callable[..., Any]) -> str:
     return f"{module}:{name}"
 
 
-def checked(
-    factory: Callable[..., Any], arguments: Mapping[str, Any], prefix: str
-) -> tuple[dict[str, Any], list[str]]:
-    """Applies the rules of a factory's options.
+def make(
+    factory: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    prefix: str,
+    unknown: Callable[[str], str] | None = None,
+) -> Any:
+    """Makes a part, of arguments as a user gives them.
 
     Args:
-      factory: whose options they are.
+      factory: makes it.
       arguments: by name.
       prefix: stands before an option's name in a message.
+      unknown: the message about an option that there is not; None: in the words of `factory`.
 
-    Returns:
-      the values that were right, with the defaults of those that were not given; and a line for
-      each argument that is wrong or missing.
+    Raises:
+      ValueError: an argument is wrong, unknown or missing; a line for each.
     """
+    return factory(**_checked(factory, arguments, prefix, unknown))
+
+
+def _checked(
+    factory: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    prefix: str,
+    unknown: Callable[[str], str] | None = None,
+) -> dict[str, Any]:
+    """All options of a factory: the arguments that are right, and the defaults of others."""
     known, kept, lines = options_of(factory), {}, []
     for name, value in arguments.items():
-        if name not in known:
+        if name in known:
+            try:
+                kept[name] = known[name].check(f"{prefix}{name}", value)
+            except ValueError as error:
+                lines.append(str(error))
+        elif unknown is not None:
+            lines.append(unknown(name))
+        else:
             mine = [f"{prefix}{each}" for each in known]
             hint = options.nearest(f"{prefix}{name}", mine)
             hint = hint or f" It has: {', '.join(mine) or 'none'}."
             lines.append(f"{prefix}{name}: {_name_of(factory)!r} has no such option.{hint}")
-            continue
-        try:
-            kept[name] = known[name].check(f"{prefix}{name}", value)
-        except ValueError as error:
-            lines.append(str(error))
-    for name, one in known.items():
-        if name in arguments:
-            continue
-        if one.is_required:
-            lines.append(f"{prefix}{name}: missing, must be {one.rule.allowed}: {one.says}.")
-        else:
-            kept[name] = one.default
-    return kept, lines
+    for name in [each for each in known if each not in arguments]:
+        kept[name] = known[name].default
+        if known[name].is_required:
+            must = known[name].rule.allowed
+            lines.append(f"{prefix}{name}: missing, must be {must}: {known[name].says}.")
+    if lines:
+        raise ValueError("\n".join(lines))
+    return kept
 
 
 def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part]:
@@ -127,19 +138,16 @@ def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def make(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Part:
+    def checking(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Part:
         named = dict(zip(signature.parameters, args, strict=False))
         if len(args) > len(signature.parameters) or named.keys() & kwargs.keys():
             signature.bind(*args, **kwargs)  # Python's own words are the best here
-        named |= kwargs
-        arguments, lines = checked(make, named, f"{_name_of(function)}: ")
-        if lines:
-            raise ValueError("\n".join(lines))
+        arguments = _checked(checking, named | kwargs, f"{_name_of(function)}: ")
         made = function(**arguments)  # type: ignore[call-arg]
-        return remembered(made, make, arguments)
+        return remembered(made, checking, arguments)
 
-    setattr(make, _IS_FACTORY, True)
-    return make
+    setattr(checking, _IS_FACTORY, True)
+    return checking
 
 
 def is_factory(thing: Any) -> bool:

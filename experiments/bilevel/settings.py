@@ -40,8 +40,7 @@ class Data:
         number(at_least=0, at_most=1, says="of the training labels, drawn anew from all classes"),
     ] = 0.5
     block_size: Annotated[
-        int,
-        integer(says=f"{_EXAMPLES} that are in memory at once; divides both parts; 0: all"),
+        int, integer(says=f"{_EXAMPLES} that are in memory at once; divides both parts; 0: all")
     ] = 0
 
 
@@ -223,5 +222,5 @@ def to_dict(config: CleaningConfig) -> dict[str, Any]:
 
 
 SCHEMA = config_flag.Schema(
-    TrainConfig, load, validate_train, "configs/digits_cleaning.py", lambda loaded, overrides: ()
+    TrainConfig, load, validate_train, "configs/digits_cleaning.py", lambda loaded, given: ()
 )

@@ -39,9 +39,7 @@ def validate(
         other. A line for each names the field, the value, what is allowed and how to mend it.
     """
     config = parse(ExperimentConfig, given)
-    problems = checks.problems(config, parts or {})
-    if problems:
-        raise ValueError("\n".join(problems))
+    checks.resolve(config, parts or {})
     return config
 
 

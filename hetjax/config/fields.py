@@ -147,6 +147,43 @@ def rows(parent: type) -> Iterator[tuple[str, str, str, str]]:
         yield dotted, repr(option.default), option.told, allowed
 
 
+def read(parent: type, name: str, text: str) -> Any:
+    """What a text of the command line means, as the declaration of the field says."""
+    option = dict(leaves(parent)).get(name)
+    return options.literal(text) if option is None else option.rule.read(text)
+
+
+def overridden(
+    parent: type, config: Mapping[str, Any], given: Iterable[tuple[str, Any]]
+) -> dict[str, Any]:
+    """A configuration with other values of some fields.
+
+    Args:
+      parent: its dataclass.
+      config: nested values.
+      given: dotted names, and values.
+
+    Raises:
+      ValueError: a field is unknown, or a value is not allowed; a line for each.
+    """
+    errors: list[str] = []
+    found = dict(config)
+    for name, value in given:
+        for part in reversed(name.split(".")):
+            value = {part: value}
+        parse_group(parent, value, "", errors)
+        found = _merged(found, value)
+    if errors:
+        raise ValueError("\n".join(errors))
+    return found
+
+
+def _merged(config: Any, over: Any) -> Any:
+    if not isinstance(config, Mapping) or not isinstance(over, Mapping):
+        return over
+    return {**config, **{name: _merged(config.get(name), value) for name, value in over.items()}}
+
+
 def unknown_name(name: str, known: Sequence[str]) -> str:
     """Returns the message about a field that does not exist, with the nearest that does."""
     hint = _INSTEAD.get(name.split(".")[-1], "") or options.nearest(name, known)

@@ -36,8 +36,7 @@ class DataConfig:
         int, integer(says="threads that read a source; 0: several where they help")
     ] = 0
     sharing: Annotated[
-        str,
-        choice("shared", "private", says="one order over all examples, or a shard a worker"),
+        str, choice("shared", "private", says="one order over all examples, or a shard a worker")
     ] = "shared"
     weighting: Annotated[
         str,
@@ -87,8 +86,7 @@ class GateConfig:
 
     trigger: Annotated[str, text(says="what closes a round early")] = "none"
     in_flight: Annotated[
-        str,
-        choice("finish", "drop", says="microbatches of a closed round; 'drop': virtual clock"),
+        str, choice("finish", "drop", says="microbatches of a closed round; 'drop': virtual clock")
     ] = "finish"
 
 
@@ -121,8 +119,7 @@ class ClusterConfig:
         int, integer(at_least=1, says="of the run, those that join later too")
     ] = 4
     secs_per_microbatch: Annotated[
-        tuple[float, ...],
-        numbers(above=0.0, says="emulated, one for each worker; (): real speeds"),
+        tuple[float, ...], numbers(above=0.0, says="emulated, one for each worker; (): real speeds")
     ] = ()
     overhead_secs: Annotated[
         float | tuple[float, ...],
@@ -148,8 +145,7 @@ class ClusterConfig:
         tuple[Change, ...], fields.records(Change, says="of workers' speeds and presence, by round")
     ] = ()
     clock: Annotated[
-        str,
-        choice("wall", "virtual", says="'virtual': emulated times are added up, nobody sleeps"),
+        str, choice("wall", "virtual", says="'virtual': emulated times are added up, nobody sleeps")
     ] = "wall"
     seed: Annotated[
         int, integer(at_least=-1, says="of the emulated times; -1: that of the run")
@@ -199,8 +195,7 @@ class ExperimentConfig:
         text(may_be_empty=True, says="a metrics.jsonl, whose quotas are taken instead of clocks"),
     ] = ""
     nonfinite: Annotated[
-        str,
-        choice("stop", "skip", says="what is done about a loss or gradient that is not finite"),
+        str, choice("stop", "skip", says="what is done about a loss or gradient that is not finite")
     ] = "stop"
     compilation_cache: Annotated[
         str, text(says="directory of compiled programs; auto: the user's cache; off: none")

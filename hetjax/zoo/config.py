@@ -46,8 +46,7 @@ class DataConfig(groups.DataConfig, NamedDataConfig):
     ] = 10_000
     length: Annotated[int, integer(at_least=1, says="of wikitext2: words of a chunk")] = 35
     features: Annotated[
-        str,
-        choice("hashed", "svd", says="of sst2, cola, rte: what a sentence's words become"),
+        str, choice("hashed", "svd", says="of sst2, cola, rte: what a sentence's words become")
     ] = "hashed"
     num_features: Annotated[
         int, integer(says="of sst2, cola, rte: how many; 0: 65536 hashed, 768 svd")
@@ -90,8 +89,7 @@ class OptimizerConfig:
     """The update, and its learning rate over time (in nominal epochs)."""
 
     name: Annotated[
-        str,
-        choice("sgd", "adam", "adamw", why=dict.fromkeys(_LINE_SEARCHES, groups.LINE_SEARCH)),
+        str, choice("sgd", "adam", "adamw", why=dict.fromkeys(_LINE_SEARCHES, groups.LINE_SEARCH))
     ] = "sgd"
     learning_rate: Annotated[float, number(above=0.0, says="the highest of the schedule")] = 0.05
     momentum: Annotated[float, number(at_least=0.0, below=1.0, says="of sgd")] = 0.9
@@ -160,9 +158,7 @@ def from_json(path: str | pathlib.Path) -> ExperimentConfig:
 
 
 def validate(
-    given: Mapping[str, Any] | ml_collections.ConfigDict,
-    *,
-    parts: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | ml_collections.ConfigDict, *, parts: Mapping[str, Any] | None = None
 ) -> ExperimentConfig:
     """Checks a configuration and freezes it.
 
@@ -179,13 +175,7 @@ def validate(
         other. A line for each names the field, the value, what is allowed and how to mend it.
     """
     config = _parse(given)
-    problems = [
-        *_model(config.model),
-        *_optimizer(config),
-        *checks.problems(config, parts or {}),
-    ]
-    if problems:
-        raise ValueError("\n".join(problems))
+    checks.resolve(config, parts or {}, more=[*_model(config.model), *_optimizer(config)])
     return config
 
 
