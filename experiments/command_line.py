@@ -32,7 +32,7 @@ def parse_flags(argv: Sequence[str], *, fields_by: str = "") -> list[str]:
             given.
     """
     if asks_for_help(argv):
-        print_help(*([fields_help(fields_by)] if fields_by else []))
+        print_help(argv[0], *([fields_help(fields_by)] if fields_by else []))
     try:
         return flags.FLAGS(list(argv))
     except flags.Error as error:
@@ -47,10 +47,16 @@ def asks_for_help(argv: Sequence[str]) -> bool:
     return any(re.fullmatch(_HELP, argument) for argument in argv[1:ends])
 
 
-def print_help(*more: str, flag_values: flags.FlagValues = flags.FLAGS) -> NoReturn:
-    """Prints what the program is, its flags and more; ends it with status 0."""
+def print_help(program: str, *more: str, flag_values: flags.FlagValues = flags.FLAGS) -> NoReturn:
+    """Prints what the program is, its flags and more; ends it with status 0.
+
+    Args:
+        program: the first word of its command line.
+        more: is printed behind.
+        flag_values: its flags.
+    """
     said = (sys.modules["__main__"].__doc__ or "").strip()
-    own = flag_values.get_key_flags_for_module(sys.argv[0])
+    own = flag_values.get_key_flags_for_module(program)
     lines = [_line(f"--{flag.name}{_default(flag)}", flag.help) for flag in own]
     print("\n\n".join(filter(None, [said, "Flags:\n\n" + "\n".join(lines), *more])))
     sys.exit(0)

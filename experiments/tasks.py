@@ -16,7 +16,7 @@ import optax
 from flax import nnx
 
 import hetjax
-from hetjax import values
+from hetjax import options as options_lib
 from hetjax.data import sources
 from hetjax.zoo import config as config_lib
 from hetjax.zoo import datasets, models
@@ -116,7 +116,7 @@ def _check(
         for metric in measures.names
     ]
     if config.best_by not in given:
-        hint = values.nearest(config.best_by, given)
+        hint = options_lib.nearest(config.best_by, given)
         raise ValueError(
             f"best_by: got {config.best_by!r}, a metric that model.name={name!r} on "
             f"data.name={dataset.name!r} cannot give; it gives {', '.join(measures.names)}.{hint}"

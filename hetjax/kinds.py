@@ -10,11 +10,13 @@ and so does the table in `docs/parts.md`:
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from hetjax import gates, ordering, parts, quota, topology, values
+from hetjax import gates, ordering, parts, quota, topology
+from hetjax import options as options_lib
 
 GIVEN = "given: "  # stands in a configuration before what cannot be written down
 ARGUMENTS = "arguments"  # the field for the arguments of a part that is named by import path
@@ -113,50 +115,52 @@ def resolve(group: str, given: Any) -> Any:
         False
     """
     kind = KINDS[group]
-    if not isinstance(given, Mapping):
-        return _named(kind, given, {})
-    options = dict(given)
+    options = dict(given) if isinstance(given, Mapping) else {kind.key: given}
     options |= dict(options.pop(ARGUMENTS, {}))  # the form of a configuration
     if kind.key not in options:
         raise ValueError(
             f"{group}: got {dict(given)!r}, which does not say which {kind.title}; give "
             f"{kind.key!r} too, one of {', '.join(kind.registry)}."
         )
-    return _named(kind, options.pop(kind.key), options)
-
-
-def _named(kind: Kind, given: Any, options: Mapping[str, Any]) -> Any:
-    if not isinstance(given, str):
-        if options and isinstance(given, kind.record):
-            raise ValueError(
-                f"{kind.group}: {', '.join(options)}: the {kind.title} is made already; give its "
-                "name and the options, or the options where it is made."
-            )
-        return _checked(kind, given)
-    factory = factory_of(kind.group, given)
-    mine = parts.options_of(factory)
-    arguments, lines = parts.checked(
-        factory, {name: options[name] for name in options if name in mine}, f"{kind.group}."
-    )
-    lines += [no_such_option(kind.group, given, name) for name in options if name not in mine]
-    if lines:
-        raise ValueError("\n".join(lines))
-    return _checked(kind, factory(**arguments), given)
+    name = options.pop(kind.key)
+    if isinstance(name, str):
+        unknown = functools.partial(no_such_option, group, name)
+        made = parts.make(factory_of(group, name), options, f"{group}.", unknown)
+        return _checked(kind, made, name)
+    if options and isinstance(name, kind.record):
+        raise ValueError(
+            f"{group}: {', '.join(options)}: the {kind.title} is made already; give its name and "
+            "the options, or the options where it is made."
+        )
+    return _checked(kind, name)
 
 
 def no_such_option(group: str, name: str, option: str) -> str:
     """The message about an option that a part has not: whose it is, and the nearest that it has."""
-    kind, mine = (
-        KINDS[group],
-        [f"{group}.{own}" for own in parts.options_of(factory_of(group, name))],
-    )
-    owners = [repr(n) for n, f in kind.registry.items() if option in parts.options_of(f)]
-    hint = values.nearest(f"{group}.{option}", mine)
-    whose = f"; it is one of {', '.join(owners)}" if owners else ""
+    key = f"{group}.{KINDS[group].key}"
+    mine = [f"{group}.{own}" for own in parts.options_of(factory_of(group, name))]
+    owners = [repr(owner) for owner in _owners(group, option)]
+    hint = options_lib.nearest(f"{group}.{option}", mine)
     hint = hint or (f" It has: {', '.join(mine)}." if mine else " It has no options.")
+    whose = ""
     if owners:
-        hint += f" Leave it out, or set {group}.{kind.key}={' or '.join(owners)}."
-    return f"{group}.{option}: {group}.{kind.key}={name!r} has no such option{whose}.{hint}"
+        whose = f"; it is one of {', '.join(owners)}"
+        hint += f" Leave it out, or set {key}={' or '.join(owners)}."
+    return f"{group}.{option}: {key}={name!r} has no such option{whose}.{hint}"
+
+
+def _owners(group: str, option: str) -> list[str]:
+    """The registered parts that have an option."""
+    registry = KINDS[group].registry
+    return [name for name, make in registry.items() if option in parts.options_of(make)]
+
+
+def of_other_parts(group: str, name: Any, given: Iterable[str]) -> Iterator[str]:
+    """A line for each option that a part has not, and another one of its kind has."""
+    registry = KINDS[group].registry
+    if name in registry:
+        others = options_of(group).keys() - parts.options_of(registry[name]).keys()
+        yield from (no_such_option(group, name, option) for option in given if option in others)
 
 
 def factory_of(group: str, name: str) -> Callable[..., Any]:
@@ -169,22 +173,37 @@ def factory_of(group: str, name: str) -> Callable[..., Any]:
     dotted = f"{group}.{kind.key}"
     if name in kind.registry:
         return kind.registry[name]
-    if name.startswith(GIVEN):
-        raise ValueError(
-            f"{dotted}: got {name!r}, a {kind.title} that could not be written down, since it is "
-            "made by hand or by a function inside another one. Give the object again, such as "
-            f"{kind.example}; or make it by a function at the top of a module with "
-            "@hetjax.parts.factory, which can be written down."
-        )
-    if parts.is_path(name):
-        try:
-            return parts.load(name)
-        except ValueError as error:
-            raise ValueError(f"{dotted}: {error}.") from error
+    if name.startswith(GIVEN) or parts.is_path(name):
+        return imported(dotted, name, kind.title, f"such as {kind.example}")
     raise ValueError(
         f"{dotted}: got {name!r}, must be one of {', '.join(kind.registry)}, or the import path "
-        f"'module:function' of a factory.{values.nearest(name, list(kind.registry))}"
+        f"'module:function' of a factory.{options_lib.nearest(name, list(kind.registry))}"
     )
+
+
+def imported(field: str, name: str, title: str, example: str) -> Callable[..., Any]:
+    """The factory at an import path.
+
+    Args:
+        field: that has the path, for messages.
+        name: the path, or what `described` says of a part that cannot be written down.
+        title: what the factory makes.
+        example: how the object is given again.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name.startswith(GIVEN):
+        raise ValueError(
+            f"{field}: got {name!r}, a {title} that could not be written down, since it is made by "
+            f"hand or by a function inside another one. Give the object again, {example}; or make "
+            "it by a function at the top of a module with @hetjax.parts.factory, which can be "
+            "written down."
+        )
+    try:
+        return parts.load(name)
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}.") from error
 
 
 def _checked(kind: Kind, given: Any, name: str = "") -> Any:
@@ -211,13 +230,19 @@ def described(group: str, part: Any) -> dict[str, Any]:
 
     Of a part that cannot be written down the name is `given: ` and where it is from.
     """
-    kind, made = KINDS[group], parts.made_by(part)
+    kind = KINDS[group]
+    return written(part, kind.key, kind.registry)
+
+
+def written(part: Any, key: str, registry: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+    """As `described`, of any part: `key` has its name, `registry` those with names."""
+    made = parts.made_by(part)
     if made is None:
-        return {kind.key: f"{GIVEN}{parts.label(part)}"}
-    for name, factory in kind.registry.items():
+        return {key: f"{GIVEN}{parts.label(part)}"}
+    for name, factory in registry.items():
         if parts.path_of(factory) == made.path:
-            return {kind.key: name, **made.arguments}
-    return {kind.key: made.path, ARGUMENTS: dict(made.arguments)}
+            return {key: name, **made.arguments}
+    return {key: made.path, ARGUMENTS: dict(made.arguments)}
 
 
 def name_of(group: str, part: Any) -> str:
@@ -286,37 +311,6 @@ def _of_group(group: str, config: Any) -> Any:
     return resolve(group, {kind.key: name, **arguments})
 
 
-def problems(chosen: Parts, facts: parts.Facts) -> Iterator[str]:
-    """Why these parts do not work, in a run of these facts or with each other: a line for each."""
-    for group, part in zip(Parts._fields, chosen, strict=True):
-        ask = getattr(part, "problems", parts.no_problems)
-        yield from (f"{group}.{line}" for line in ask(facts))
-    yield from _contradictions(chosen.ordering, chosen.reducer)
-    yield from of_two(chosen.ordering, chosen.reducer)
-    yield from _idle_worker(chosen, facts)
-
-
-def _contradictions(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]:
-    """What an ordering or a reducer says of itself that cannot be true together."""
-    if order.coordinated and order.make_observer is None:
-        yield (
-            f"ordering.method: {name_of('ordering', order)!r} says coordinated=True and has no "
-            "make_observer, so it has nothing to coordinate. Give it one, or coordinated=False."
-        )
-    if reducer.gossips and (reducer.keeps_replicas_equal or reducer.is_plain_sum):
-        said = "keeps_replicas_equal" if reducer.keeps_replicas_equal else "is_plain_sum"
-        yield (
-            f"reducer.name: {name_of('reducer', reducer)!r} says gossips=True and {said}=True. "
-            "After gossip each worker has parameters of its own: set one of the two to False."
-        )
-    if reducer.is_plain_sum and not reducer.keeps_replicas_equal:
-        yield (
-            f"reducer.name: {name_of('reducer', reducer)!r} says is_plain_sum=True and "
-            "keeps_replicas_equal=False. One sum for all workers keeps them equal: set "
-            "keeps_replicas_equal=True, or is_plain_sum=False."
-        )
-
-
 def of_two(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]:
     """Why this ordering and this reducer do not work with each other."""
     if order.coordinated and not reducer.keeps_replicas_equal:
@@ -329,35 +323,15 @@ def of_two(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]
         )
 
 
-def _idle_worker(chosen: Parts, facts: parts.Facts) -> Iterator[str]:
-    """A gate that waits for a worker to finish its quota: which one, where a quota is 0?"""
-    proportions = chosen.quota.proportions
-    if not chosen.gate.needs_quotas or proportions is None:
-        return
-    if len(proportions) != facts.num_workers or not sum(proportions) > 0:
-        return  # the policy has said so
-    quotas = quota.largest_remainder(proportions, facts.budget)
-    idle = [worker for worker, count in enumerate(quotas) if count == 0]
-    if idle:
-        yield (
-            f"gate.trigger: got {name_of('gate', chosen.gate)!r}, but worker {idle[0]} has a quota "
-            f"of 0 of budget={facts.budget} by quota.proportions={proportions}, and would be the "
-            "first in every round. Give it a larger part, raise budget, leave it out of "
-            "cluster.num_workers, or set gate.trigger='quorum'."
-        )
-
-
 # --- The table of all options ---
 
 
 def rows() -> Iterator[tuple[str, str, str, str, str]]:
     """(field, parts that have it, default, what is allowed, unit and sentence) of each option."""
-    for group, kind in KINDS.items():
+    for group in KINDS:
         for name, option in options_of(group).items():
-            owners = [n for n, f in kind.registry.items() if name in parts.options_of(f)]
-            says = f"{option.unit} {option.says}".strip()
-            shown = repr(option.default)
-            yield f"{group}.{name}", ", ".join(owners), shown, option.rule.allowed, says
+            owners, shown = ", ".join(_owners(group, name)), repr(option.default)
+            yield f"{group}.{name}", owners, shown, option.rule.allowed, option.told
 
 
 def document() -> str:

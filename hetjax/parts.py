@@ -1,7 +1,8 @@
 """What is a part of a run, and how is one made?
 
 A part is a record of functions and properties that a user brings: a quota policy, an ordering, a
-reducer, a gate. A factory makes one from options. It states each option once, in its signature:
+reducer, a gate. A factory makes one from options. It states each option once, in its signature
+(`hetjax.options`):
 
     @parts.factory
     def patient(
@@ -9,10 +10,8 @@ reducer, a gate. A factory makes one from options. It states each option once, i
         wait_rounds: Annotated[int, parts.integer(at_least=1, unit="rounds", says="before …")] = 8,
     ) -> QuotaPolicy: ...
 
-The default is Python's; unit, range and sentence stand in the annotation. The checks of the
-arguments, the fields of the command line, `--help` and the table in `docs/parts.md` come from
-there. What a factory needs of a run (how many workers there are, say) is no option: the record
-has a function that the run calls with it.
+What a factory needs of a run (how many workers there are, say) is no option: the record has a
+function that the run calls with it.
 
 `made_by` of a record remembers the factory and its arguments, so that a run can be written down
 and compared with another one. A record that is made by hand has none.
@@ -25,13 +24,20 @@ import importlib
 import inspect
 import json
 import re
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from hetjax import values
+from hetjax import options
+from hetjax.options import Option as Option
+from hetjax.options import choice as choice
+from hetjax.options import flag as flag
+from hetjax.options import integer as integer
+from hetjax.options import number as number
+from hetjax.options import numbers as numbers
+from hetjax.options import option as option
+from hetjax.options import options_of as options_of
 
 _Arguments = ParamSpec("_Arguments")
 _Part = TypeVar("_Part")
@@ -62,79 +68,6 @@ class Made(NamedTuple):
     fields: tuple[Any, ...]  # of the record as it was made, to notice one that was changed
 
 
-class Option(NamedTuple):
-    """An option of a factory: what it may be, in which unit, and a sentence about it."""
-
-    rule: values.Rule
-    unit: str
-    says: str
-    default: Any = inspect.Parameter.empty  # that of the signature
-
-    @property
-    def is_required(self) -> bool:
-        """Whether the factory has no default for it."""
-        return self.default is inspect.Parameter.empty
-
-
-def option(rule: values.Rule, *, unit: str = "", says: str) -> Option:
-    """An option with any rule of `hetjax.values`."""
-    return Option(rule, unit, says)
-
-
-def integer(*, at_least: int = 0, unit: str = "", says: str) -> Option:
-    """An option that is a whole number."""
-    return Option(values.integer(at_least=at_least), unit, says)
-
-
-def number(
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    unit: str = "",
-    says: str,
-) -> Option:
-    """An option that is a finite number within bounds."""
-    rule = values.number(at_least=at_least, above=above, at_most=at_most, below=below)
-    return Option(rule, unit, says)
-
-
-def numbers(*, at_least: float | None = None, unit: str = "", says: str) -> Option:
-    """An option that is a tuple of finite numbers."""
-    return Option(values.several(values.number(at_least=at_least)), unit, says)
-
-
-def flag(*, says: str) -> Option:
-    """An option that is true or false."""
-    return Option(values.flag(), "", says)
-
-
-def choice(*names: str, says: str) -> Option:
-    """An option that is one of a few names."""
-    return Option(values.choice(*names), "", says)
-
-
-@functools.cache
-def options_of(factory: Callable[..., Any]) -> dict[str, Option]:
-    """The options of a factory by name, with their defaults, as its signature states them.
-
-    Raises:
-      TypeError: a parameter has no option in its annotation.
-    """
-    hints = typing.get_type_hints(inspect.unwrap(factory), include_extras=True)
-    found = {}
-    for name, parameter in inspect.signature(factory).parameters.items():
-        stated = [o for o in getattr(hints.get(name), "__metadata__", ()) if isinstance(o, Option)]
-        if len(stated) != 1:
-            raise TypeError(
-                f"{path_of(factory)}: the parameter {name!r} states no option; annotate it, such "
-                f"as {name}: Annotated[int, parts.integer(at_least=1, says='…')] = 1"
-            )
-        found[name] = stated[0]._replace(default=parameter.default)
-    return found
-
-
 def path_of(function: Callable[..., Any]) -> str:
     """`module:function`, from where it can be imported; also of a function inside another."""
     module = getattr(function, "__module__", None) or type(function).__module__
@@ -142,43 +75,55 @@ def path_of(function: Callable[..., Any]) -> str:
     return f"{module}:{name}"
 
 
-def checked(
-    factory: Callable[..., Any], arguments: Mapping[str, Any], prefix: str
-) -> tuple[dict[str, Any], list[str]]:
-    """Applies the rules of a factory's options.
+def make(
+    factory: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    prefix: str,
+    unknown: Callable[[str], str] | None = None,
+) -> Any:
+    """Makes a part, of arguments as a user gives them.
 
     Args:
-      factory: whose options they are.
+      factory: makes it.
       arguments: by name.
       prefix: stands before an option's name in a message.
+      unknown: the message about an option that there is not; None: in the words of `factory`.
 
-    Returns:
-      the values that were right, with the defaults of those that were not given; and a line for
-      each argument that is wrong or missing.
+    Raises:
+      ValueError: an argument is wrong, unknown or missing; a line for each.
     """
-    options, kept, lines = options_of(factory), {}, []
-    for name, given in arguments.items():
-        value = values.plain(given)
-        if name not in options:
-            known = ", ".join(f"{prefix}{each}" for each in options) or "none"
-            hint = values.nearest(f"{prefix}{name}", [f"{prefix}{each}" for each in options])
-            lines.append(
-                f"{prefix}{name}: {_name_of(factory)!r} has no such option."
-                f"{hint or f' It has: {known}.'}"
-            )
-            continue
-        rule, default = options[name].rule, options[name].default
-        try:
-            kept[name] = rule.parse(value)
-        except values.Refused as refused:
-            shown = None if options[name].is_required else default
-            lines.append(values.refusal(f"{prefix}{name}", value, rule, shown, str(refused)))
-    for name, one in options.items():
-        if name not in arguments and one.is_required:
-            lines.append(f"{prefix}{name}: missing, must be {one.rule.allowed}: {one.says}.")
-        elif name not in arguments:
-            kept[name] = one.default
-    return kept, lines
+    return factory(**_checked(factory, arguments, prefix, unknown))
+
+
+def _checked(
+    factory: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    prefix: str,
+    unknown: Callable[[str], str] | None = None,
+) -> dict[str, Any]:
+    """All options of a factory: the arguments that are right, and the defaults of others."""
+    known, kept, lines = options_of(factory), {}, []
+    for name, value in arguments.items():
+        if name in known:
+            try:
+                kept[name] = known[name].check(f"{prefix}{name}", value)
+            except ValueError as error:
+                lines.append(str(error))
+        elif unknown is not None:
+            lines.append(unknown(name))
+        else:
+            mine = [f"{prefix}{each}" for each in known]
+            hint = options.nearest(f"{prefix}{name}", mine)
+            hint = hint or f" It has: {', '.join(mine) or 'none'}."
+            lines.append(f"{prefix}{name}: {_name_of(factory)!r} has no such option.{hint}")
+    for name in [each for each in known if each not in arguments]:
+        kept[name] = known[name].default
+        if known[name].is_required:
+            must = known[name].rule.allowed
+            lines.append(f"{prefix}{name}: missing, must be {must}: {known[name].says}.")
+    if lines:
+        raise ValueError("\n".join(lines))
+    return kept
 
 
 def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part]:
@@ -193,19 +138,16 @@ def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def make(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Part:
+    def checking(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Part:
         named = dict(zip(signature.parameters, args, strict=False))
         if len(args) > len(signature.parameters) or named.keys() & kwargs.keys():
             signature.bind(*args, **kwargs)  # Python's own words are the best here
-        named |= kwargs
-        arguments, lines = checked(make, named, f"{_name_of(function)}: ")
-        if lines:
-            raise ValueError("\n".join(lines))
+        arguments = _checked(checking, named | kwargs, f"{_name_of(function)}: ")
         made = function(**arguments)  # type: ignore[call-arg]
-        return remembered(made, make, arguments)
+        return remembered(made, checking, arguments)
 
-    setattr(make, _IS_FACTORY, True)
-    return make
+    setattr(checking, _IS_FACTORY, True)
+    return checking
 
 
 def is_factory(thing: Any) -> bool:

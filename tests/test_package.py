@@ -23,7 +23,7 @@ LAYERS = {
     "moved": 0,
     "starting": 0,
     "types": 0,
-    "values": 0,
+    "options": 0,
     "interrupt": 0,
     "digests": 1,
     "mesh": 1,

@@ -4,12 +4,13 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import ml_collections
 
 from experiments import config_flag
-from hetjax.config import experiment, fields, groups
+from hetjax.config import experiment, groups
+from hetjax.options import choice, integer, number, text
 from hetjax.zoo import config_files
 
 ESTIMATORS = (
@@ -29,60 +30,64 @@ _EXAMPLES = "examples"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
-    name: str = fields.choice("digits", "digits", "fashion_mnist", "mnist", says="data set")
-    dir: str = fields.text("", may_be_empty=True, says="where the original files lie")
-    num_train: int = fields.integer(600, at_least=2, says=f"{_EXAMPLES}, polluted in part")
-    num_validation: int = fields.integer(400, at_least=1, says=f"{_EXAMPLES} with right labels")
-    num_test: int = fields.integer(0, says=f"{_EXAMPLES}; 0: all that are left")
-    polluted_fraction: float = fields.number(
-        0.5, at_least=0, at_most=1, says="of the training labels, drawn anew from all classes"
-    )
-    block_size: int = fields.integer(
-        0, says=f"{_EXAMPLES} that are in memory at once; divides both parts; 0: all"
-    )
+    name: Annotated[str, choice("digits", "fashion_mnist", "mnist", says="data set")] = "digits"
+    dir: Annotated[str, text(may_be_empty=True, says="where the original files lie")] = ""
+    num_train: Annotated[int, integer(at_least=2, says=f"{_EXAMPLES}, polluted in part")] = 600
+    num_validation: Annotated[int, integer(at_least=1, says=f"{_EXAMPLES} with right labels")] = 400
+    num_test: Annotated[int, integer(says=f"{_EXAMPLES}; 0: all that are left")] = 0
+    polluted_fraction: Annotated[
+        float,
+        number(at_least=0, at_most=1, says="of the training labels, drawn anew from all classes"),
+    ] = 0.5
+    block_size: Annotated[
+        int, integer(says=f"{_EXAMPLES} that are in memory at once; divides both parts; 0: all")
+    ] = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    name: str = fields.choice("softmax", "softmax", "mlp", says="model")
-    hidden: int = fields.integer(300, at_least=1, says="units of the mlp's hidden layer")
+    name: Annotated[str, choice("softmax", "mlp", says="model")] = "softmax"
+    hidden: Annotated[int, integer(at_least=1, says="units of the mlp's hidden layer")] = 300
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lower:
-    optimizer: str = fields.choice("sgd", "sgd", "momentum", "adam", says="of the lower steps")
-    learning_rate: float = fields.number(0.5, above=0, says="of the lower steps")
-    ridge: float = fields.number(3e-4, at_least=0, says="half of it times |y|^2 is added to f")
+    optimizer: Annotated[str, choice("sgd", "momentum", "adam", says="of the lower steps")] = "sgd"
+    learning_rate: Annotated[float, number(above=0, says="of the lower steps")] = 0.5
+    ridge: Annotated[float, number(at_least=0, says="half of it times |y|^2 is added to f")] = 3e-4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Upper:
-    optimizer: str = fields.choice("adam", "adam", "sgd", says="of the weights of examples")
-    learning_rate: float = fields.number(0.1, above=0, says="of the weights of examples")
-    steps: int = fields.integer(100, at_least=1, says="hypergradients")
+    optimizer: Annotated[str, choice("adam", "sgd", says="of the weights of examples")] = "adam"
+    learning_rate: Annotated[float, number(above=0, says="of the weights of examples")] = 0.1
+    steps: Annotated[int, integer(at_least=1, says="hypergradients")] = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimator:
-    name: str = fields.choice("value_gap", *ESTIMATORS, says="how the hypergradient is found")
-    steps: int = fields.integer(10, at_least=1, says="lower steps for each hypergradient")
-    multiplier: float = fields.number(1.0, above=0, says="of the gap; value_gap*")
-    back: int = fields.integer(5, says="steps that are differentiated; unrolled_truncated")
-    products: int = fields.integer(10, at_least=1, says="for the linear system; implicit_*")
-    damp: float = fields.number(0.01, at_least=0, says="of the linear system; implicit_*")
-    start: str = fields.choice(
-        "warm", "warm", "cold", says="of the lower steps; unrolled*, but unrolled_worst learns it"
-    )
-    start_learning_rate: float = fields.number(
-        0.03, above=0, says="of the start that unrolled_worst learns"
-    )
+    name: Annotated[str, choice(*ESTIMATORS, says="how the hypergradient is found")] = "value_gap"
+    steps: Annotated[int, integer(at_least=1, says="lower steps for each hypergradient")] = 10
+    multiplier: Annotated[float, number(above=0, says="of the gap; value_gap*")] = 1.0
+    back: Annotated[int, integer(says="steps that are differentiated; unrolled_truncated")] = 5
+    products: Annotated[int, integer(at_least=1, says="for the linear system; implicit_*")] = 10
+    damp: Annotated[float, number(at_least=0, says="of the linear system; implicit_*")] = 0.01
+    start: Annotated[
+        str,
+        choice("warm", "cold", says="of the lower steps; unrolled*, but unrolled_worst learns it"),
+    ] = "warm"
+    start_learning_rate: Annotated[
+        float, number(above=0, says="of the start that unrolled_worst learns")
+    ] = 0.03
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CleaningConfig:
-    seed: int = fields.integer(0, says="of the split and the pollution")
-    eval_every: int = fields.integer(5, at_least=1, says="hypergradients between two records")
-    retrain_steps: int = fields.integer(80, at_least=1, says="L-BFGS steps of each trained model")
+    seed: Annotated[int, integer(says="of the split and the pollution")] = 0
+    eval_every: Annotated[int, integer(at_least=1, says="hypergradients between two records")] = 5
+    retrain_steps: Annotated[
+        int, integer(at_least=1, says="L-BFGS steps of each trained model")
+    ] = 80
     data: Data = dataclasses.field(default_factory=Data)
     model: Model = dataclasses.field(default_factory=Model)
     lower: Lower = dataclasses.field(default_factory=Lower)
@@ -94,18 +99,18 @@ class CleaningConfig:
 class Sums:
     """Of how many microbatches a sum is made that an estimator asks for."""
 
-    lower: int = fields.integer(0, says="microbatches of training; 0: all of them")
-    upper: int = fields.integer(0, says="microbatches of validation; 0: all of them")
+    lower: Annotated[int, integer(says="microbatches of training; 0: all of them")] = 0
+    upper: Annotated[int, integer(says="microbatches of validation; 0: all of them")] = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(CleaningConfig):
     """A cleaning run on unequal workers."""
 
-    microbatch_size: int = fields.integer(20, at_least=2, even=True, says="examples")
-    local: str = fields.choice(
-        "stepped", "stepped", "fused", "virtual", says="who calls the workers' function"
-    )
+    microbatch_size: Annotated[int, integer(at_least=2, even=True, says="examples")] = 20
+    local: Annotated[
+        str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
+    ] = "stepped"
     sums: Sums = dataclasses.field(default_factory=Sums)
     cluster: groups.ClusterConfig = dataclasses.field(default_factory=groups.ClusterConfig)
     quota: groups.QuotaConfig = dataclasses.field(default_factory=groups.QuotaConfig)
@@ -132,7 +137,7 @@ def load(path: str) -> ml_collections.ConfigDict:
     Raises:
         ValueError: the file cannot be read, or a field is wrong.
     """
-    return _config_dict(_parsed(config_files.read(path), TrainConfig))
+    return _config_dict(experiment.parse(TrainConfig, config_files.read(path)))
 
 
 def _config_dict(config: "TrainConfig") -> ml_collections.ConfigDict:
@@ -187,7 +192,7 @@ def validate(
         ValueError: a field is unknown, of a wrong type or out of range, or fields contradict
             each other; names each.
     """
-    config = _parsed(given, kind)
+    config = experiment.parse(kind, config_files.plain(given))
     estimator = config.estimator
     if estimator.name == "unrolled_truncated" and estimator.back > estimator.steps:
         raise ValueError(
@@ -216,20 +221,6 @@ def to_dict(config: CleaningConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def _parsed(given: Mapping[str, Any] | ml_collections.ConfigDict, kind: type[Config]) -> Config:
-    if isinstance(given, ml_collections.ConfigDict):
-        given = given.to_dict()
-    errors: list[str] = []
-    values = fields.parse_group(kind, given, "", errors)
-    if errors:
-        raise ValueError("\n".join(errors))
-    for field in dataclasses.fields(kind):
-        group = fields.group_type(field)
-        if group and field.name in values:
-            values[field.name] = group(**values[field.name])
-    return kind(**values)
-
-
 SCHEMA = config_flag.Schema(
-    TrainConfig, load, validate_train, "configs/digits_cleaning.py", lambda loaded, overrides: ()
+    TrainConfig, load, validate_train, "configs/digits_cleaning.py", lambda loaded, given: ()
 )

@@ -5,9 +5,7 @@ settings that it depends on, and is not done again. The training loss is that of
 averaged over the last `window` of an epoch's examples.
 """
 
-import ast
 import concurrent.futures
-import contextlib
 import json
 import math
 import multiprocessing
@@ -18,12 +16,13 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import ml_collections
 from absl import logging
 
 from experiments.comparisons import kept, pictures, spreads
+from hetjax.config import fields
 from hetjax.zoo import config as config_lib
 
+_CONFIG = config_lib.ExperimentConfig
 COLOURS = ("#30343b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a6d3b", "#56b4e9")
 
 
@@ -77,10 +76,9 @@ def read_arms(texts: Sequence[str], common: Sequence[str]) -> list[Arm]:
     arms = []
     several_files = len({file for file, _ in described}) > 1
     for file, overrides in described:
-        loaded = config_lib.load(file)
-        for override in [*common, *overrides]:
-            _override(loaded, override, file)
-        checked = config_lib.validate(loaded)
+        given = [_override(each, file) for each in [*common, *overrides]]
+        loaded = config_lib.load(file).to_dict()
+        checked = config_lib.validate(fields.overridden(_CONFIG, loaded, given))
         names = [pathlib.Path(file).stem] if several_files or not overrides else []
         arms.append(Arm(", ".join([*names, *overrides]), config_lib.to_dict(checked)))
     labels = [arm.label for arm in arms]
@@ -89,23 +87,16 @@ def read_arms(texts: Sequence[str], common: Sequence[str]) -> list[Arm]:
     return arms
 
 
-def _override(loaded: ml_collections.ConfigDict, override: str, file: str) -> None:
+def _override(override: str, file: str) -> tuple[str, Any]:
+    """The name and the value of a field, of `NAME=TEXT`."""
     name, equals, text = override.partition("=")
     if not equals:
         raise ValueError(f"{override!r}, behind {file}: must be FIELD=VALUE.")
-    value: Any = text
-    with contextlib.suppress(SyntaxError, ValueError):
-        value = ast.literal_eval(text)
-    *groups, last = name.split(".")
-    target = loaded
-    for group in groups:
-        target = target.get(group) if isinstance(target, ml_collections.ConfigDict) else None
-    if not isinstance(target, ml_collections.ConfigDict) or last not in target:
+    if name not in fields.leaf_names(_CONFIG):
         raise ValueError(
-            f"{name}, behind {file}: there is no such field; hetjax/config.py has all."
+            f"{name}, behind {file}: there is no such field; hetjax/zoo/config.py has all."
         )
-    with target.ignore_type():
-        target[last] = value
+    return name, fields.read(_CONFIG, name, text)
 
 
 def train(run: Run, directory: pathlib.Path) -> dict[str, Any]:

@@ -1,40 +1,49 @@
 """What must hold between the fields of a configuration, each by itself already right.
 
+`resolve` makes the parts, which say what they need, and applies all rules.
+
 Every rule returns lines that name the fields, their values, what is allowed and how to mend it.
 Left to others: whether there are enough devices (needs jax), whether files and data sets exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from hetjax import gates, kinds
+from hetjax import gates, kinds, ordering, topology
 from hetjax import parts as parts_lib
+from hetjax import quota as quota_lib
 from hetjax.config import groups
 
 
-def problems(experiment: groups.ExperimentConfig, given: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each contradiction in `experiment`, none if it can be run.
+def resolve(
+    experiment: groups.ExperimentConfig, given: Mapping[str, Any], *, more: Iterable[str] = ()
+) -> kinds.Parts:
+    """Makes the parts of a configuration that can be run.
 
     Args:
       experiment: the configuration.
       given: the parts that were given as objects, by group.
+      more: lines about what else is wrong with it.
+
+    Raises:
+      ValueError: it cannot be run; a line for each contradiction, behind `more`.
     """
-    lines = [
-        *_emulation(experiment.cluster),
-        *_rule(experiment.rule),
-    ]
+    lines = [*more, *_emulation(experiment.cluster), *_rule(experiment.rule)]
     try:
         parts = kinds.of_config(experiment, given)
     except ValueError as error:
         lines.append(str(error))
     else:
         lines += [*_objective(experiment, parts), *_gate(experiment, parts.gate)]
-        lines += kinds.problems(parts, _facts(experiment))
+        lines += _parts(parts, _facts(experiment))
     # Presence over rounds means something only once the changes themselves do.
     change_lines = list(_changes(experiment.cluster))
-    return [*lines, *change_lines, *([] if change_lines else _budget(experiment))]
+    lines += change_lines or _budget(experiment)
+    if lines:
+        raise ValueError("\n".join(lines))
+    return parts
 
 
 def _facts(experiment: groups.ExperimentConfig) -> parts_lib.Facts:
@@ -44,6 +53,56 @@ def _facts(experiment: groups.ExperimentConfig) -> parts_lib.Facts:
     starts = overhead if isinstance(overhead, tuple) else (overhead,) * len(speeds)
     shortest = min((a + b for a, b in zip(starts, speeds, strict=False)), default=0.0)
     return parts_lib.Facts(cluster.num_workers, experiment.budget, shortest)
+
+
+def _parts(chosen: kinds.Parts, facts: parts_lib.Facts) -> Iterator[str]:
+    """Why these parts do not work, in a run of these facts or with each other: a line for each."""
+    for group, part in zip(chosen._fields, chosen, strict=True):
+        ask = getattr(part, "problems", parts_lib.no_problems)
+        yield from (f"{group}.{line}" for line in ask(facts))
+    yield from _contradictions(chosen.ordering, chosen.reducer)
+    yield from kinds.of_two(chosen.ordering, chosen.reducer)
+    yield from _idle_worker(chosen, facts)
+
+
+def _contradictions(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]:
+    """What an ordering or a reducer says of itself that cannot be true together."""
+    if order.coordinated and order.make_observer is None:
+        yield (
+            f"ordering.method: {kinds.name_of('ordering', order)!r} says coordinated=True and has "
+            "no make_observer, so it has nothing to coordinate. Give it one, or coordinated=False."
+        )
+    if reducer.gossips and (reducer.keeps_replicas_equal or reducer.is_plain_sum):
+        said = "keeps_replicas_equal" if reducer.keeps_replicas_equal else "is_plain_sum"
+        yield (
+            f"reducer.name: {kinds.name_of('reducer', reducer)!r} says gossips=True and "
+            f"{said}=True. After gossip each worker has parameters of its own: set one of the two "
+            "to False."
+        )
+    if reducer.is_plain_sum and not reducer.keeps_replicas_equal:
+        yield (
+            f"reducer.name: {kinds.name_of('reducer', reducer)!r} says is_plain_sum=True and "
+            "keeps_replicas_equal=False. One sum for all workers keeps them equal: set "
+            "keeps_replicas_equal=True, or is_plain_sum=False."
+        )
+
+
+def _idle_worker(chosen: kinds.Parts, facts: parts_lib.Facts) -> Iterator[str]:
+    """A gate that waits for a worker to finish its quota: which one, where a quota is 0?"""
+    proportions = chosen.quota.proportions
+    if not chosen.gate.needs_quotas or proportions is None:
+        return
+    if len(proportions) != facts.num_workers or not sum(proportions) > 0:
+        return  # the policy has said so
+    quotas = quota_lib.largest_remainder(proportions, facts.budget)
+    idle = [worker for worker, count in enumerate(quotas) if count == 0]
+    if idle:
+        yield (
+            f"gate.trigger: got {kinds.name_of('gate', chosen.gate)!r}, but worker {idle[0]} has a "
+            f"quota of 0 of budget={facts.budget} by quota.proportions={proportions}, and would be "
+            "the first in every round. Give it a larger part, raise budget, leave it out of "
+            "cluster.num_workers, or set gate.trigger='quorum'."
+        )
 
 
 def _objective(experiment: groups.ExperimentConfig, parts: kinds.Parts) -> Iterator[str]:

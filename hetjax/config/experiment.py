@@ -18,7 +18,7 @@ from hetjax.config import checks
 from hetjax.config import fields as fields
 from hetjax.config.groups import ExperimentConfig
 
-_Config = TypeVar("_Config", bound=ExperimentConfig)
+_Config = TypeVar("_Config")
 
 
 def validate(
@@ -39,9 +39,7 @@ def validate(
         other. A line for each names the field, the value, what is allowed and how to mend it.
     """
     config = parse(ExperimentConfig, given)
-    problems = checks.problems(config, parts or {})
-    if problems:
-        raise ValueError("\n".join(problems))
+    checks.resolve(config, parts or {})
     return config
 
 
@@ -96,8 +94,4 @@ def parse(kind: type[_Config], given: Any) -> _Config:
     values = fields.parse_group(kind, given, "", errors)
     if errors:
         raise ValueError("\n".join(errors))
-    for field in dataclasses.fields(kind):
-        group = fields.group_type(field)
-        if group and field.name in values:
-            values[field.name] = group(**values[field.name])
     return kind(**values)

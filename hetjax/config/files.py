@@ -6,7 +6,7 @@ import json
 import pathlib
 from typing import Any
 
-from hetjax import values
+from hetjax import options
 
 
 def read_json(path: str | pathlib.Path) -> Any:
@@ -34,7 +34,7 @@ def read_text(path: pathlib.Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        hint = values.nearest(path.name, _neighbours(path))
+        hint = options.nearest(path.name, _neighbours(path))
         raise ValueError(f"{path}: cannot be read: {error.strerror}.{hint}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path}: not a text file in UTF-8.") from None

@@ -7,12 +7,12 @@ name, reference models and their optimisers are in `hetjax.zoo.config`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from hetjax import kinds
 from hetjax.config import fields as fields
+from hetjax.options import choice, flag, integer, number, numbers, one_or_several, text
 
-_ARGUMENTS = fields.arguments()
 LINE_SEARCH = (
     "L-BFGS and line searches try several points in an update and need the loss and the gradient "
     "at each; an update has the gradient of a round, at one point"
@@ -23,163 +23,187 @@ LINE_SEARCH = (
 class DataConfig:
     """How the examples reach the workers."""
 
-    feed: str = fields.choice(
-        "auto",
-        "auto",
-        "resident",
-        "streamed",
-        says="all data on each device, or read ahead; auto: ahead where a source changes",
-    )
-    readers: int = fields.integer(0, says="threads that read a source; 0: several where they help")
-    sharing: str = fields.choice(
-        "shared", "shared", "private", says="one order over all examples, or a shard a worker"
-    )
-    weighting: str = fields.choice(
-        "shard",
-        "shard",
-        "example",
-        "shard_mean",
-        says="whose examples count how much, of private data, and of all data with gossip",
-    )
+    feed: Annotated[
+        str,
+        choice(
+            "auto",
+            "resident",
+            "streamed",
+            says="all data on each device, or read ahead; auto: ahead where a source changes",
+        ),
+    ] = "auto"
+    readers: Annotated[
+        int, integer(says="threads that read a source; 0: several where they help")
+    ] = 0
+    sharing: Annotated[
+        str, choice("shared", "private", says="one order over all examples, or a shard a worker")
+    ] = "shared"
+    weighting: Annotated[
+        str,
+        choice(
+            "shard",
+            "example",
+            "shard_mean",
+            says="whose examples count how much, of private data, and of all data with gossip",
+        ),
+    ] = "shard"
 
 
 @fields.with_options("quota")
 class QuotaConfig:
     """How many microbatches each worker computes in a round."""
 
-    policy: str = fields.text("adaptive", says="who finds the quotas")
-    max_microbatches: int = fields.integer(0, says="cap of every worker; 0: the budget")
+    policy: Annotated[str, text(says="who finds the quotas")] = "adaptive"
+    max_microbatches: Annotated[int, integer(says="cap of every worker; 0: the budget")] = 0
 
 
 @fields.with_options("ordering")
 class OrderingConfig:
     """The order of the examples."""
 
-    method: str = fields.text("random_reshuffling", says="who finds each epoch's order")
-    herding_every: int = fields.integer(
-        0,
-        at_least=-1,
-        says="epochs between two measurements of the herding bound, three passes over the data "
-        "each; -1: after the first and the last epoch, where the order takes signs; 0: none, and "
-        "the cost of a microbatch is not measured either",
-    )
+    method: Annotated[str, text(says="who finds each epoch's order")] = "random_reshuffling"
+    herding_every: Annotated[
+        int,
+        integer(
+            at_least=-1,
+            says="epochs between two measurements of the herding bound, three passes over the data "
+            "each; -1: after the first and the last epoch, where the order takes signs; 0: none, "
+            "and the cost of a microbatch is not measured either",
+        ),
+    ] = 0
 
 
 @fields.with_options("reducer")
 class ReducerConfig:
     """What a synchronisation does."""
 
-    name: str = fields.text("all_reduce", says="what a synchronisation does")
+    name: Annotated[str, text(says="what a synchronisation does")] = "all_reduce"
 
 
 @fields.with_options("gate")
 class GateConfig:
     """What closes a round before all quotas are done."""
 
-    trigger: str = fields.text("none", says="what closes a round early")
-    in_flight: str = fields.choice(
-        "finish", "finish", "drop", says="microbatches of a closed round; 'drop': virtual clock"
-    )
+    trigger: Annotated[str, text(says="what closes a round early")] = "none"
+    in_flight: Annotated[
+        str, choice("finish", "drop", says="microbatches of a closed round; 'drop': virtual clock")
+    ] = "finish"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RuleConfig:
     """What a worker does with its microbatches."""
 
-    name: str = fields.text(
-        kinds.DEFAULT_RULE, says="or the import path 'module:function' of a factory"
+    name: Annotated[str, text(says="or the import path 'module:function' of a factory")] = (
+        kinds.DEFAULT_RULE
     )
-    arguments: Any = _ARGUMENTS  # of that factory
+    arguments: Annotated[Any, fields.ARGUMENTS] = ()  # of that factory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
     """What is different with one worker from the beginning of a round on; None: as before."""
 
-    round: int = fields.required(fields.integer(0))
-    worker: int = fields.required(fields.integer(0))
-    secs_per_microbatch: float | None = fields.optional(fields.number(1.0, above=0.0))
-    overhead_secs: float | None = fields.optional(fields.number(0.0, at_least=0.0))
-    present: bool | None = fields.optional(fields.flag(True))
+    round: Annotated[int, integer()]
+    worker: Annotated[int, integer()]
+    secs_per_microbatch: Annotated[float | None, number(above=0.0)] = None
+    overhead_secs: Annotated[float | None, number(at_least=0.0)] = None
+    present: Annotated[bool | None, flag()] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """The workers, and the speeds that are emulated."""
 
-    num_workers: int = fields.integer(4, at_least=1, says="of the run, those that join later too")
-    secs_per_microbatch: tuple[float, ...] = fields.numbers(
-        (), above=0.0, says="emulated, one for each worker; (): real speeds"
+    num_workers: Annotated[
+        int, integer(at_least=1, says="of the run, those that join later too")
+    ] = 4
+    secs_per_microbatch: Annotated[
+        tuple[float, ...], numbers(above=0.0, says="emulated, one for each worker; (): real speeds")
+    ] = ()
+    overhead_secs: Annotated[
+        float | tuple[float, ...],
+        one_or_several(number(at_least=0.0), says="emulated, of a round, beside the microbatches"),
+    ] = 0.0
+    delay: Annotated[
+        str,
+        choice(
+            "constant",
+            "exponential",
+            "gamma",
+            "shifted_exponential",
+            says="of the emulated times, about their means",
+        ),
+    ] = "constant"
+    delay_cv: Annotated[
+        float, number(above=0.0, says="standard deviation / mean, of delay 'gamma'")
+    ] = 0.1
+    delay_per: Annotated[str, choice("microbatch", "round", says="what a delay is drawn for")] = (
+        "microbatch"
     )
-    overhead_secs: float | tuple[float, ...] = fields.number_or_numbers(
-        0.0, at_least=0.0, says="emulated, of a round, beside the microbatches"
-    )
-    delay: str = fields.choice(
-        "constant",
-        "constant",
-        "exponential",
-        "gamma",
-        "shifted_exponential",
-        says="of the emulated times, about their means",
-    )
-    delay_cv: float = fields.number(
-        0.1, above=0.0, says="standard deviation / mean, of delay 'gamma'"
-    )
-    delay_per: str = fields.choice(
-        "microbatch", "microbatch", "round", says="what a delay is drawn for"
-    )
-    changes: tuple[Change, ...] = fields.records(
-        Change, says="of workers' speeds and presence, by round"
-    )
-    clock: str = fields.choice(
-        "wall", "wall", "virtual", says="'virtual': emulated times are added up, nobody sleeps"
-    )
-    seed: int = fields.integer(-1, at_least=-1, says="of the emulated times; -1: that of the run")
+    changes: Annotated[
+        tuple[Change, ...], fields.records(Change, says="of workers' speeds and presence, by round")
+    ] = ()
+    clock: Annotated[
+        str, choice("wall", "virtual", says="'virtual': emulated times are added up, nobody sleeps")
+    ] = "wall"
+    seed: Annotated[
+        int, integer(at_least=-1, says="of the emulated times; -1: that of the run")
+    ] = -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When a run with a workdir is saved; at its end it always is."""
 
-    every_secs: float = fields.number(60.0, at_least=0.0, says="0: not by the clock")
-    every_rounds: int = fields.integer(0, says="0: not by rounds")
-    keep: int = fields.integer(2, at_least=1, says="how many of the newest ones stay")
+    every_secs: Annotated[float, number(at_least=0.0, says="0: not by the clock")] = 60.0
+    every_rounds: Annotated[int, integer(says="0: not by rounds")] = 0
+    keep: Annotated[int, integer(at_least=1, says="how many of the newest ones stay")] = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
     """One run, checked. Make it with `experiment.validate`."""
 
-    seed: int = fields.integer(0, says="of order, random keys and emulated noise")
-    epochs: int = fields.integer(20, at_least=1, says="passes over the data")
-    microbatch_size: int = fields.integer(16, at_least=2, even=True, says="examples")
-    budget: int = fields.integer(
-        20,
-        at_least=1,
-        says="microbatches a round, over all workers: the batch is budget * microbatch_size",
-    )
-    max_rounds: int = fields.integer(0, says="after which the run ends at the latest; 0: no limit")
-    eval_every: int = fields.integer(1, at_least=1, says="epochs between evaluations")
-    eval_every_rounds: int = fields.integer(0, says="rounds between more of them; 0: none")
-    best_by: str = fields.text(
-        "", may_be_empty=True, says="metric of the best parameters; '': the loss, if there is one"
-    )
-    best_mode: str = fields.choice("min", "min", "max", says="which of its values is the best")
-    local: str = fields.choice(
-        "stepped", "stepped", "fused", "virtual", says="who calls the workers' function"
-    )
-    replay: str = fields.text(
-        "", may_be_empty=True, says="a metrics.jsonl, whose quotas are taken instead of clocks"
-    )
-    nonfinite: str = fields.choice(
-        "stop", "stop", "skip", says="what is done about a loss or gradient that is not finite"
-    )
-    compilation_cache: str = fields.text(
-        "auto", says="directory of compiled programs; auto: the user's cache; off: none"
-    )
-    examples_apart: str = fields.choice(
-        "check", "check", "assert", "skip", says="whether an example's loss may depend on others"
-    )
+    seed: Annotated[int, integer(says="of order, random keys and emulated noise")] = 0
+    epochs: Annotated[int, integer(at_least=1, says="passes over the data")] = 20
+    microbatch_size: Annotated[int, integer(at_least=2, even=True, says="examples")] = 16
+    budget: Annotated[
+        int,
+        integer(
+            at_least=1,
+            says="microbatches a round, over all workers: the batch is budget * microbatch_size",
+        ),
+    ] = 20
+    max_rounds: Annotated[
+        int, integer(says="after which the run ends at the latest; 0: no limit")
+    ] = 0
+    eval_every: Annotated[int, integer(at_least=1, says="epochs between evaluations")] = 1
+    eval_every_rounds: Annotated[int, integer(says="rounds between more of them; 0: none")] = 0
+    best_by: Annotated[
+        str,
+        text(
+            may_be_empty=True, says="metric of the best parameters; '': the loss, if there is one"
+        ),
+    ] = ""
+    best_mode: Annotated[str, choice("min", "max", says="which of its values is the best")] = "min"
+    local: Annotated[
+        str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
+    ] = "stepped"
+    replay: Annotated[
+        str,
+        text(may_be_empty=True, says="a metrics.jsonl, whose quotas are taken instead of clocks"),
+    ] = ""
+    nonfinite: Annotated[
+        str, choice("stop", "skip", says="what is done about a loss or gradient that is not finite")
+    ] = "stop"
+    compilation_cache: Annotated[
+        str, text(says="directory of compiled programs; auto: the user's cache; off: none")
+    ] = "auto"
+    examples_apart: Annotated[
+        str,
+        choice("check", "assert", "skip", says="whether an example's loss may depend on others"),
+    ] = "check"
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     quota: QuotaConfig = dataclasses.field(default_factory=QuotaConfig)
     ordering: OrderingConfig = dataclasses.field(default_factory=OrderingConfig)

@@ -11,9 +11,8 @@ import numpy as np
 from hetjax import kinds
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
+from hetjax.config import checks, groups
 from hetjax.config import experiment as config_lib
-from hetjax.config import fields as fields_lib
-from hetjax.config import groups
 from hetjax.rounds import gradients, inputs
 from hetjax.rounds import rules as rules_lib
 from hetjax.topology import graphs
@@ -75,12 +74,8 @@ def described_rule(rule: rules_lib.LocalRule) -> dict[str, Any]:
     Of a rule that cannot be written down the name is `given: ` and where it is from.
     """
     rules_lib.check(rule)
-    made = parts_lib.made_by(rule)
-    if made is None:
-        return {"name": f"{kinds.GIVEN}{parts_lib.label(rule)}", kinds.ARGUMENTS: {}}
-    if made.path == parts_lib.path_of(gradients.gradient_sums):
-        return {"name": kinds.DEFAULT_RULE, kinds.ARGUMENTS: {}}
-    return {"name": made.path, kinds.ARGUMENTS: dict(made.arguments)}
+    named = {kinds.DEFAULT_RULE: gradients.gradient_sums}
+    return {kinds.ARGUMENTS: {}} | kinds.written(rule, "name", named)
 
 
 def _with_rule(
@@ -89,8 +84,7 @@ def _with_rule(
     """The configuration with the rule in it, and the rule that it names."""
     if rule is None:
         return config, _rule_of(config.rule)
-    mine = fields_lib.parse_group(groups.RuleConfig, described_rule(rule), "rule.", [])
-    named = groups.RuleConfig(**mine)
+    named = config_lib.parse(groups.RuleConfig, described_rule(rule))
     if config.rule not in (groups.RuleConfig(), named):
         raise ValueError(
             f"rule: the configuration names {_called(config.rule)} and rule= is {_called(named)}; "
@@ -107,21 +101,8 @@ def _rule_of(fields: groups.RuleConfig) -> rules_lib.LocalRule | None:
     """The local rule that a configuration names; None: gradients are added up."""
     if fields.name == kinds.DEFAULT_RULE:
         return None
-    if fields.name.startswith(kinds.GIVEN):
-        raise ValueError(
-            f"rule.name: got {fields.name!r}, a local rule that could not be written down, since "
-            "it is made by hand or by a function inside another one. Give the object again, as "
-            "rule=…; or make it by a function at the top of a module with @hetjax.parts.factory, "
-            "which can be written down."
-        )
-    try:
-        factory = parts_lib.load(fields.name)
-    except ValueError as error:
-        raise ValueError(f"rule.name: {error}.") from error
-    known, lines = parts_lib.checked(factory, dict(fields.arguments), "rule.arguments.")
-    if lines:
-        raise ValueError("\n".join(lines))
-    rule = factory(**known)
+    factory = kinds.imported("rule.name", fields.name, "local rule", "as rule=…")
+    rule = parts_lib.make(factory, dict(fields.arguments), "rule.arguments.")
     rules_lib.check(rule)
     return rule
 
@@ -154,13 +135,19 @@ def config_of_fields(
             f"fit: {', '.join(given)}: these fields are for the command line; here the model, "
             "the optimizer and the data are the arguments loss_fn, optimizer and source"
         )
-    objects: dict[str, Any] = {}
-    for group in kinds.KINDS.keys() & fields.keys():
-        fields[group], part = _part_of_group(group, fields[group])
-        if part is not None:
-            objects[group] = part
+    objects, lines = {}, []
+    for group in kinds.KINDS:
+        if group in fields:
+            try:
+                fields[group], objects[group] = _part_of_group(group, fields[group])
+            except ValueError as error:
+                lines.append(str(error))
+    if lines:
+        raise ValueError("\n".join(lines))
     fields["cluster"] = cluster_fields(fields.get("cluster", {}), workers=workers)
-    config = config_lib.validate(fields, parts=objects)
+    config = config_lib.parse(config_lib.ExperimentConfig, fields)
+    made = {group: part for group, part in objects.items() if part is not None}
+    chosen = checks.resolve(config, made)
     num_workers = config.cluster.num_workers
     if "local" not in fields and num_workers > jax.device_count():
         print(
@@ -170,7 +157,7 @@ def config_of_fields(
             "GPUs take no more workers than there are."
         )
         config = dataclasses.replace(config, local="virtual")
-    return config, kinds.of_config(config, objects)
+    return config, chosen
 
 
 def _part_of_group(group: str, given: Any) -> tuple[Any, Any]:
@@ -179,30 +166,25 @@ def _part_of_group(group: str, given: Any) -> tuple[Any, Any]:
     What is wrong with a field is left to the configuration, but for an option of another part.
     """
     kind, options = kinds.KINDS[group], kinds.options_of(group)
-    if isinstance(given, str):
-        return {kind.key: given}, None
-    if not isinstance(given, dict):
-        given = {kind.key: given}
-    defaults = getattr(config_lib.ExperimentConfig(), group)
-    name = given.get(kind.key, getattr(defaults, kind.key))
-    of_run = {f.name for f in dataclasses.fields(defaults)} - options.keys() - {kind.key}
+    given = given if isinstance(given, dict) else {kind.key: given}
+    declared = parts_lib.options_of(getattr(config_lib.ExperimentConfig(), group).__class__)
+    name = given.get(kind.key, declared[kind.key].default)
+    is_path = isinstance(name, str) and name not in kind.registry
+    if is_path and not parts_lib.is_path(name):
+        return given, None
+    of_run = declared.keys() - options.keys() - {kind.key}
     fields = {n: value for n, value in given.items() if n in of_run}  # quota.max_microbatches
-    rest = {n: value for n, value in given.items() if n not in of_run}
-    if not isinstance(name, str):
-        part = kinds.resolve(group, rest)
-        return fields | kinds.described(group, part), part
-    if name not in kind.registry:
-        if not parts_lib.is_path(name):
-            return given, None
-        rest.pop(kind.key)
+    rest = {n: value for n, value in given.items() if n not in of_run} | {kind.key: name}
+    if is_path:
+        del rest[kind.key]
         arguments = rest | dict(given.get(kinds.ARGUMENTS, {}))
         return fields | {kind.key: name, kinds.ARGUMENTS: arguments}, None
-    mine = parts_lib.options_of(kind.registry[name])
-    of_others = any(n in options and n not in mine for n in rest)
-    if of_others or any(isinstance(value, _OBJECTS) for value in rest.values()):
-        part = kinds.resolve(group, {kind.key: name, **rest})
-        return fields | kinds.described(group, part), part
-    return given, None
+    if isinstance(name, str):
+        others = options.keys() - parts_lib.options_of(kind.registry[name]).keys()
+        if not any(n in others or isinstance(value, _OBJECTS) for n, value in rest.items()):
+            return given, None
+    part = kinds.resolve(group, rest)
+    return fields | kinds.described(group, part), part
 
 
 def cluster_fields(given: Any, *, workers: int | None) -> Any:

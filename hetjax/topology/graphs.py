@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hetjax import values
+from hetjax import options
 
 _PLACE = "reducer.graph: "
 
@@ -290,7 +290,7 @@ def make_graph(
         return GRAPHS[text](num_workers)
     if not re.search(r"\d", text):
         raise ValueError(
-            f"{_PLACE}{text!r} is no graph.{values.nearest(text, list(GRAPHS))} Allowed are "
+            f"{_PLACE}{text!r} is no graph.{options.nearest(text, list(GRAPHS))} Allowed are "
             f"{', '.join(GRAPHS)}, or edges such as '0-1,1-2,2-3'."
         )
     items = text.replace(",", " ").split()

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from hetjax import parts, values
+from hetjax import options, parts
 from hetjax.topology import gossip as gossip_lib
 from hetjax.topology import graphs, links
 from hetjax.topology.reducer import Facts, Reducer
@@ -18,12 +18,10 @@ _COMPLETE_WORKERS = 4096  # 8 million links in the simulator
 
 GraphOption = Annotated[
     str | graphs.Graph | graphs.PeriodicGraph,
-    parts.option(
-        values.text_or_object(
-            "a graph's name, an edge list such as '0-1,1-2,2-0', or a Graph",
-            graphs.Graph,
-            graphs.PeriodicGraph,
-        ),
+    options.text_or_object(
+        "a graph's name, an edge list such as '0-1,1-2,2-0', or a Graph",
+        graphs.Graph,
+        graphs.PeriodicGraph,
         says=f"who exchanges with whom: {', '.join(graphs.GRAPHS)}, or edges such as '0-1,1-2,2-0'",
     ),
 ]

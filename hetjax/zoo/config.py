@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from hetjax import extras
-from hetjax.config import checks, experiment, fields, files, groups
+from hetjax.config import checks, experiment, files, groups
 from hetjax.config.experiment import completed as completed
 from hetjax.config.experiment import to_dict as to_dict
+from hetjax.options import choice, flag, integer, number, several, text
 from hetjax.zoo import config_files
 
 if TYPE_CHECKING:
@@ -31,77 +32,82 @@ _LINE_SEARCHES = ("lbfgs", "lbfgsb", "bfgs", "newton", "newtoncg", "cg", "linese
 class NamedDataConfig:
     """Which data set it is, and where it lies."""
 
-    name: str = fields.text("digits", says="a builder of ours, or any prepared TFDS data set")
-    dir: str = fields.text("", may_be_empty=True, says="of the data; '': the default directory")
+    name: Annotated[str, text(says="a builder of ours, or any prepared TFDS data set")] = "digits"
+    dir: Annotated[str, text(may_be_empty=True, says="of the data; '': the default directory")] = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig(groups.DataConfig, NamedDataConfig):
     """What the examples are and how they reach the workers."""
 
-    num_train: int = fields.integer(0, says="use only the first num_train examples; 0: all")
-    vocabulary: int = fields.integer(
-        10_000, says="of wikitext2: the most frequent words that are kept; 0: all"
-    )
-    length: int = fields.integer(35, at_least=1, says="of wikitext2: words of a chunk")
-    features: str = fields.choice(
-        "hashed", "hashed", "svd", says="of sst2, cola, rte: what a sentence's words become"
-    )
-    num_features: int = fields.integer(
-        0, says="of sst2, cola, rte: how many; 0: 65536 hashed, 768 svd"
-    )
-    past: int = fields.integer(20, at_least=1, says="of m4_weekly: weeks that a model sees")
-    future: int = fields.integer(6, at_least=1, says="of m4_weekly: weeks that it tells at once")
+    num_train: Annotated[int, integer(says="use only the first num_train examples; 0: all")] = 0
+    vocabulary: Annotated[
+        int, integer(says="of wikitext2: the most frequent words that are kept; 0: all")
+    ] = 10_000
+    length: Annotated[int, integer(at_least=1, says="of wikitext2: words of a chunk")] = 35
+    features: Annotated[
+        str, choice("hashed", "svd", says="of sst2, cola, rte: what a sentence's words become")
+    ] = "hashed"
+    num_features: Annotated[
+        int, integer(says="of sst2, cola, rte: how many; 0: 65536 hashed, 768 svd")
+    ] = 0
+    past: Annotated[int, integer(at_least=1, says="of m4_weekly: weeks that a model sees")] = 20
+    future: Annotated[
+        int, integer(at_least=1, says="of m4_weekly: weeks that it tells at once")
+    ] = 6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which of the reference models is trained."""
 
-    name: str = fields.choice(
-        "small_cnn",
-        "logistic",
-        "mlp",
-        "lenet",
-        "small_cnn",
-        "resnet8",
-        "bag_of_words",
-        "lstm",
-        "transformer",
-        "forecaster",
-    )
-    hidden: tuple[int, ...] = fields.integers(
-        (128,), at_least=1, says="widths of the layers of mlp, lstm, forecaster"
-    )
-    width: int = fields.integer(0, says="of transformer (0: 128) and resnet8 (0: 16)")
-    blocks: int = fields.integer(2, at_least=1, says="of the transformer")
-    heads: int = fields.integer(2, at_least=1, says="of the transformer")
+    name: Annotated[
+        str,
+        choice(
+            "logistic",
+            "mlp",
+            "lenet",
+            "small_cnn",
+            "resnet8",
+            "bag_of_words",
+            "lstm",
+            "transformer",
+            "forecaster",
+        ),
+    ] = "small_cnn"
+    hidden: Annotated[
+        tuple[int, ...],
+        several(integer(at_least=1), says="widths of the layers of mlp, lstm, forecaster"),
+    ] = (128,)
+    width: Annotated[int, integer(says="of transformer (0: 128) and resnet8 (0: 16)")] = 0
+    blocks: Annotated[int, integer(at_least=1, says="of the transformer")] = 2
+    heads: Annotated[int, integer(at_least=1, says="of the transformer")] = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The update, and its learning rate over time (in nominal epochs)."""
 
-    name: str = fields.choice(
-        "sgd", "sgd", "adam", "adamw", why=dict.fromkeys(_LINE_SEARCHES, groups.LINE_SEARCH)
-    )
-    learning_rate: float = fields.number(0.05, above=0.0, says="the highest of the schedule")
-    momentum: float = fields.number(0.9, at_least=0.0, below=1.0, says="of sgd")
-    nesterov: bool = fields.flag(False, says="of sgd: momentum looks ahead")
-    weight_decay: float = fields.number(
-        0.0, at_least=0.0, says="added to the gradient; with adamw apart from it"
-    )
-    clip_norm: float = fields.number(0.0, at_least=0.0, says="of the reduced gradient; 0: none")
-    schedule: str = fields.choice(
-        "constant", "constant", "cosine", "linear", "step", says="of the learning rate"
-    )
-    warmup_epochs: float = fields.number(
-        0.0, at_least=0.0, says="in which the learning rate rises from 0"
-    )
-    decay_every_epochs: float = fields.number(0.0, at_least=0.0, says="of schedule 'step'")
-    decay_factor: float = fields.number(
-        0.1, above=0.0, at_most=1.0, says="of schedule 'step', each time"
-    )
+    name: Annotated[
+        str, choice("sgd", "adam", "adamw", why=dict.fromkeys(_LINE_SEARCHES, groups.LINE_SEARCH))
+    ] = "sgd"
+    learning_rate: Annotated[float, number(above=0.0, says="the highest of the schedule")] = 0.05
+    momentum: Annotated[float, number(at_least=0.0, below=1.0, says="of sgd")] = 0.9
+    nesterov: Annotated[bool, flag(says="of sgd: momentum looks ahead")] = False
+    weight_decay: Annotated[
+        float, number(at_least=0.0, says="added to the gradient; with adamw apart from it")
+    ] = 0.0
+    clip_norm: Annotated[float, number(at_least=0.0, says="of the reduced gradient; 0: none")] = 0.0
+    schedule: Annotated[
+        str, choice("constant", "cosine", "linear", "step", says="of the learning rate")
+    ] = "constant"
+    warmup_epochs: Annotated[
+        float, number(at_least=0.0, says="in which the learning rate rises from 0")
+    ] = 0.0
+    decay_every_epochs: Annotated[float, number(at_least=0.0, says="of schedule 'step'")] = 0.0
+    decay_factor: Annotated[
+        float, number(above=0.0, at_most=1.0, says="of schedule 'step', each time")
+    ] = 0.1
 
 
 def _with_own_groups_behind_data(config: type[_Config]) -> type[_Config]:
@@ -152,9 +158,7 @@ def from_json(path: str | pathlib.Path) -> ExperimentConfig:
 
 
 def validate(
-    given: Mapping[str, Any] | ml_collections.ConfigDict,
-    *,
-    parts: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | ml_collections.ConfigDict, *, parts: Mapping[str, Any] | None = None
 ) -> ExperimentConfig:
     """Checks a configuration and freezes it.
 
@@ -171,13 +175,7 @@ def validate(
         other. A line for each names the field, the value, what is allowed and how to mend it.
     """
     config = _parse(given)
-    problems = [
-        *_model(config.model),
-        *_optimizer(config),
-        *checks.problems(config, parts or {}),
-    ]
-    if problems:
-        raise ValueError("\n".join(problems))
+    checks.resolve(config, parts or {}, more=[*_model(config.model), *_optimizer(config)])
     return config
 
 

@@ -17,7 +17,7 @@ from hetjax.config import files
 
 
 def read(path: str | pathlib.Path) -> Any:
-    """Returns what a `.json` or `.py` configuration holds, unchecked.
+    """Returns what a `.json` or `.py` configuration holds, as plain values, unchecked.
 
     Raises:
       ValueError: the file is missing, has another suffix, or cannot be run or parsed.
@@ -31,7 +31,7 @@ def read(path: str | pathlib.Path) -> Any:
 
 
 def run_get_config(path: str | pathlib.Path) -> Any:
-    """Runs a Python file and returns what its `get_config()` returns.
+    """Runs a Python file and returns what its `get_config()` returns, as plain values.
 
     Raises:
       ValueError: the file cannot be read, fails, or has no `get_config()` that returns a
@@ -53,7 +53,7 @@ def run_get_config(path: str | pathlib.Path) -> Any:
         )
     if not isinstance(plain(config), Mapping):
         raise ValueError(f"{path}: get_config() returned {config!r}. Let it return the config.")
-    return config
+    return plain(config)
 
 
 def plain(config: Any) -> Any:

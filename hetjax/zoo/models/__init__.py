@@ -20,7 +20,7 @@ from typing import Any
 
 from flax import nnx
 
-from hetjax import values
+from hetjax import options as options_lib
 from hetjax.zoo.models import convolutional, dense, forecasting, residual, text
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {
@@ -82,6 +82,6 @@ def make(
       (5, 10)
     """
     if name not in MODELS:
-        hint = values.nearest(name, list(MODELS))
+        hint = options_lib.nearest(name, list(MODELS))
         raise ValueError(f"model: got {name!r}, must be one of {', '.join(MODELS)}.{hint}")
     return MODELS[name](tuple(example_shape), num_classes, rngs=rngs, **options)
