@@ -217,7 +217,7 @@ def test_a_plan_is_committed_with_its_own_work_alone():
         for wrong_plan, work in ((second, executed), (plan, foreign), (second, foreign)):
             with pytest.raises(ValueError, match=r"work of another plan.*run\.execute\(plan\)"):
                 run.commit(state, wrong_plan, work)
-        with pytest.raises(ValueError, match=r"got a Done; give what run\.execute"):
+        with pytest.raises(ValueError, match=r"got a Work; give what run\.execute"):
             run.commit(state, plan, executed.work)
         new = run.commit(state, plan, executed)
         for work in (executed, foreign):  # that of the round before, for the one that follows
