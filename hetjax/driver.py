@@ -10,13 +10,12 @@ import enum
 import operator
 import pathlib
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from hetjax import interrupt, parts
+from hetjax import interrupt, messages, parts
 from hetjax import task as task_lib
 from hetjax.processes import watch
 from hetjax.records import keeper, lock, results, workdir
@@ -41,62 +40,6 @@ STOP = _Stop.STOP
 """A callback that returns it, or True, ends the run after the round that is computing."""
 
 
-def drive(
-    stack: contextlib.ExitStack,
-    task: task_lib.Task,
-    *,
-    directory: pathlib.Path | None,
-    resume: bool | str,
-    progress: bool,
-    callbacks: Sequence[Callable[[Any], Any]],
-    raise_on_interrupt: bool,
-) -> Any:
-    """Drives a task to its end, from where the run in its workdir goes on.
-
-    Args:
-        stack: closes the files, after the run.
-        task: that has no state yet.
-        directory: the workdir; None: nothing is kept.
-        resume, callbacks, raise_on_interrupt: as of `fit`.
-        progress: show a bar.
-
-    Returns:
-        `task.result`.
-    """
-    parts, fingerprint = task.parts, {}
-    if directory is not None and parts.leads:
-        stack.enter_context(lock.held(workdir.made_directory(directory)))
-        fingerprint = task.fingerprint()
-    start = keeper.find(
-        directory,
-        task.recorded,
-        parts=parts,
-        fingerprint=fingerprint,
-        resume=resume,
-        may_grow=task.may_grow,
-        unit=task.unit,
-    )
-    lines, later = _lines(task, directory, start)
-    own = keeper.Keeper(directory, parts, fingerprint=fingerprint)
-    stack.enter_context(own)
-    recorder = workdir.Recorder(
-        directory if parts.leads else None,
-        task.recorded,
-        files=task.files,
-        lines=lines,
-        bar=task.bar if progress and parts.leads else None,
-    )
-    stack.callback(recorder.close)
-    if start.saved is None:
-        task.begin()
-    else:
-        task.go_on(start.saved, lines, later)
-        task.summary.stopped_by = start.stopped_by
-    result = Driver(task, recorder=recorder, callbacks=callbacks, keeper=own).drive()
-    parts.meeting.close()  # not after an error: who failed is to be the first that is gone
-    return _uninterrupted(result) if raise_on_interrupt else result
-
-
 def _lines(
     task: task_lib.Task, directory: pathlib.Path | None, start: keeper.Start
 ) -> tuple[dict[str, list[workdir.Line]], int]:
@@ -114,7 +57,7 @@ def _lines(
             continue
         later = sum(task.examples_of(line) for line in found[len(lines[name]) :])
         if len(lines[name]) < done and task.parts.leads:
-            say(
+            messages.say(
                 f"{str(directory / file)!r} has {len(lines[name])} whole lines of the {done} "
                 f"{task.unit}s that are done ({wrong}); the report lacks the others"
             )
@@ -132,30 +75,63 @@ def _uninterrupted(result: results.SavedRun) -> results.SavedRun:
 
 
 class Driver:
-    """Drives one task to its end.
+    """Drives one task to its end, from where the run in its workdir goes on.
 
     Args:
-        task: at its first step, or where it goes on.
-        recorder: keeps the lines.
-        callbacks: called with the report of each step.
-        keeper: keeps checkpoints.
+        stack: closes the files, after the run.
+        task: that has no state yet.
+        directory: the workdir; None: nothing is kept.
+        resume, callbacks, raise_on_interrupt: as of `fit`.
+        progress: show a bar.
     """
 
     def __init__(
         self,
+        stack: contextlib.ExitStack,
         task: task_lib.Task,
         *,
-        recorder: workdir.Recorder,
+        directory: pathlib.Path | None,
+        resume: bool | str,
+        progress: bool,
         callbacks: Sequence[Callable[[Any], Any]],
-        keeper: keeper.Keeper,
+        raise_on_interrupt: bool,
     ) -> None:
-        self._task, self._recorder, self._keeper = task, recorder, keeper
+        self._task, self._raises = task, raise_on_interrupt
         self._callbacks = Callbacks(callbacks)
         self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
         self._signal: Callable[[], signal.Signals | None] = lambda: None
+        parts, fingerprint = task.parts, {}
+        if directory is not None and parts.leads:
+            stack.enter_context(lock.held(workdir.made_directory(directory)))
+            fingerprint = task.fingerprint()
+        start = keeper.find(
+            directory,
+            task.recorded,
+            parts=parts,
+            fingerprint=fingerprint,
+            resume=resume,
+            may_grow=task.may_grow,
+            unit=task.unit,
+        )
+        lines, later = _lines(task, directory, start)
+        self._keeper = keeper.Keeper(directory, parts, fingerprint=fingerprint)
+        stack.enter_context(self._keeper)
+        self._recorder = workdir.Recorder(
+            directory if parts.leads else None,
+            task.recorded,
+            files=task.files,
+            lines=lines,
+            bar=task.bar if progress and parts.leads else None,
+        )
+        stack.callback(self._recorder.close)
+        if start.saved is None:
+            task.begin()
+        else:
+            task.go_on(start.saved, lines, later)
+            task.summary.stopped_by = start.stopped_by
 
     def drive(self) -> Any:
-        """All steps from there on; writes the files however they end."""
+        """All steps from there on; writes the files however they end. Returns `task.result`."""
         task = self._task
         with interrupt.deferred(unit=task.unit) as self._signal:
             try:
@@ -163,10 +139,12 @@ class Driver:
                     self._ask()
                     if self._asked.ends or self._trace_ends():
                         break
-                    self._step()
+                    with watch.taking_part():
+                        self._step()
                 if not self._by_signal:
                     task.measure_at_end()
-                self._report()
+                with watch.taking_part():
+                    self._report()
                 self._end()
                 self._save()
             except round_report.NonFiniteError as error:
@@ -176,7 +154,9 @@ class Driver:
                 with contextlib.suppress(ValueError):  # the first error is the cause
                     self._write_summary(interrupted=True)
                 raise
-            return self._result(interrupted=not self._is_finished)
+            result = self._result(interrupted=not self._is_finished)
+        task.parts.meeting.close()  # not after an error: who failed is to be the first that is gone
+        return _uninterrupted(result) if self._raises else result
 
     def _ask(self) -> gathering.Request:
         """What this process asks of all; alone, all have heard it at once."""
@@ -189,13 +169,12 @@ class Driver:
         """Whether the trace that is replayed has no more rounds; process 0 says so."""
         trace, task = self._task.ended_trace(), self._task
         if trace and task.parts.leads:
-            say(
+            messages.say(
                 f"the trace {trace!r} ends after {task.steps_done} {task.unit}s; so does this run, "
                 "before its end."
             )
         return bool(trace)
 
-    @watch.taking_part
     def _step(self) -> None:
         """One step, the line of the one before, and what is due after it."""
         task, request = self._task, gathering.Request
@@ -213,7 +192,6 @@ class Driver:
         if self._keeper.is_due():
             self._asks |= request.SAVE
 
-    @watch.taking_part
     def _report(self) -> None:
         """Records the newest step, whose numbers have arrived by now, and calls the callbacks."""
         task, beacons = self._task, self._task.parts.beacons
@@ -237,7 +215,8 @@ class Driver:
             return
         task = self._task
         task.settle()
-        self._report()
+        with watch.taking_part():
+            self._report()
         self._ask()
         task.parts.beacons.at("checkpointing", task.steps_done)
         self._keeper.save(
@@ -284,15 +263,23 @@ class Driver:
             more = "; the same call goes on from there" if goes_on else ""
             told.append(f"{task.summary.stopped_by} ended the run after {task.how_far}{more}.")
         for text in told:
-            say(text)
+            messages.say(text)
 
     def _write_summary(self, *, interrupted: bool) -> dict[str, Any]:
         task = self._task
-        return self._recorder.finish(task.summarised(interrupted=interrupted), task.page)
+        found = task.summary.as_dict(task.state, interrupted=interrupted)
+        return self._recorder.finish(found, task.page)
 
     def _result(self, *, interrupted: bool) -> Any:
-        return self._task.result(
-            self._recorder, lambda: self._write_summary(interrupted=interrupted)
+        task, recorder = self._task, self._recorder
+        params = task.params()
+        return task.result(
+            params=params,
+            best_params=params if task.best is None else task.best,
+            summary=self._write_summary(interrupted=interrupted),
+            history=recorder.history,
+            config=recorder.config,
+            workdir=recorder.workdir,
         )
 
 
@@ -323,16 +310,11 @@ class Callbacks:
                 ends, self.stopper = True, self.stopper or name
             elif answer is not None and not says and id(callback) not in self._warned:
                 self._warned.add(id(callback))
-                say(
+                messages.say(
                     f"callback {name} returned {parts.shown(answer)}, which is passed over: only "
                     "True or hetjax.STOP ends the run"
                 )
         return ends
-
-
-def say(text: str) -> None:
-    """Tells the user something that is no error."""
-    print(f"hetjax: {text}", file=sys.stderr)
 
 
 def is_due(steps_done: int, every: int) -> bool:

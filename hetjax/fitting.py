@@ -120,7 +120,8 @@ def fit(
         detection are hetjax's own.
     """
     started = time.perf_counter()
-    params = params if init_state is None or params is not None else _params_of(init_state)
+    if params is None and init_state is not None:
+        params = jax.device_get(state_lib.own_row(init_state.params))
     _check(optimizer, callbacks, resume)
     source, directory = sources.as_source(source), workdir_lib.absolute(workdir)
     eval_sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn)
@@ -157,7 +158,7 @@ def fit(
             evaluate=evaluate,
             fingerprint=lambda: fingerprint.make(loss_fn, began, optimizer, source, parts=parts),
         )
-        return driver.drive(
+        return driver.Driver(
             stack,
             task,
             directory=directory,
@@ -165,11 +166,7 @@ def fit(
             progress=progress,
             callbacks=callbacks,
             raise_on_interrupt=raise_on_interrupt,
-        )
-
-
-def _params_of(state: types.TrainState) -> types.PyTree:
-    return jax.device_get(state_lib.own_row(state.params))
+        ).drive()
 
 
 def _check(optimizer: Any, callbacks: Any, resume: Any) -> None:

@@ -5,6 +5,7 @@ worker's row is its part along that axis. The mesh is made here and nowhere else
 """
 
 import ctypes
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -107,6 +108,7 @@ def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = No
     return Mesh(chosen, (WORKER_AXIS,), axis_types=(AxisType.Auto,))
 
 
+@functools.cache
 def worker_sharding(mesh: Mesh) -> NamedSharding:
     """Leading axis over the workers."""
     return NamedSharding(mesh, P(WORKER_AXIS))
@@ -135,8 +137,14 @@ def own_workers(mesh: Mesh) -> list[int]:
     return [w for w, device in enumerate(mesh.devices) if device.process_index == own]
 
 
-def place(tree: types.PyTree, mesh: Mesh) -> types.PyTree:
-    """Puts leaves `[num_workers, ...]` on the mesh, a row a worker; each process puts its own."""
+def place(tree: types.PyTree, mesh: Mesh | None) -> types.PyTree:
+    """Puts leaves `[num_workers, ...]` on the mesh, a row a worker; each process puts its own.
+
+    Without a mesh all rows go to the first device, and stay there: JAX would compile a program twice,
+    for arrays that may be moved and for those that it has made of examples, which may not.
+    """
+    if mesh is None:
+        return jax.device_put(tree, jax.devices()[0])
     workers = own_workers(mesh)
     if len(workers) == mesh.size:
         return jax.device_put(tree, worker_sharding(mesh))
@@ -161,10 +169,11 @@ def join_rows(rows: Sequence[types.PyTree], mesh: Mesh) -> types.PyTree:
 
     No copy: a row stays on its worker's device.
     """
-    sharding = worker_sharding(mesh)
-
-    def join(*parts: jax.Array) -> jax.Array:
-        shape = (mesh.size, *parts[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
-
-    return jax.tree.map(join, *rows)
+    sharding, treedef = worker_sharding(mesh), jax.tree.structure(rows[0])
+    joined = [
+        jax.make_array_from_single_device_arrays(
+            (mesh.size, *parts[0].shape[1:]), sharding, list(parts)
+        )
+        for parts in zip(*map(jax.tree.leaves, rows), strict=True)
+    ]
+    return jax.tree.unflatten(treedef, joined)

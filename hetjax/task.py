@@ -26,6 +26,7 @@ class Task(abc.ABC):
             next one computes.
         runs: whose rounds they are, all of the same processes and workers.
         recorded: the configuration, as `config.json` has it.
+        state: what the steps to come depend on.
         summary: of the run so far.
         evaluate: the sets, in the process that evaluates.
         best: the best parameters so far; None: there are none.
@@ -33,6 +34,7 @@ class Task(abc.ABC):
     """
 
     fingerprint: Callable[[], dict[str, Any]]
+    state: Any
     unit: ClassVar[str]
     number: ClassVar[str]
     files: ClassVar[Mapping[str, str]] = {"metrics": workdir.METRICS}
@@ -154,12 +156,12 @@ class Task(abc.ABC):
         return []
 
     @abc.abstractmethod
-    def summarised(self, *, interrupted: bool) -> dict[str, Any]:
-        """`summary.json`."""
+    def params(self) -> types.PyTree:
+        """What the run has reached, on the host; all processes call it."""
 
     @abc.abstractmethod
-    def result(self, recorder: workdir.Recorder, write: Callable[[], dict[str, Any]]) -> Any:
-        """What the run returns; `write` writes the files, and returns the summary."""
+    def result(self, **of_all: Any) -> Any:
+        """What the run returns; given what a `records.results.SavedRun` has."""
 
     @abc.abstractmethod
     def page(self, summary: dict[str, Any], recorder: workdir.Recorder) -> str:

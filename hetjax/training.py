@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import driver, report, types
+from hetjax import driver, messages, report, types
 from hetjax import task as task_lib
 from hetjax.checkpoints import checkpoint
 from hetjax.records import evaluations, results, telemetry, workdir
@@ -187,7 +187,7 @@ class Training(task_lib.Task):
         if report.weight_sum is None or not self.parts.leads or self._told_of_weights:
             return
         self._told_of_weights = True
-        driver.say(
+        messages.say(
             f"round {report.round}: the weights of its examples add up to {report.weight_sum:g}, "
             "so it made no update. summary['rounds_without_update'] counts such rounds; look at "
             "the weights that the loss returns"
@@ -217,25 +217,14 @@ class Training(task_lib.Task):
             "examples_recomputed": self.summary.examples_recomputed,
         }
 
-    def summarised(self, *, interrupted: bool) -> dict[str, Any]:
-        return self.summary.as_dict(self.state, interrupted=interrupted)
-
     def page(self, summary: dict[str, Any], recorder: workdir.Recorder) -> str:
         return report.render(config=recorder.config, summary=summary, history=recorder.history)
 
-    def result(
-        self, recorder: workdir.Recorder, write: Callable[[], dict[str, Any]]
-    ) -> results.FitResult:
-        params = jax.device_get(self._run.params(self.state)[0])
-        return results.FitResult(
-            params=params,
-            best_params=params if self.best is None else self.best,
-            summary=write(),
-            history=recorder.history,
-            config=recorder.config,
-            workdir=recorder.workdir,
-            state=self.state.train,
-        )
+    def params(self) -> types.PyTree:
+        return jax.device_get(self._run.params(self.state)[0])
+
+    def result(self, **of_all: Any) -> results.FitResult:
+        return results.FitResult(**of_all, state=self.state.train)
 
 
 def _few(metrics: dict[str, float] | None) -> str:

@@ -20,6 +20,7 @@ SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
 LAYERS = {
     "compiled": 0,
     "extras": 0,
+    "messages": 0,
     "moved": 0,
     "starting": 0,
     "types": 0,

@@ -1,13 +1,12 @@
 """Which feed a run takes, how many threads read for it, and what its user is told of both."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
-from hetjax import starting
+from hetjax import messages, starting
 from hetjax.data import feed as feed_lib
 from hetjax.data import held as held_lib
 from hetjax.data import trial
@@ -61,7 +60,7 @@ def training_feed(
     (found,) = looked
     if leads:
         for line in _lines(source, found, asked=asked, num_asked=num_readers):
-            print(f"hetjax: {line}", file=sys.stderr)
+            messages.say(line)
     is_streamed, same_again = name == "streamed", found.difference is None
     held = None
     if leads:
@@ -88,11 +87,10 @@ def evaluation_feed(source: Any, device: jax.Device, *, progress: bool = False) 
     """
     found = trial.look(source)
     if found.difference is not None:
-        print(
-            f"hetjax: eval_source: {_changed(source, found.difference)}. It is read once, and "
+        messages.say(
+            f"eval_source: {_changed(source, found.difference)}. It is read once, and "
             "every evaluation has those values, so that evaluations can be compared. To evaluate "
-            "the examples themselves, give an eval_source without random augmentation.",
-            file=sys.stderr,
+            "the examples themselves, give an eval_source without random augmentation."
         )
     held = held_lib.Held(
         source,

@@ -4,11 +4,11 @@ A run takes the number of examples once, and a resident feed their values. What 
 (a buffer that grows, an epoch that is set) is no part of the run. Its user has to hear of that.
 """
 
-import sys
 from typing import Any
 
 import numpy as np
 
+from hetjax import messages
 from hetjax.data import sources, trial
 
 _MOST = 4  # examples that are read again
@@ -73,4 +73,4 @@ class Held:
             return sources.fetch(self._source, self._ids)
 
     def _tell(self, what: str) -> None:
-        print(f"hetjax: {self._name} ({type(self._source).__name__}) {what}", file=sys.stderr)
+        messages.say(f"{self._name} ({type(self._source).__name__}) {what}")

@@ -159,7 +159,7 @@ def fit_bilevel(
             has_sets=bool(sets),
             summary=summary.BilevelSummary(run, started=started, judge=judge, begins=begins),
         )
-        return driver.drive(
+        return driver.Driver(
             stack,
             task,
             directory=directory,
@@ -167,7 +167,7 @@ def fit_bilevel(
             progress=progress,
             callbacks=callbacks,
             raise_on_interrupt=raise_on_interrupt,
-        )
+        ).drive()
 
 
 def _check(outer_steps: Any, eval_every: Any, callbacks: Any, resume: Any) -> None:

@@ -166,7 +166,7 @@ class Level:
         present = 1.0
         if parts.config.data.weighting != "example":
             present = (parts.stream.shares * did).sum()
-        return placed_rows(np.asarray(did / max(present, 1e-9), np.float32), self.run)
+        return mesh_lib.place(np.asarray(did / max(present, 1e-9), np.float32), parts.mesh)
 
     def check(self) -> None:
         """Waits for the last round.
@@ -263,9 +263,4 @@ def told(what: What) -> str:
 
 def placed(tree: types.PyTree, run: engine.Engine) -> types.PyTree:
     """A tree on all workers, leaves `[W, ...]`."""
-    return placed_rows(mesh_lib.add_worker_axis(tree, run.num_workers), run)
-
-
-def placed_rows(rows: types.PyTree, run: engine.Engine) -> types.PyTree:
-    """Rows `[W, ...]` on the workers they are of."""
-    return jax.device_put(rows) if run.parts.mesh is None else mesh_lib.place(rows, run.parts.mesh)
+    return mesh_lib.place(mesh_lib.add_worker_axis(tree, run.num_workers), run.parts.mesh)

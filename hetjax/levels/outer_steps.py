@@ -93,10 +93,11 @@ class OuterSteps(task_lib.Task):
         return self.steps_done >= self._outer_steps
 
     def ended_trace(self) -> str:
-        at_level = {UPPER: self.state.upper, LOWER: self.state.lower}
-        runs = {name: self._run.levels[name].run for name in at_level}
-        ended = (n for n, at in at_level.items() if runs[n].is_end_of_trace(at.rounds))
-        return next((runs[name].config.replay for name in ended), "")
+        for name, at in self.state.levels.items():
+            run = self._run.levels[name].run
+            if run.is_end_of_trace(at.rounds):
+                return run.config.replay
+        return ""
 
     @property
     def how_far(self) -> str:
@@ -183,18 +184,12 @@ class OuterSteps(task_lib.Task):
     def saved(self) -> dict[str, Any]:
         run, state = self._run, self.state
         params = run.params(state)
-        at_level = {UPPER: state.upper, LOWER: state.lower}
         return {
             "arrays": saving.to_arrays(run, state, params, self.best),
             "params": params,
-            "level_rounds": {name: at.rounds.rounds_done for name, at in at_level.items()},
-            "quota": {
-                name: resume.policy_of(run.levels[name].run.parts) for name in (UPPER, LOWER)
-            },
+            "level_rounds": {name: at.rounds.rounds_done for name, at in state.levels.items()},
+            "quota": {name: resume.policy_of(run.levels[name].run.parts) for name in state.levels},
         }
-
-    def summarised(self, *, interrupted: bool) -> dict[str, Any]:
-        return self.summary.as_dict(self.state, interrupted=interrupted)
 
     def page(self, summary: dict[str, Any], recorder: workdir.Recorder) -> str:
         return report_lib.render(
@@ -204,20 +199,11 @@ class OuterSteps(task_lib.Task):
             rounds=self._rounds,
         )
 
-    def result(
-        self, recorder: workdir.Recorder, write: Callable[[], dict[str, Any]]
-    ) -> results.BilevelResult:
-        params = self._run.params(self.state)
-        return results.BilevelResult(
-            params=params,
-            best_params=params if self.best is None else self.best,
-            summary=write(),
-            history=recorder.history,
-            config=recorder.config,
-            workdir=recorder.workdir,
-            state=self.state,
-            rounds=self._rounds,
-        )
+    def params(self) -> types.PyTree:
+        return self._run.params(self.state)
+
+    def result(self, **of_all: Any) -> results.BilevelResult:
+        return results.BilevelResult(**of_all, state=self.state, rounds=self._rounds)
 
 
 def _check(info: dict[str, Any], index: int) -> None:

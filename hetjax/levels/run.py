@@ -8,12 +8,13 @@ import jax
 import numpy as np
 import optax
 
+from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.bilevel import machine, per_example
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
 from hetjax.levels import level, stepping
 from hetjax.levels import setup as setup_lib
-from hetjax.rounds import gathering, round_report
+from hetjax.rounds import gathering, planning, round_report
 from hetjax.rounds import state as state_lib
 
 
@@ -26,6 +27,11 @@ class BilevelState(NamedTuple):
     upper: level.LevelState
     lower: level.LevelState
     steps_done: int
+
+    @property
+    def levels(self) -> dict[str, level.LevelState]:
+        """Both, by name."""
+        return {UPPER: self.upper, LOWER: self.lower}
 
 
 class Answered(NamedTuple):
@@ -72,21 +78,9 @@ class BilevelRun:
         y: types.PyTree,
         estimator: machine.Estimator,
         optimizer: optax.GradientTransformation,
-        *,
-        upper_source: Any,
-        lower_source: Any,
         **fields: Any,
     ) -> None:
-        made = setup_lib.build(
-            problem,
-            x,
-            y,
-            estimator,
-            optimizer,
-            upper_source=upper_source,
-            lower_source=lower_source,
-            **fields,
-        )
+        made = setup_lib.build(problem, x, y, estimator, optimizer, **fields)
         self.levels, self.x, self.y0, self.point = made.levels, made.x, made.y, made.point
         self.problem, self.estimator, self.optimizer = problem, estimator, made.optimizer
         self._stepping = made.stepping
@@ -127,10 +121,6 @@ class BilevelRun:
 
     def _placed(self, tree: types.PyTree) -> types.PyTree:
         return level.placed(tree, self.lower.run)
-
-    def placed_rows(self, rows: types.PyTree) -> types.PyTree:
-        """Rows `[W, ...]` on the workers."""
-        return level.placed_rows(rows, self.lower.run)
 
     def kept_shapes(self) -> machine.State:
         """The shapes of what the estimator keeps, leaves `[W, ...]`; computes nothing."""
@@ -182,8 +172,7 @@ class BilevelRun:
             each.begin_step()
         found = self._stepping.begin(state.x, self._y_rows, state.kept)
         levels = {  # a step that fails leaves the visits of the one before
-            name: at._replace(revisits=at.revisits.copy())
-            for name, at in ((UPPER, state.upper), (LOWER, state.lower))
+            name: at._replace(revisits=at.revisits.copy()) for name, at in state.levels.items()
         }
         return UnfinishedStep(state, *found, levels, ())
 
@@ -232,11 +221,12 @@ class BilevelRun:
         if self.parts.reducer.mixing is None:
             return ()
         done = sum(asked.report.done.quotas for asked in rounds)
-        return self.placed_rows(np.asarray(done, np.float32))
+        return mesh_lib.place(np.asarray(done, np.float32), self.parts.mesh)
 
     def _active(self, levels: dict[str, level.LevelState]) -> Any:
         """The exchanges of the round that is done, of a reducer that gossips."""
-        return self.parts.active(sum(each.rounds.rounds_done for each in levels.values()))
+        rounds_done = sum(each.rounds.rounds_done for each in levels.values())
+        return planning.active(self.parts, rounds_done)
 
     def settle(self) -> None:
         """Waits for the last round of each level; call it before a pause."""
@@ -260,10 +250,4 @@ class BilevelRun:
         """
         if self.parts.reducer.mixing is None:
             return jax.device_get(state_lib.own_row(rows))
-        return jax.tree.map(_mean, state_lib.all_rows(rows))
-
-
-def _mean(rows: np.ndarray) -> np.ndarray:
-    if not np.issubdtype(rows.dtype, np.floating):
-        return rows[0]
-    return rows.mean(0, dtype=np.promote_types(rows.dtype, np.float32)).astype(rows.dtype)
+        return state_lib.mean_of_rows(state_lib.all_rows(rows))

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from hetjax import digests as digests_lib
+from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.bilevel import machine
 from hetjax.bilevel.problem import LOWER, UPPER
@@ -49,11 +50,10 @@ def to_arrays(
     arrays: dict[str, np.ndarray] = {}
     for name in _ROWS:
         arrays |= leaves.flatten(_rows(run, getattr(state, name)), name)
-    for own in (run.upper, run.lower):
-        at_level: level.LevelState = getattr(state, own.name)
-        found = resume.rounds_to_arrays(at_level.rounds)
-        arrays |= {f"{own.name}/{name}": array for name, array in found.items()}
-        arrays[f"{own.name}/revisits"] = np.array(at_level.revisits)
+    for level_name, at in state.levels.items():
+        found = resume.rounds_to_arrays(at.rounds)
+        arrays |= {f"{level_name}/{name}": array for name, array in found.items()}
+        arrays[f"{level_name}/revisits"] = np.array(at.revisits)
     arrays |= leaves.flatten(params, "train/params")
     arrays["train/progress_rounds"] = np.zeros(())  # one copy, which `hetjax.load` reads
     if best is not None:
@@ -79,41 +79,28 @@ def from_arrays(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> run_lib.Bil
     for name in _ROWS:
         like = jax.tree.map(_one_row, getattr(state, name))
         rows = leaves.unflatten(like, saved.arrays, name, check_shapes=False)
-        found[name] = run.placed_rows(jax.tree.map(lambda leaf: _fitted(leaf, run), rows))
-    levels = {}
-    for own in (run.upper, run.lower):
-        prefix = f"{own.name}/"
+        rows = resume.fitted(rows, run.lower.run.num_workers)
+        found[name] = mesh_lib.place(rows, run.parts.mesh)
+    levels: dict[str, Any] = {}
+    for name, at in fresh.levels.items():
+        prefix = f"{name}/"
         arrays = {
             n.removeprefix(prefix): a for n, a in saved.arrays.items() if n.startswith(prefix)
         }
         revisits = arrays.pop("revisits")
         about = saved.about | {
-            "rounds": saved.about["level_rounds"][own.name],
-            "quota": saved.about.get("quota", {}).get(own.name),
+            "rounds": saved.about["level_rounds"][name],
+            "quota": saved.about.get("quota", {}).get(name),
         }
-        at_level: level.LevelState = getattr(fresh, own.name)
         rounds = resume.rounds_from_arrays(
-            checkpoint.Saved(saved.step, arrays, about), at_level.rounds, own.run.parts
+            checkpoint.Saved(saved.step, arrays, about), at.rounds, run.levels[name].run.parts
         )
-        levels[own.name] = level.LevelState(rounds, np.array(revisits))
-    return run_lib.BilevelState(
-        **found, upper=levels[UPPER], lower=levels[LOWER], steps_done=saved.about["rounds"]
-    )
+        levels[name] = level.LevelState(rounds, np.array(revisits))
+    return run_lib.BilevelState(**found, **levels, steps_done=saved.about["rounds"])
 
 
 def _one_row(leaf: Any) -> np.ndarray:
     return np.zeros((1, *leaf.shape[1:]), leaf.dtype)
-
-
-def _fitted(rows: np.ndarray, run: run_lib.BilevelRun) -> np.ndarray:
-    """A row for each worker: as they are, or their mean where there were others."""
-    num_workers = run.lower.run.num_workers
-    if len(rows) == num_workers:
-        return rows
-    row = rows[0]
-    if len(rows) > 1 and np.issubdtype(rows.dtype, np.floating):
-        row = rows.mean(axis=0, dtype=np.float64).astype(rows.dtype)
-    return np.broadcast_to(row, (num_workers, *row.shape))
 
 
 def best_of(saved: checkpoint.Saved) -> types.PyTree:

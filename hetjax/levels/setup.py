@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -69,7 +69,10 @@ def build(
     _check_given(problem, estimator, fields, {UPPER: upper or {}, LOWER: lower or {}})
     fields.setdefault("seed", 0)
     given = {UPPER: upper_source, LOWER: lower_source}
-    at_level = {name: _source(name, given[name]) for name in LEVELS}
+    at_level = {}
+    for name in LEVELS:
+        with _naming(f"fit_bilevel, {name} source"):
+            at_level[name] = sources.as_source(given[name])
     x, y = _checked(x, y, at_level)
     _check_optimizer(optimizer, x)
     if estimator.needs_x and per_example.split(x)[1]:
@@ -78,7 +81,7 @@ def build(
             f"{estimator.needs_x}. Take another multiplier, or a plain array that the loss indexes "
             'by a field of the examples, such as x[batch["index"]]'
         )
-    try:  # all that it computes, from its first hypergradient to the second
+    with _naming("fit_bilevel"):  # all that it computes, from its first hypergradient to the second
         carry = jax.eval_shape(lambda x, y: estimator.begin(x, y, None), x, y)
         if isinstance(x, trajectory.Learned) and isinstance(carry.x, trajectory.Learned):
             raise ValueError(
@@ -86,8 +89,6 @@ def build(
                 "unroll(…, start='learned'), or give x without it"
             )
         jax.eval_shape(machine.whole(estimator), x, y)
-    except ValueError as error:
-        raise ValueError(f"fit_bilevel: {error}") from error
     point = _point(estimator, x, y, carry)
     program = estimator.program(x)
     asked = stepping.whats(program)
@@ -114,10 +115,18 @@ def build(
         rows = per_example.rows(point.x, UPPER, jnp.arange(1))
         diagnosis.check_upper(problem_lib.mean(problem.upper), rows, y, first)
         tx = update.with_extra_arguments(optimizer)
-        assert tx is not None
         steps = stepping.Stepping(estimator, tx, x, mesh=parts.mesh, reducer=parts.reducer)
         stack.pop_all()
     return Made(made, steps, tx, x, y, point)
+
+
+@contextlib.contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """A ValueError begins with what it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
 
 
 def _check_given(
@@ -163,23 +172,14 @@ def _check_given(
             )
 
 
-def _source(name: str, given: Any) -> Any:
-    try:
-        return sources.as_source(given)
-    except ValueError as error:
-        raise ValueError(f"fit_bilevel, {name} source: {error}") from error
-
-
 def _checked(
     x: types.PyTree, y: types.PyTree, at_level: Mapping[str, Any]
 ) -> tuple[types.PyTree, types.PyTree]:
     """Both as NumPy arrays; refuses what is none of floating point, and rows of other examples."""
     if any(map(per_example.is_one, jax.tree.leaves(y, is_leaf=per_example.is_one))):
         raise ValueError("fit_bilevel: y has PerExample leaves; those of x alone may be")
-    try:
+    with _naming("fit_bilevel"):
         diagnosis.check_floating(x=x, y=y)
-    except ValueError as error:
-        raise ValueError(f"fit_bilevel: {error}") from error
     _check_rows(x, at_level)
     return jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf)), (x, y))
 

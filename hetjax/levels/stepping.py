@@ -201,17 +201,21 @@ class Stepping:
     def _mixed(
         self, form: forms.Form, old: Any, new: Any, moved: tuple[str, ...], active: Any
     ) -> Any:
-        mixing = self._reducer.mixing
-        if mixing is None or not moved:
+        if self._reducer.mixing is None or not moved:
             return new
-        after = {name: getattr(new, name) for name in moved}
+        before, after = ({name: getattr(each, name) for name in moved} for each in (old, new))
+        return new._replace(**self._mixed_moves(form, before, after, active))
+
+    def _mixed_moves(
+        self, form: forms.Form, before: types.PyTree, after: types.PyTree, active: Any
+    ) -> types.PyTree:
+        """What moved, averaged with the neighbours' before or after the move."""
+        mixing = self._reducer.mixing
+        assert mixing is not None
         if not mixing.before_update:
-            return new._replace(**form.mix(after, active))
-        before = {name: getattr(old, name) for name in moved}
+            return form.mix(after, active)
         mixed = form.mix(before, active)
-        return new._replace(
-            **jax.tree.map(lambda mixed, b, a: mixed + (a - b), mixed, before, after)
-        )
+        return jax.tree.map(lambda mixed, b, a: mixed + (a - b), mixed, before, after)
 
     def end(
         self,
@@ -259,16 +263,9 @@ class Stepping:
     def _mixed_x(self, form: forms.Form, old: Any, new: Any, active: Any) -> Any:
         """The part of x that all examples share; rows of examples are alike on all workers."""
         (before, _), (after, rows) = per_example.split(old), per_example.split(new)
-        mixing = self._reducer.mixing
-        assert mixing is not None
         if not after:
             return new
-        if mixing.before_update:
-            mixed = form.mix(before, active)
-            after = jax.tree.map(lambda mixed, b, a: mixed + (a - b), mixed, before, after)
-        else:
-            after = form.mix(after, active)
-        return per_example.joined(new, after, rows)
+        return per_example.joined(new, self._mixed_moves(form, before, after, active), rows)
 
     def _gathered(self, grad_x: types.PyTree) -> types.PyTree:
         """With the rows of all examples: each worker has those of the examples that it did."""

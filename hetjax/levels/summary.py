@@ -74,10 +74,7 @@ class BilevelSummary(summary.Summary):
             "outer_steps": state.steps_done,
             "rounds": self._totals["rounds"],
             "cost_of_a_hypergradient": dataclasses.asdict(run.cost),
-            "levels": {
-                "upper": run.upper.counted(state.upper),
-                "lower": run.lower.counted(state.lower),
-            },
+            "levels": {name: run.levels[name].counted(at) for name, at in state.levels.items()},
             "kinds": self._kinds,
             **({"steps_crossed": self.crossed} if self.crossed else {}),
             "bytes_sent_per_step": self._totals["bytes_sent"] / per_step,

@@ -15,15 +15,14 @@ calls `begin`, and from then on:
 
 import atexit
 import contextlib
-import functools
 import os
 import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
@@ -41,8 +40,6 @@ _LAST_SECS = 2.0  # how long process 0, which holds the board, waits for others 
 _GONE_SECS = 0.5  # between a process's last word and its end
 _MOST_BYTES = 3500  # of an ending on the board
 
-_Given = ParamSpec("_Given")
-_Found = TypeVar("_Found")
 _this: "Watch | None" = None
 
 
@@ -72,24 +69,19 @@ def left(error: BaseException) -> None:
         _this.left(error)
 
 
-def taking_part(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
-    """Decorates what all processes do together: if one leaves it by an exception, the others hear.
+@contextlib.contextmanager
+def taking_part() -> Iterator[None]:
+    """Around what all processes do together: the others hear of who leaves it by an exception.
 
     All processes alike may still catch that exception and go on with another call.
     """
-
-    @functools.wraps(function)
-    def told(*args: _Given.args, **kwargs: _Given.kwargs) -> _Found:
-        if _this is None:
-            return function(*args, **kwargs)
+    if _this is not None:
         _this.goes_on()
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:
-            _this.left(error)
-            raise
-
-    return told
+    try:
+        yield
+    except BaseException as error:
+        left(error)
+        raise
 
 
 def tell(words: str, *, code: int) -> None:

@@ -1,12 +1,11 @@
 """The sets that a run is evaluated on, and which evaluation is the best."""
 
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import types
+from hetjax import messages, types
 from hetjax.data import sources
 from hetjax.records import evaluate
 
@@ -58,10 +57,9 @@ def judge(names: Mapping[str, list[str]], *, best_by: str, best_mode: str) -> Ju
         )
     if found is None:
         example = names[first][0] if names[first] else "accuracy"
-        print(
-            f"hetjax: the metrics ({', '.join(full)}) have no loss, so best_params will be the "
-            f"last ones; best_by={example!r}, best_mode='max' says otherwise",
-            file=sys.stderr,
+        messages.say(
+            f"the metrics ({', '.join(full)}) have no loss, so best_params will be the "
+            f"last ones; best_by={example!r}, best_mode='max' says otherwise"
         )
     return Judge(found, best_mode == "max")
 
@@ -158,11 +156,10 @@ class Evaluations:
         odd = [f"{name} {value}" for name, value in found.items() if not np.isfinite(value)]
         if odd and not self._has_told:
             self._has_told = True
-            print(
-                f"hetjax: evaluated after {after}: {', '.join(odd)}. Such a number is null in "
+            messages.say(
+                f"evaluated after {after}: {', '.join(odd)}. Such a number is null in "
                 "summary.json and metrics.jsonl, and never the best; the report says how often "
-                "there was one",
-                file=sys.stderr,
+                "there was one"
             )
         return found
 

@@ -61,7 +61,6 @@ def make(
     # The value and the progress that an update is given; their types, not their numbers.
     number = jax.ShapeDtypeStruct((), jnp.float32)
     extended = update.with_extra_arguments(optimizer)
-    assert extended is not None
 
     def step(grads: types.PyTree, state: Any, params: types.PyTree, number: Any) -> Any:
         return extended.update(grads, state, params, value=number, progress=number)

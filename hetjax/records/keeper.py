@@ -3,14 +3,13 @@
 import datetime
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import types
+from hetjax import messages, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import recorded
 from hetjax.processes import board as board_lib
@@ -171,10 +170,8 @@ def _check_fingerprint(
     found = fingerprint_lib.differences(there, here)
     excused = found.pop("optimizer", "") if grown else ""
     if excused:
-        print(
-            f"hetjax: {excused}, as a schedule over all epochs does; its state goes on where it "
-            "was",
-            file=sys.stderr,
+        messages.say(
+            f"{excused}, as a schedule over all epochs does; its state goes on where it was"
         )
     if not found:
         return
@@ -182,7 +179,7 @@ def _check_fingerprint(
     at = f"of which {about['rounds']} {unit}s are done"
     can_be_forced = goes_on and not any(name.endswith("examples") for name in found)
     if resume == FORCE and can_be_forced:
-        print(f"hetjax: going on all the same, as resume={FORCE!r} says: {text}", file=sys.stderr)
+        messages.say(f"going on all the same, as resume={FORCE!r} says: {text}")
         return
     anew = "resume=False begins anew" if goes_on else f"resume={OVERWRITE!r} writes over it"
     way = f"{anew}, another workdir keeps both"
@@ -196,10 +193,9 @@ def _check_fingerprint(
 def _say(workdir: pathlib.Path, saved: checkpoint.Saved, grown: list[str], unit: str) -> None:
     """That a run goes on, and from where."""
     more = f", with more: {', '.join(grown)}; schedules go on at that {unit}" if grown else ""
-    print(
-        f"hetjax: going on with the run in {str(workdir)!r} from {unit} {saved.about['rounds']}"
-        f"{more} (resume=False begins anew)",
-        file=sys.stderr,
+    messages.say(
+        f"going on with the run in {str(workdir)!r} from {unit} {saved.about['rounds']}"
+        f"{more} (resume=False begins anew)"
     )
 
 

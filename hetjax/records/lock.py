@@ -8,11 +8,11 @@ import json
 import os
 import pathlib
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from hetjax import messages
 from hetjax.config import recorded
 
 _NAME = "lock.json"
@@ -48,10 +48,9 @@ def held(workdir: pathlib.Path) -> Iterator[None]:
         except OSError as error:
             raise recorded.unusable(workdir, error) from error
         if left:
-            print(
-                f"hetjax: {str(workdir)!r} was held by {_holder(left)}, which is there no more; "
-                "this run takes it over",
-                file=sys.stderr,
+            messages.say(
+                f"{str(workdir)!r} was held by {_holder(left)}, which is there no more; "
+                "this run takes it over"
             )
         yield
 
@@ -74,10 +73,9 @@ def _locked(path: pathlib.Path, workdir: pathlib.Path) -> Any:
                 return file  # else the run before has just removed it
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                print(
-                    f"hetjax: the file system of {str(workdir)!r} has no locks; see yourself that "
-                    "no other run uses this workdir",
-                    file=sys.stderr,
+                messages.say(
+                    f"the file system of {str(workdir)!r} has no locks; see yourself that "
+                    "no other run uses this workdir"
                 )
                 return file
             if time.monotonic() > deadline:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import html
-import json
 import pathlib
 from typing import Any
 
@@ -12,8 +11,10 @@ import numpy as np
 from hetjax import report, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import files
+from hetjax.records import workdir as workdir_lib
 from hetjax.report import series
 from hetjax.rounds import resume
+from hetjax.rounds import state as state_lib
 
 _MOST_METRICS = 3  # that a result shows
 _FRAME_HEIGHT = 700  # pixels, of the report in a notebook
@@ -100,7 +101,7 @@ def load(workdir: str | pathlib.Path) -> SavedRun:
         )
     params = leaves.build(saved.about["form"], saved.arrays, "train/params")
     if np.ndim(saved.arrays["train/progress_rounds"]):  # of replicas that differ
-        params = jax.tree.map(_mean, params)
+        params = state_lib.mean_of_rows(params)
     best = params
     if saved.about["has_best"]:
         best = leaves.build(saved.about["form"], saved.arrays, "best_params")
@@ -109,20 +110,10 @@ def load(workdir: str | pathlib.Path) -> SavedRun:
         params=params,
         best_params=best,
         summary=files.read_json(summary) if summary.is_file() else {},
-        history=_lines(workdir / "metrics.jsonl"),
+        history=workdir_lib.whole_lines(workdir / workdir_lib.METRICS)[0],
         config=files.read_json(workdir / "config.json"),
         workdir=workdir,
     )
-
-
-def _mean(rows: np.ndarray) -> np.ndarray:
-    return rows.mean(axis=0, dtype=np.promote_types(rows.dtype, np.float32)).astype(rows.dtype)
-
-
-def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The whole lines; the last one may just be written."""
-    whole = path.read_text().rpartition("\n")[0] if path.is_file() else ""
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 def aligned(rows: list[tuple[str, str]]) -> str:

@@ -4,13 +4,13 @@ An `Engine` knows no optimiser. `Run` is an engine and an update, a level of a b
 engine alone. Everything on the host that the rounds to come depend on is in a `RoundsState`.
 """
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax
 import numpy as np
-import optax
 
 from hetjax import compiled, starting, types
 from hetjax.config import experiment as config_lib
@@ -35,6 +35,8 @@ from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules as rules_lib
 from hetjax.rounds.run_state import Executed, Generations, Plan, RoundsState, RunState
 
+_ADDING_UP = functools.partial(setup.build, optimizer=None)
+
 
 class Engine:
     """Rounds that add up, one at a time.
@@ -48,7 +50,7 @@ class Engine:
         solved: numbers that the run solved before it was interrupted, by problem.
         begins: told what goes on before the first round.
         beside: another engine, whose rounds take turns with this one's on the same workers.
-        optimizer: of a `Run`: its update is a part of the program of the main kind.
+        build: makes the parts; those of a `Run` update, too.
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
 
     Raises:
@@ -69,12 +71,12 @@ class Engine:
         solved: Callable[[], dict[str, solutions.Numbers]] = dict,
         begins: starting.Starting | None = None,
         beside: "Engine | None" = None,
-        optimizer: optax.GradientTransformation | None = None,
+        build: Callable[..., setup.RunParts] = _ADDING_UP,
         **fields: Any,
     ) -> None:
         join.check_joined()
         self.begins = begins or starting.Starting()
-        inputs.check(loss_fn, point, optimizer)
+        inputs.check(loss_fn, point)
         given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
         self.config, self.recorded = given.config, given.recorded
         compiled.keep(self.config.compilation_cache)
@@ -87,11 +89,10 @@ class Engine:
         several = jax.process_count() > 1 and self.config.local != "virtual"
         if several:
             gathering.check_same_run(self.recorded, num_examples=len(source))
-        self.parts: setup.RunParts = setup.build(
+        self.parts: setup.RunParts = build(
             loss_fn,
             point,
-            optimizer,
-            source,
+            source=source,
             config=self.config,
             chosen=given.parts,
             per_example_rng=per_example_rng,
@@ -185,70 +186,78 @@ class Engine:
             NonFiniteError: a microbatch of the round before was not finite.
         """
 
-        def execute(plan: Plan, **options: Any) -> Executed:
-            return self.add_up(plan, point, types.Kept(), **options)
-
+        run_state.check_state(state, self)
         if not self.is_warm(kind):
             warm_up.of_sums(self, state, point, kind, given)
-        new, executed, report = self.play(
-            state, state, execute, kind=kind, given=given, again=again, request=request
-        )
+        plan = self.opened(state, kind=kind, given=given, again=again)
+        with jax.profiler.StepTraceAnnotation("round", step_num=plan.round_index):
+            executed = self.add_up(
+                plan, point, types.Kept(), request=request, meanwhile=self.check_last
+            )
+            new, report = self.closed(plan, executed)
         return new, executed.sums, report
 
     # --- What a round is made of ---
 
-    def play(
-        self,
-        state: Any,
-        rounds: RoundsState,
-        execute: Callable[..., Executed],
-        *,
-        kind: str,
-        given: types.PyTree,
-        again: stream.Assignment | None,
-        request: gathering.Request,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[RoundsState, Executed, round_report.Report]:
-        """A round: plans, executes, and makes the next state of what was done."""
-        run_state.check_state(state, self)
-        self.parts.check_kind(kind)
+    def opened(self, state: Any, **asked: Any) -> Plan:
+        """What the next round is to do, which begins now: with it the last one ends.
+
+        Args:
+            state: that it spends.
+            **asked: of `plan`.
+        """
+        rounds = run_state.check_state(state, self)
         self.parts.feed.compare(self.parts.stream.epoch(rounds.stream))
-        began, last = time.perf_counter(), self._last
-        index = rounds.rounds_done
-        self.beacons.at("computing" if self.config.local == "fused" else "waiting", index)
-        plan = self.plan(state, kind=kind, given=given, again=again)
-        if last is not None:
-            last.end(began)
+        began = time.perf_counter()
+        at = "computing" if self.config.local == "fused" else "waiting"
+        self.beacons.at(at, rounds.rounds_done)
+        plan = self.plan(state, **asked)
+        if self._last is not None:
+            self._last.end(began)
+        return plan._replace(began=began)
 
-        def host_work() -> None:
-            meanwhile()
-            if last is not None:
-                last.check()
+    def check_last(self, first: Callable[[], None] | None = None) -> None:
+        """While the workers compute: waits for the numbers of the last round.
 
-        with jax.profiler.StepTraceAnnotation("round", step_num=index):
-            executed = execute(plan, request=request, meanwhile=host_work, began=began)
-            run_state.check_commit(state, plan, executed, self)
-            new = planning.commit(self.parts, rounds, plan, executed)
-        processed = new.stream.examples_processed
-        before = rounds.stream.examples_processed
+        Args:
+            first: called before.
+
+        Raises:
+            NonFiniteError: they are not finite.
+        """
+        if first is not None:
+            first()
+        if self._last is not None:
+            self._last.check()
+
+    def closed(self, plan: Plan, executed: Executed) -> tuple[RoundsState, round_report.Report]:
+        """What the rounds to come depend on after a round, and its report."""
+        rounds = run_state.check_commit(plan.state, plan, executed, self)
+        new = planning.commit(self.parts, rounds, plan, executed)
+        processed, sums = new.stream.examples_processed, executed.sums
+        examples = processed - rounds.stream.examples_processed
+        if plan.is_again:
+            examples = stream.examples_in(plan.assigned.example_ids)
         report = round_report.Report(
             self.parts,
-            plan,
             executed,
             settle=self.settle,
-            examples=stream.examples_in(again.example_ids) if again else processed - before,
+            examples=examples,
             examples_processed=processed,
-            began=began,
         )
-        if last is None:
-            report.check_reducer(executed.sums)
-        sums = executed.sums
+        if self._last is None:
+            report.check_reducer(sums)
         self._last, self._last_made = report, (sums.state, sums.mean, sums.own)
         self._tail_secs = time.perf_counter() - self._gathered
-        return new, executed, report
+        return new, report
 
     def plan(
-        self, state: Any, *, kind: str = programs.MAIN, given: Any = (), again: Any = None
+        self,
+        state: Any,
+        *,
+        kind: str = programs.MAIN,
+        given: types.PyTree = (),
+        again: stream.Assignment | None = None,
     ) -> Plan:
         """What the next round is to do; has no effect, but that the feed hears what comes.
 
@@ -256,8 +265,11 @@ class Engine:
             ValueError: the state is spent, or another run's; `given` or the trace does not fit.
         """
         rounds = run_state.check_state(state, self)
-        self.parts.check_kind(kind)
-        run_state.check_given(given, self._warm.get(kind))
+        shapes = self._warm.get(kind)
+        if shapes is None:
+            self.parts.check_kind(kind)
+        elif shapes or jax.tree.leaves(given):
+            run_state.check_given(given, shapes)
         plan = planning.plan(self.parts, rounds, kind=kind, given=given, again=again)
         if self.parts.feed.reads_ahead and again is None:
             upcoming = self.parts.stream.upcoming(rounds.stream, plan.quotas, self.parts.workers)
@@ -266,7 +278,7 @@ class Engine:
 
     def add_up(self, plan: Plan, point: types.PyTree, kept: types.Kept, **options: Any) -> Executed:
         """A round without update; arguments as of `work`."""
-        own = self.parts.programs_of(plan)
+        own = plan.programs
         carried = own.begin(point, kept, plan.given)
         kept, carried = self.renewed(plan, kept, carried)
         return self.work(plan, kept, types.Shared(point, plan.given), carried, **options)
@@ -279,7 +291,6 @@ class Engine:
         memory, carried = self.parts.new_pass(kept.memory, carried, begins)
         return kept._replace(memory=memory), carried
 
-    @watch.taking_part
     def work(
         self,
         plan: Plan,
@@ -289,7 +300,6 @@ class Engine:
         *,
         request: gathering.Request = gathering.Request.NOTHING,
         meanwhile: Callable[[], None] = lambda: None,
-        began: float | None = None,
     ) -> Executed:
         """Does a round: local phase, gathering, sync phase.
 
@@ -300,37 +310,45 @@ class Engine:
             carried: begun with it; used up.
             request: what this process asks of all of them.
             meanwhile: called while the workers compute.
-            began: `perf_counter` when the host began with this round; now, if not given.
         """
-        began = time.perf_counter() if began is None else began
-        parts, own = self.parts, self.parts.programs_of(plan)
-        plan.rounds.generations.newest = plan.rounds.generation + 1
-        contributed, work = own.local.run(
-            plan.round_index,
-            shared,
-            carried,
-            plan.assigned,
-            rngs=self._pass_keys(plan.assigned.passes),
-            limits=plan.limits,
-            may_close=plan.may_close,
-            meanwhile=meanwhile,
-        )
-        own.sums.post(contributed)
-        host_secs = 0.0
-        if parts.host_is_own(plan.kind):
-            host_secs = self._tail_secs + time.perf_counter() - began - work.compute_secs.max()
-        self.begins.detail("the synchronisation")
-        told = parts.gather(contributed, work, plan.digests, request, host_secs)
-        self._gathered, work = time.perf_counter(), told.work
-        contributed = own.sums.total(contributed, work.host_secs)  # all have posted
-        with waits.Wait("synchronise"):
-            sums = own.sync(
-                before, contributed, parts.shares, plan.active, told.metrics, plan.given
+        with watch.taking_part():
+            began = time.perf_counter() if plan.began is None else plan.began
+            parts, own = self.parts, plan.programs
+            plan.rounds.generations.newest = plan.rounds.generation + 1
+            contributed, work = own.local.run(
+                plan.round_index,
+                shared,
+                carried,
+                plan.assigned,
+                rngs=self._pass_keys(plan.assigned.passes),
+                limits=plan.limits,
+                may_close=plan.may_close,
+                meanwhile=meanwhile,
             )
-        if plan.closing is not None:
-            secs = plan.closing.compute_secs, float(plan.closing.round_secs)
-            work = work._replace(compute_secs=secs[0], local_secs=secs[1])
-        return Executed(plan, work, sums._replace(metrics=told.metrics or sums.metrics), told.asked)
+            host_secs, asked = 0.0, request
+            metrics: types.SyncMetrics | tuple[()] = ()  # the sync phase is to gather them
+            if own.sums.meet_before:
+                own.sums.post(contributed)
+                if parts.host_is_own:
+                    done = time.perf_counter()
+                    host_secs = self._tail_secs + done - began - work.compute_secs.max()
+            if plan.round_index is None:
+                self.begins.detail("the synchronisation")
+            if parts.gather is not None:
+                work, asked, metrics = parts.gather(
+                    contributed, work, plan.digests(), request, host_secs
+                )
+            self._gathered = time.perf_counter()
+            if own.sums.meet_before:  # all have posted
+                contributed = own.sums.total(contributed, work.host_secs)
+            with waits.Wait("synchronise"):
+                sums = own.sync(before, contributed, parts.shares, plan.active, metrics, plan.given)
+            closing, local_secs = plan.closing, work.compute_secs.max()
+            if closing is not None:
+                work = work._replace(compute_secs=closing.compute_secs)
+                local_secs = closing.round_secs
+            work = work._replace(local_secs=float(local_secs))
+            return Executed(plan, work, sums._replace(metrics=metrics or sums.metrics), asked)
 
     def settle(self) -> None:
         """Waits for the last update, which belongs to its round, and ends that round.
@@ -348,7 +366,8 @@ class Engine:
 
     def is_warm(self, kind: str) -> bool:
         """Whether the programs of a kind are compiled, and have run."""
-        self.parts.check_kind(kind)
+        if kind not in self._warm:
+            self.parts.check_kind(kind)
         return kind in self._warm
 
     def warmed_up(self, kind: str, given: types.PyTree) -> None:

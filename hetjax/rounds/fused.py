@@ -69,21 +69,24 @@ def make_fused_local(steps: rules.LocalSteps, mesh: Mesh) -> Callable:
     """The local phase of all workers as one function without any collective.
 
     Returns:
-        `(given, params, carried, microbatches, counts, rngs, moments) -> (contributed,
-        example_signs)`; all leaves but those of `given` `[W, ...]`, those of `microbatches` `[W, M,
-        B, ...]`, `counts` i32[W] ≤ M, `rngs` key[W], `moments` of `steps.moments`.
+        `(shared, carried, microbatches, counts, rngs) -> (contributed, example_signs)`; all leaves
+        but those of `shared.given` `[W, ...]`, those of `microbatches` `[W, M, B, ...]`, `counts`
+        i32[W] ≤ M, `rngs` key[W].
     """
 
-    def body(given: types.PyTree, *arguments: types.PyTree) -> tuple[types.Contribution, Any]:
-        params, *others, moments = trees.first_row(arguments)
-        shared = types.Shared(params, given, moments)
-        return trees.add_row_axis(_run_microbatches(steps, shared, *others))
+    def body(shared: types.Shared, *others: types.PyTree) -> tuple[types.Contribution, Any]:
+        own = local.without_row_axis(shared)
+        return trees.add_row_axis(_run_microbatches(steps, own, *trees.first_row(others)))
 
     rows = P(mesh_lib.WORKER_AXIS)
     # Unchecked: users' scans mix constants with what varies by worker, and nothing here is
     # replicated that `grad` could sum over the workers.
     return jax.shard_map(
-        body, mesh=mesh, in_specs=(P(), *(rows,) * 6), out_specs=(rows, rows), check_vma=False
+        body,
+        mesh=mesh,
+        in_specs=(types.Shared(rows, P(), rows), rows, rows, rows, rows),
+        out_specs=(rows, rows),
+        check_vma=False,
     )
 
 
@@ -204,17 +207,16 @@ def make_train_step(
         traced = _check_step(*of_run, state, microbatches, rng, per_example_rng=per_example_rng)
         reads = second_moments.attach(observer, optimizer, _row_shapes(state.params))
         steps, run_local, begin, synchronise = programs(reads, *traced)
-        moments, begun = steps.moments(state.opt_state), begin(state.params, state.kept, given)
+        moments = steps.moments(state.opt_state) if steps.moments else ()
+        shared = types.Shared(state.params, given, moments)
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
         contributed, example_signs = run_local(
-            given, state.params, begun, microbatches, counts, rngs, moments
+            shared, begin(state.params, state.kept, given), microbatches, counts, rngs
         )
         before = state.kept if optimizer is None else state
         done = synchronise(before, contributed, shares, active, (), given)
-        if observer is not None:
-            example_signs = _turned(example_signs, done.flips)
-        told = _told(done.metrics, rule), example_signs
+        told = _told(done.metrics, rule), _turned(example_signs, done.flips)
         if optimizer is None:
             return state._replace(**done.state._asdict()), *told, done.mean
         return done.state, *told
@@ -238,8 +240,10 @@ def _check_active(active: Any, *, gossips: bool) -> None:
         )
 
 
-def _turned(example_signs: jax.Array, flips: jax.Array) -> jax.Array:
-    """Signs i8[W, M, B], of each worker by its `flips`, i8[W] or i8[W, M * B]."""
+def _turned(example_signs: Any, flips: Any) -> Any:
+    """Signs i8[W, M, B], of each worker by its `flips`, i8[W] or i8[W, M * B]; () as they are."""
+    if isinstance(flips, tuple):
+        return example_signs
     num_workers, count, size = example_signs.shape
     flips = flips.reshape(num_workers, *((-1, size) if flips.ndim == 2 else (1, 1)))
     return example_signs * flips[:, :count]
@@ -317,7 +321,7 @@ class Fused:
         self._feed, self._mesh, self._clock = feed, mesh, clock
         self._workers = mesh_lib.own_workers(mesh)
         self._max_microbatches = max_microbatches
-        self._run = jitted.InPlace(make_fused_local(steps, mesh), 2)
+        self._run = jitted.InPlace(make_fused_local(steps, mesh), 1)
         self._threads = local.worker_threads(len(self._workers))
 
     def _load(self, plan: stream.Assignment) -> types.Microbatch:
@@ -349,13 +353,11 @@ class Fused:
             jax.block_until_ready((shared, carried))
         start = time.perf_counter()
         contributed, signs = self._run(
-            shared.given,
-            shared.params,
+            shared,
             carried,
             microbatches,
             mesh_lib.place(np.asarray(limits, np.int32), self._mesh),
             mesh_lib.join_rows([jnp.expand_dims(rng, 0) for rng in rngs], self._mesh),
-            shared.moments,
         )
         meanwhile()
         parts = mesh_lib.worker_rows(contributed.loss_sum)

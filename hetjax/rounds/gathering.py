@@ -8,8 +8,7 @@ same on all. One short message a round; none where there is one process.
 import enum
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -42,16 +41,6 @@ class Request(enum.IntFlag):
     def ends(self) -> bool:
         """Whether the run is to end."""
         return bool(self & ~Request.SAVE)
-
-
-class Gathered(NamedTuple):
-    """What the processes have told each other."""
-
-    work: local.Work  # of all workers
-    asked: Request  # by any process
-    metrics: (
-        types.SyncMetrics | tuple[()]
-    ) = ()  # of all workers; (): the sync phase is to gather them
 
 
 class DisagreementError(RuntimeError):
@@ -204,31 +193,31 @@ class Gathering:
         self,
         contributed: types.Contribution,
         work: local.Work,
-        digests: Callable[[], tuple[int, ...]],
+        digests: tuple[int, ...],
         request: Request,
         host_secs: float = 0.0,
-    ) -> Gathered:
+    ) -> tuple[local.Work, Request, types.SyncMetrics]:
         """What all workers did, from what this process's workers did.
 
         Args:
             contributed: by the workers of this process.
             work: of them.
-            digests: makes those of the round's plan, where there is anybody to compare with.
+            digests: those of the round's plan.
             request: what this process wants of all.
             host_secs: what it needed since the last gathering, but for its workers' computing.
+
+        Returns:
+            the work of all workers, what any process asked, and the metrics of all workers.
 
         Raises:
             DisagreementError: another process planned another round.
             LostProcessError: a process of this machine has ended.
         """
-        done = [np.asarray(getattr(work, name), np.float64) for name in _DONE]
-        if self._meeting.alone:
-            return Gathered(_joined(dict(zip(_DONE, done, strict=True)), work), request)
-        own = np.zeros(len(done[0]), self._message)
-        own["digests"] = digests()
+        own = np.zeros(len(work.microbatches_done), self._message)
+        own["digests"] = digests
         own["request"], own["host_secs"] = int(request), host_secs
-        for name, column in zip(_DONE, done, strict=True):
-            own["done"][name] = column
+        for name in _DONE:
+            own["done"][name] = getattr(work, name)
         sums = _own_sums(contributed)
         own["sums"][:, : sums.shape[1]] = sums
         for row, signs in zip(own["example_signs"], work.example_signs or (), strict=False):
@@ -240,12 +229,16 @@ class Gathering:
             each = zip(gathered["example_signs"], counts, strict=True)
             own_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
             work = work._replace(example_signs=own_signs)
-        work = _joined(gathered["done"], work)
-        return Gathered(
-            work._replace(host_secs=gathered["host_secs"].copy()),
-            Request(int(np.bitwise_or.reduce(gathered["request"]))),
-            _metrics(gathered["sums"], contributed),
+        done = gathered["done"]
+        of_all = work._replace(
+            microbatches_done=done["microbatches_done"].astype(np.int64),
+            first_secs=done["first_secs"],
+            compute_secs=done["compute_secs"],
+            overruns=done["overruns"].astype(np.int64),
+            host_secs=gathered["host_secs"].copy(),
         )
+        asked = Request(int(np.bitwise_or.reduce(gathered["request"])))
+        return of_all, asked, _metrics(gathered["sums"], contributed)
 
     def _check(self, digests: np.ndarray) -> None:
         """Compares the parts of the plans of all W workers' processes."""
@@ -288,16 +281,4 @@ def _metrics(sums: np.ndarray, like: types.Contribution) -> types.SyncMetrics:
         losses.astype(dtype),
         weights.astype(dtype),
         jax.tree.unflatten(treedef, list(metrics)),
-    )
-
-
-def _joined(done: Mapping[str, np.ndarray] | np.ndarray, work: local.Work) -> local.Work:
-    """Of what each of the W workers did, by the names in `_DONE`."""
-    return work._replace(
-        microbatches_done=done["microbatches_done"].astype(np.int64),
-        first_secs=done["first_secs"],
-        compute_secs=done["compute_secs"],
-        overruns=done["overruns"].astype(np.int64),
-        local_secs=float(done["compute_secs"].max()),
-        host_secs=np.zeros(len(done["compute_secs"])),
     )

@@ -7,7 +7,6 @@ Only where that fails is the loss computed, with other examples beside each one.
 """
 
 import functools
-import sys
 import time
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hetjax import trees, types
+from hetjax import messages, trees, types
 from hetjax.ordering import by_rows, row_rules, row_walk
 from hetjax.rounds import losses as losses_lib
 
@@ -58,10 +57,9 @@ def check(
     seen = find(loss_fn, params, examples, rng)
     secs = time.perf_counter() - began
     if secs > _SLOW_SECS and leads:
-        print(
-            f"hetjax: it took {secs:.1f} s to see whether the examples of a microbatch see each "
-            "other; examples_apart='skip' leaves that out",
-            file=sys.stderr,
+        messages.say(
+            f"it took {secs:.1f} s to see whether the examples of a microbatch see each "
+            "other; examples_apart='skip' leaves that out"
         )
     if seen is None:
         return
@@ -75,7 +73,7 @@ def check(
     )
     if wanted == "assert":
         raise ValueError(f"examples_apart='assert': {told} To allow it: examples_apart='skip'")
-    print(f"hetjax: {told} If that is meant, set examples_apart='skip'.", file=sys.stderr)
+    messages.say(f"{told} If that is meant, set examples_apart='skip'.")
 
 
 def refuse(

@@ -27,16 +27,14 @@ _OF_FLAX = (
 )
 
 
-def check(loss_fn: Any, params: Any, optimizer: Any) -> None:
-    """Refuses what a run cannot use; without an optimiser its rounds have no update.
+def check(loss_fn: Any, params: Any) -> None:
+    """Refuses what no rounds can use.
 
     Raises:
         ValueError: it is not what its name says; with what to give instead.
     """
     check_loss_fn(loss_fn)
     _check_params(params)
-    if optimizer is not None:
-        check_optimizer(optimizer, params)
 
 
 def check_callbacks(callbacks: Any) -> None:

@@ -35,8 +35,8 @@ class Work(NamedTuple):
     compute_secs: np.ndarray  # f64[w]
     overruns: np.ndarray  # i64[w], microbatches slower than the emulated worker would have been
     example_signs: list[np.ndarray] | None = None  # i8[done, B] of each; None: no order takes them
-    host_secs: np.ndarray = np.zeros(0)  # f64[W]: of its process beside compute, once gathered
-    local_secs: float = 0.0  # until the last worker finished
+    host_secs: np.ndarray = np.zeros(1)  # f64[W]: of its process beside compute; [1]: not known
+    local_secs: float = 0.0  # until the last worker finished, once all are gathered
 
 
 class LocalPhase(Protocol):
@@ -151,7 +151,7 @@ class Stepped:
         feed: brings the examples.
         mesh: one device a worker.
         clock: emulated or real clocks.
-        gate: polled between microbatches.
+        gate: polled between microbatches; None: no round is closed.
         beacons: told what each worker does.
         begins: told which worker compiles.
         signed: whether the order takes signs.
@@ -164,7 +164,7 @@ class Stepped:
         mesh: Mesh,
         *,
         clock: WorkerClock,
-        gate: gate_lib.Live,
+        gate: gate_lib.Live | None,
         beacons: beacons_lib.Beacons,
         begins: starting.Starting,
         signed: bool = False,
@@ -194,25 +194,24 @@ class Stepped:
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, Work]:
-        replicas, carries = mesh_lib.worker_rows(shared.params), mesh_lib.worker_rows(carried)
-        given, moments = shared.given, shared.moments
-        handed_out = [given] * len(self._workers)
-        if jax.tree.leaves(given):
-            handed_out = [jax.device_put(given, self._mesh.devices[w]) for w in self._workers]
-        of_workers = (
-            mesh_lib.worker_rows(moments) if jax.tree.leaves(moments) else [moments] * len(replicas)
-        )
-        gate = self._gate if may_close else gate_lib.AlwaysOpen()
-        gate.begin(plan.quotas)
+        rows = mesh_lib.worker_rows((shared.params, shared.moments, carried))
+        handed_out = [shared.given] * len(self._workers)
+        if jax.tree.leaves(shared.given):
+            devices = [self._mesh.devices[worker] for worker in self._workers]
+            handed_out = [jax.device_put(shared.given, device) for device in devices]
+        gate = self._gate if may_close else None
+        if gate is not None:
+            gate.begin(plan.quotas)
         tasks: list[concurrent.futures.Future] = []
         try:
             for index, worker in enumerate(self._workers):
+                params, moments, begun = rows[index]
                 task = self._threads.submit(
                     self._work,
                     round_index,
                     worker,
-                    types.Shared(replicas[index], handed_out[index], of_workers[index]),
-                    carries[index],
+                    types.Shared(params, handed_out[index], moments),
+                    begun,
                     plan.microbatches(worker, int(limits[worker])),
                     rngs[index],
                     gate,
@@ -252,7 +251,7 @@ class Stepped:
         carried: types.Carried,
         rows: np.ndarray,
         rng: jax.Array,
-        gate: gate_lib.Live,
+        gate: gate_lib.Live | None,
     ) -> tuple[types.Contribution, int, float, float, int, list]:
         ends = self._clock.ends(round_index, worker, len(rows))
         deadlines = None if self._clock.virtual else ends
@@ -268,7 +267,7 @@ class Stepped:
         self._feed.wait(rows[:1])  # nor is waiting for streamed data
         start = time.perf_counter()
         for position, example_ids in enumerate(rows):
-            is_open = gate.is_open()
+            is_open = gate is None or gate.is_open()
             if self._stopping.is_set() or (position and not is_open):
                 break
             self._beacons.at("loading", round_index, worker)
@@ -284,7 +283,8 @@ class Stepped:
                 else:
                     overruns += 1
             stamps.append(time.perf_counter() - start)
-            gate.finished(worker, position + 1)
+            if gate is not None:
+                gate.finished(worker, position + 1)
         self._beacons.at("waiting", round_index, worker)
         if ends is not None and self._clock.virtual:
             stamps = ends[: len(stamps)].tolist()
@@ -337,7 +337,7 @@ def jit_add(steps: rules.LocalSteps) -> Any:
         shared: types.Shared, carried: types.Carried, microbatch: types.Microbatch, rng: jax.Array
     ) -> tuple[types.Carried, Any]:
         opened = packing.unpack(carried)
-        added, signs = steps.add(_without_row_axis(shared), opened, microbatch, rng)
+        added, signs = steps.add(without_row_axis(shared), opened, microbatch, rng)
         return packing.pack_like(carried, added), signs
 
     return jax.jit(add, donate_argnums=(1,))
@@ -352,11 +352,12 @@ def finish(
     steps: rules.LocalSteps, shared: types.Shared, carried: types.Carried
 ) -> types.Contribution:
     """`steps.finish` of a worker's rows; packed where what it carries is."""
-    contributed = steps.finish(_without_row_axis(shared), packing.unpack(carried))
+    contributed = steps.finish(without_row_axis(shared), packing.unpack(carried))
     return packing.pack_like(carried, contributed)
 
 
-def _without_row_axis(shared: types.Shared) -> types.Shared:
+def without_row_axis(shared: types.Shared) -> types.Shared:
+    """The values for one worker, of its rows `[1, ...]`."""
     return shared._replace(
         params=trees.first_row(shared.params), moments=trees.first_row(shared.moments)
     )

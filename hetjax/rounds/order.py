@@ -4,32 +4,36 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import kinds, ordering, types
-from hetjax.rounds import contract, independence, rules, second_moments
+from hetjax import kinds, messages, ordering, types
+from hetjax.config import experiment as config_lib
+from hetjax.rounds import contract, independence, programs, rules, second_moments
 from hetjax.rounds import losses as losses_lib
 
 
 def make(
+    config: config_lib.ExperimentConfig,
     method: ordering.Ordering,
-    sizes: ordering.Sizes,
     rule: rules.LocalRule,
     loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     examples: types.PyTree,
     keys: jax.Array,
     optimizer: optax.GradientTransformation | None,
+    *,
+    leads: bool,
 ) -> tuple[ordering.Observer | None, str]:
     """The order's part on the devices, and why it takes its dearer form with this loss.
 
     Args:
+        config: of the run.
         method: the ordering.
-        sizes: of the run.
         rule: what the workers do.
         loss_fn: the user's.
         params: the parameters.
         examples: a microbatch of them.
         keys: one key, or one an example: whether the loss is given one for each.
         optimizer: whose second moments an order may take.
+        leads: whether this process tells the user what is noticed.
 
     Returns:
         the part, None where the order needs none; and the reason, '' where it takes no dearer form.
@@ -37,13 +41,14 @@ def make(
     Raises:
         ValueError: the method cannot work with this loss, or with this optimiser.
     """
-    observer = second_moments.attach(method.observer(sizes), optimizer, params)
+    observer = second_moments.attach(method.observer(programs.sizes(config)), optimizer, params)
     if observer is None:
+        independence.check(config.examples_apart, loss_fn, params, examples, keys, leads=leads)
         return None, ""
     rules.with_observer(rule, observer)  # or the rule computes something else
     independence.refuse(loss_fn, params, examples, keys)
     try:
-        return observer, _refusal(observer, rule, loss_fn, params, examples, keys, optimizer)
+        refusal = _refusal(observer, rule, loss_fn, params, examples, keys, optimizer)
     except contract.BrokenError as error:
         raise ValueError(
             f"{error}. It was given what observe of the order "
@@ -58,6 +63,9 @@ def make(
             "which a custom_vjp has not. Where the loss has metrics, one of your own gives back "
             f"weights.sum(): {str(error).splitlines()[0]}"
         ) from error
+    if refusal and leads:
+        messages.say(_dearer(config.ordering.method, refusal))
+    return observer, refusal
 
 
 def _refusal(
@@ -82,7 +90,7 @@ def _refusal(
 
     steps, shared = rules.with_observer(rule, observer), types.Shared(params)
     carried = steps.begin(shared, rule.init(params), observer.init(params))
-    if observer.read_moments is not None and optimizer is not None:
+    if steps.moments is not None and optimizer is not None:
         state = jax.eval_shape(optimizer.init, params)
         shared = shared._replace(moments=steps.moments(state))
     jax.jit(steps.add).lower(shared, carried, microbatch, jax.random.key(0))
@@ -90,10 +98,10 @@ def _refusal(
     return reasons[0]
 
 
-def dearer(name: str, refusal: str) -> str:
+def _dearer(name: str, refusal: str) -> str:
     """What to tell a person of the reason that `make` gave."""
     return (
-        f"hetjax: ordering.method={name!r} takes a backward pass more for each microbatch than "
+        f"ordering.method={name!r} takes a backward pass more for each microbatch than "
         "with a loss whose program shows that each example is computed by itself. This one's does "
         f"not: {refusal}. The gradients are right all the same. For the faster form, write it "
         "without positions in the batch, such as jnp.take_along_axis(x, y[:, None], 1)[:, 0] for "

@@ -115,8 +115,8 @@ def _carrier(dtype: np.dtype) -> str:
 
 def _as_type(vector: Any, dtype: str) -> Any:
     """The same bits as another type of the same width."""
-    if str(vector.dtype) == dtype:
-        return vector
     if isinstance(vector, np.ndarray):
         return vector.view(dtype)
+    if str(vector.dtype) == dtype:
+        return vector
     return jax.lax.bitcast_convert_type(vector, dtype)

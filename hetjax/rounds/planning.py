@@ -43,7 +43,7 @@ def plan(
     quotas, limits, policy = _assign(parts, state, kind, present, caps, again)
     may_close = parts.trace is None and again is None
     may_close = may_close and not parts.stream.is_last(state.stream, quotas)
-    closing = parts.clock.close(index, quotas) if may_close else None
+    closing = parts.clock.close(index, quotas) if may_close and parts.gate.closes else None
     if closing is not None and not closing.microbatches_done.any():
         _check_progress(parts, index, quotas)
     if again is None:
@@ -71,11 +71,25 @@ def plan(
         policy=policy,
         passes=passes,
         signed=signed,
-        active=parts.active(index),
+        active=active(parts, index),
         kind=kind,
+        programs=_programs_of(parts, kind, signed=signed),
         given=given,
         is_again=again is not None,
     )
+
+
+def active(parts: setup.RunParts, round_index: int) -> Any:
+    """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
+    mixing = parts.reducer.mixing
+    return () if mixing is None else mixing.gossip.active(round_index)
+
+
+def _programs_of(parts: setup.RunParts, kind: str, *, signed: bool) -> programs.Programs:
+    """What a round runs."""
+    if parts.unsigned is not None and kind == programs.MAIN and not signed:
+        return parts.unsigned
+    return parts.programs[kind]
 
 
 def begun_policies(parts: setup.RunParts) -> dict[str, Any]:
@@ -83,7 +97,7 @@ def begun_policies(parts: setup.RunParts) -> dict[str, Any]:
     sizes = len(parts.devices), parts.config.budget
     begun = {kind: parts.policy.init(*sizes) for kind in parts.programs}
     for state in begun.values():
-        leaves.check_begun(state, f"{_called(parts)}init{sizes}")
+        leaves.check_begun(state, f"{parts.policy_name}init{sizes}")
     return begun
 
 
@@ -108,8 +122,9 @@ def warm_up_plan(
         policy=None,
         passes=state.passes,
         signed=signed,
-        active=parts.active(0),
+        active=active(parts, 0),
         kind=kind,
+        programs=_programs_of(parts, kind, signed=signed),
         given=given,
     )
 
@@ -131,10 +146,13 @@ def commit(
     policy, work = plan.policy, executed.work
     if parts.trace is None:  # of a trace the policy was never asked
         policy = parts.policy.observe(policy, _times(work, plan.present))
-        leaves.check_kept(policy, parts.policy_form, f"{_called(parts)}observe(state, times)")
+        maker = f"{parts.policy_name}observe(state, times)"
+        leaves.check_kept(policy, parts.policy_form, maker)
     stream = state.stream
     if not plan.is_again:  # else its examples are counted already, and the orders stay
-        signs = _flipped(work.example_signs, executed.sums.flips)
+        signs = work.example_signs
+        if signs is not None:
+            signs = _flipped(signs, executed.sums.flips)
         stream = parts.stream.commit(stream, plan.assigned, work.microbatches_done, signs)
     keeps_quotas = plan.is_full or not state.full_quotas.any()
     return RoundsState(
@@ -168,7 +186,7 @@ def _assign(
         gated = parts.gate.closes
         total = total or stream.total(state.stream, config.budget, gated=gated)
         quotas, policy = asking.assigned(parts.policy, policy, total, caps)
-        maker = f"{_called(parts)}assign(state, total, caps)"
+        maker = f"{parts.policy_name}assign(state, total, caps)"
         leaves.check_kept(policy, parts.policy_form, maker)
         if again is None:
             quotas = stream.fitted(state.stream, quotas, present)
@@ -225,10 +243,6 @@ def _check_progress(parts: setup.RunParts, index: int, quotas: np.ndarray) -> No
     )
 
 
-def _called(parts: setup.RunParts) -> str:
-    return f"quota: the policy {parts_lib.named(parts.policy)}: "
-
-
 def _times(work: local.Work, present: np.ndarray) -> quota.RoundTimes:
     """What the policy is told: what a worker's process needs before its compute is its own too."""
     host_secs = np.where(work.microbatches_done > 0, work.host_secs, 0.0)
@@ -240,10 +254,8 @@ def _times(work: local.Work, present: np.ndarray) -> quota.RoundTimes:
     )
 
 
-def _flipped(signs: list[np.ndarray] | None, flips: Any) -> list[np.ndarray] | None:
+def _flipped(signs: list[np.ndarray], flips: Any) -> list[np.ndarray]:
     """The example signs of each worker, multiplied as the coordination says: `Synchronised`."""
-    if signs is None:
-        return None
     return [
         own * (flip if flip.ndim == 0 else flip[: own.size].reshape(own.shape))
         for own, flip in zip(signs, np.asarray(flips), strict=True)

@@ -25,7 +25,7 @@ from hetjax.rounds.local import WorkerClock
 from hetjax.rounds.virtual import Virtual
 from hetjax.topology import reducers
 
-MAIN = "main"  # the kind of round that updates, and that every run has
+MAIN = "main"  # the kind of round of the rule that every engine has; it may update
 
 
 class Programs(NamedTuple):
@@ -40,7 +40,7 @@ class Programs(NamedTuple):
     steps: rules.LocalSteps
 
     def compile_sync_ahead(
-        self, before: Any, params: types.PyTree, carried: types.Carried, *others: Any
+        self, before: Any, params: types.PyTree, carried: Any, *others: Any
     ) -> None:
         """Begins to compile the synchronisation, while the local phase compiles.
 
@@ -60,7 +60,7 @@ class Programs(NamedTuple):
         self.sync.compile_ahead(before, contributed, *others)
 
     def contribution_shapes(
-        self, params: types.PyTree, carried: types.Carried, given: types.PyTree
+        self, params: types.PyTree, carried: Any, given: types.PyTree
     ) -> types.PyTree:
         """Of what all workers contribute, as the synchronisation takes it; `[W, ...]`."""
         shared, own = jax.tree.map(_one_row, (types.Shared(params), carried))
@@ -86,6 +86,11 @@ class Workers(NamedTuple):
     mesh: Mesh | None  # None: all on one device
     devices: list[jax.Device]  # of each worker
     own: list[int]  # those of this process
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process evaluates, writes and reports."""
+        return self.own[0] == 0
 
 
 def place_workers(config: config_lib.ExperimentConfig) -> Workers:
@@ -252,16 +257,16 @@ def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> loc
     if config.local == "fused":
         most = most_microbatches(config)
         return fused.Fused(steps, feed, mesh, clock=clock, max_microbatches=most)
-    asked = not config.replay and not clock.virtual
-    alone = len(mesh_lib.own_workers(mesh)) == mesh.size
-    board = None if alone else board_lib.Board("gate")
-    by_threads = gates.begin(chosen.gate, board) if asked else gates.AlwaysOpen()
+    gate = None
+    if chosen.gate.closes and not config.replay and not clock.virtual:
+        alone = len(mesh_lib.own_workers(mesh)) == mesh.size
+        gate = gates.begin(chosen.gate, None if alone else board_lib.Board("gate"))
     return local.Stepped(
         steps,
         feed,
         mesh,
         clock=clock,
-        gate=by_threads,
+        gate=gate,
         beacons=common.beacons,
         begins=common.begins,
         signed=signed,

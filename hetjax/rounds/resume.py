@@ -7,13 +7,12 @@ were; speeds are learnt anew, and replicas that differed begin at their mean.
 """
 
 import pathlib
-import sys
 from typing import Any
 
 import jax
 import numpy as np
 
-from hetjax import kinds, types
+from hetjax import kinds, messages, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.checkpoints import checkpoint, leaves
@@ -33,11 +32,8 @@ def to_arrays(
     """All of the run as host arrays by name; every process calls it, process 0 has the result."""
     train = state.train
     common = train._replace(memory=(), worker=())
-    arrays: dict[str, np.ndarray] = {}
-    if parts.reducer.keeps_replicas_equal:
-        arrays |= leaves.flatten(state_lib.own_row(common), "train")
-    else:
-        arrays |= leaves.flatten(state_lib.all_rows(common), "train")
+    read = state_lib.own_row if parts.reducer.keeps_replicas_equal else state_lib.all_rows
+    arrays = leaves.flatten(read(common), "train")
     for name in _OF_EACH_WORKER:
         rows = state_lib.all_rows(getattr(train, name))
         if _are_equal(rows):
@@ -121,10 +117,9 @@ def from_train(train: Any, parts: setup.RunParts) -> types.TrainState:
     except ValueError as error:
         raise ValueError(f"init_state is not of this model and optimizer: {error}") from error
     if parts.reducer.keeps_replicas_equal:
-        rows = _repeated(jax.tree.map(lambda leaf: leaf[0], _fitted(rows, 1)), num_workers)
+        rows = _repeated(jax.tree.map(lambda leaf: leaf[0], fitted(rows, 1)), num_workers)
     kept = {name: _repeated(getattr(own, name), num_workers) for name in _OF_EACH_WORKER}
-    state = _fitted(rows, num_workers)._replace(**kept)
-    return jax.device_put(state) if parts.mesh is None else mesh_lib.place(state, parts.mesh)
+    return mesh_lib.place(fitted(rows, num_workers)._replace(**kept), parts.mesh)
 
 
 def from_arrays(
@@ -144,7 +139,7 @@ def from_arrays(
         rows = _repeated(leaves.unflatten(common, arrays, "train"), num_workers)
     else:
         like = _repeated(common, saved.about["num_workers"])
-        rows = _fitted(leaves.unflatten(like, arrays, "train"), num_workers)
+        rows = fitted(leaves.unflatten(like, arrays, "train"), num_workers)
     kept = {}
     for name in _OF_EACH_WORKER:
         like = _repeated(getattr(one, name), num_workers)
@@ -153,9 +148,7 @@ def from_arrays(
             found = _repeated(jax.tree.map(lambda leaf: leaf[0], found), num_workers)
         same_shapes = jax.tree.map(np.shape, found) == jax.tree.map(np.shape, like)
         kept[name] = found if same_shapes else like
-    train = rows._replace(**kept)
-    train = jax.device_put(train) if parts.mesh is None else mesh_lib.place(train, parts.mesh)
-
+    train = mesh_lib.place(rows._replace(**kept), parts.mesh)
     best = None
     if saved.about["has_best"]:
         best = leaves.unflatten(one.params, arrays, "best_params")
@@ -207,10 +200,9 @@ def _policies(
         was = "with another state" if before is None else f"{before['policy']!r}"
         if before is not None and before["policy"] == now["policy"]:
             was += " with other options"
-        print(
-            f"hetjax: quota.policy={now['policy']!r} begins anew and learns from this round on: "
-            f"in the checkpoint of round {saved.about['rounds']} the policy is {was}",
-            file=sys.stderr,
+        messages.say(
+            f"quota.policy={now['policy']!r} begins anew and learns from this round on: "
+            f"in the checkpoint of round {saved.about['rounds']} the policy is {was}"
         )
     return fresh
 
@@ -252,14 +244,15 @@ def _repeated(row: types.PyTree, num_workers: int) -> types.PyTree:
     return mesh_lib.add_worker_axis(row, num_workers)
 
 
-def _fitted(rows: types.PyTree, num_workers: int) -> types.PyTree:
-    """Rows as they are; their mean for each worker where there were others."""
+def fitted(rows: types.PyTree, num_workers: int) -> types.PyTree:
+    """A row for each worker: as they are, or their mean where there were others; on the host."""
 
     def fit(leaf: np.ndarray) -> np.ndarray:
         if len(leaf) == num_workers:
             return leaf
-        is_float = jax.dtypes.issubdtype(leaf.dtype, np.inexact)
-        row = leaf.mean(axis=0, dtype=np.float64).astype(leaf.dtype) if is_float else leaf[0]
+        row = leaf[0]
+        if len(leaf) > 1 and jax.dtypes.issubdtype(leaf.dtype, np.inexact):
+            row = leaf.mean(axis=0, dtype=np.float64).astype(leaf.dtype)
         return np.broadcast_to(row, (num_workers, *row.shape))
 
     return jax.tree.map(fit, rows)

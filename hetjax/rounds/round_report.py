@@ -97,11 +97,9 @@ class Report:
     Args:
         parts: of the run.
         settle: waits until the round is over, and calls `end`.
-        plan: of the round.
         executed: what came of it.
         examples: processed in it, by all workers.
         examples_processed: since the run began.
-        began: `perf_counter` when it began.
 
     Attributes:
         asked: by any process, of all; known without waiting.
@@ -115,26 +113,22 @@ class Report:
     def __init__(
         self,
         parts: setup.RunParts,
-        plan: run_state.Plan,
         executed: run_state.Executed,
         *,
         settle: Callable[[], None],
         examples: int,
         examples_processed: int,
-        began: float,
     ) -> None:
         nothing: Any = None  # a report holds no state: its buffers are the next round's
-        self._parts, self._plan = parts, plan._replace(state=nothing)
+        self._parts, self._plan = parts, executed.plan._replace(state=nothing)
         self._work = executed.work
         self._metrics, self._step_norms = executed.sums.metrics, executed.sums.step
         self.asked = executed.asked
         self._settle = settle
         self._examples, self._examples_processed = examples, examples_processed
-        self._began = began
         self._round_secs: float | None = None
         self._line: RoundReport | None = None
         self._totals: types.SyncMetrics | None = None
-        self.references = _references_of(parts, plan)
 
     @property
     def done(self) -> stream.Assignment:
@@ -145,7 +139,13 @@ class Report:
         """Says when the round was over, unless that is known already."""
         if self._round_secs is None:
             virtual = self._parts.virtual_clock
-            self._round_secs = self._work.local_secs if virtual else now - self._began
+            began = self._plan.began or now
+            self._round_secs = self._work.local_secs if virtual else now - began
+
+    @functools.cached_property
+    def references(self) -> "References | None":
+        """None where the true speeds are not known, or a gate may close the round."""
+        return _references_of(self._parts, self._plan)
 
     @property
     def totals(self) -> types.SyncMetrics:
@@ -154,7 +154,7 @@ class Report:
         if self._totals is None:
             totals = jax.tree.map(np.asarray, self._metrics)
             self._totals = packing.unpack(totals)
-            if self._parts.programs_of(self._plan).rule.loss_sum is None:
+            if self._plan.programs.rule.loss_sum is None:
                 nothing: Any = np.float64(np.nan)
                 self._totals = self._totals._replace(loss_sum=nothing)
         return self._totals
@@ -219,13 +219,15 @@ class Report:
         """
         bad = np.flatnonzero(self.totals.nonfinite_microbatch >= 0)
         if not bad.size or self._parts.config.nonfinite != "stop":
-            self._check_weights()  # what is skipped is in none of them
+            weights = np.asarray(self.totals.worker_weights)  # what is skipped is in none of them
+            if not np.isfinite(weights).all():
+                raise self._of_weights(weights)
             return
         worker = int(bad[0])
         position = int(self.totals.nonfinite_microbatch[worker])
         ids = self._plan.assigned.microbatches(worker)[position]
         or_skip = ", look at these examples, or set nonfinite='skip' to leave such microbatches out"
-        if not self._parts.programs_of(self._plan).updates:  # of a sum that others go on from
+        if not self._plan.programs.updates:  # of a sum that others go on from
             or_skip = ", or look at these examples"
         raise NonFiniteError(
             f"round {self._plan.round_index}: the loss or a gradient of worker {worker}'s "
@@ -233,15 +235,15 @@ class Report:
             f"before this round was kept. Lower the learning rate, clip gradients{or_skip}"
         )
 
-    def _check_weights(self) -> None:
-        bad = np.flatnonzero(~np.isfinite(weights := self.totals.worker_weights))
-        if bad.size:
-            finish = self._parts.programs_of(self._plan).rule.finish
-            raise ValueError(
-                f"rule: its finish, {parts_lib.path_of(finish)}, returned the weight "
-                f"{weights[bad[0]]} of worker {bad[0]} in round {self._plan.round_index}; it must "
-                "return a finite number, which the sums of all workers are divided by"
-            )
+    def _of_weights(self, weights: np.ndarray) -> ValueError:
+        """That one of them is not finite."""
+        worker = int(np.flatnonzero(~np.isfinite(weights))[0])
+        finish = self._plan.programs.rule.finish
+        return ValueError(
+            f"rule: its finish, {parts_lib.path_of(finish)}, returned the weight "
+            f"{weights[worker]} of worker {worker} in round {self._plan.round_index}; it must "
+            "return a finite number, which the sums of all workers are divided by"
+        )
 
     def check_reducer(self, sums: sync.Synchronised) -> None:
         """Looks at what a reducer of the user's made, if it says that replicas stay equal.
@@ -313,7 +315,7 @@ class References(NamedTuple):
 
 
 def _references_of(parts: setup.RunParts, plan: run_state.Plan) -> References | None:
-    """None where the true speeds are not known, or a gate may close the round."""
+    """As of `Report.references`."""
     if parts.cluster is None or not parts.emulated or parts.gate.closes:
         return None
     costs = parts.cluster.costs_at(plan.round_index or 0)

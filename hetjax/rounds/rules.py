@@ -115,7 +115,7 @@ class LocalSteps(NamedTuple):
     finish: Callable[[types.Shared, types.Carried], types.Contribution]
     """`(shared, carried) -> contribution`. The leaves of `carried` may have a leading axis of 1."""
 
-    moments: Callable[[types.PyTree], Any] = lambda opt_state: ()
+    moments: Callable[[types.PyTree], Any] | None = None
     """`opt_state -> shared.moments`, which `add` needs beside the parameters; computes nothing."""
 
 
@@ -203,13 +203,12 @@ def with_observer(
             "ordering.method='random_reshuffling', or a rule that adds up gradients"
         )
 
-    steps = LocalSteps(
+    return LocalSteps(
         functools.partial(_begin, rule, observer),
         functools.partial(_add, rule, observer),
         functools.partial(_finish, rule, updates),
+        None if observer is None else observer.read_moments,
     )
-    read = None if observer is None else observer.read_moments
-    return steps if read is None else steps._replace(moments=read)
 
 
 def _begin(
@@ -339,13 +338,12 @@ def _counted(
     )
 
 
-def contribution_shapes(rule: LocalRule, params: types.PyTree, given: types.PyTree = ()) -> Any:
+def contribution_shapes(rule: LocalRule, params: types.PyTree) -> Any:
     """The shapes and types of what a worker contributes; computes nothing."""
-
     steps = with_observer(rule)
 
-    def contribution(params: types.PyTree, given: types.PyTree) -> types.PyTree:
-        shared = types.Shared(params, given)
+    def contribution(params: types.PyTree) -> types.PyTree:
+        shared = types.Shared(params)
         return steps.finish(shared, steps.begin(shared, rule.init(params), ())).sums
 
-    return jax.eval_shape(contribution, params, given)
+    return jax.eval_shape(contribution, params)

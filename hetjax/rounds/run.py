@@ -5,6 +5,7 @@ done; `round` is the three of them. `plan` and `commit` have no effects. Everyth
 to come depend on is in the state; `Run` holds what never changes.
 """
 
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +19,13 @@ from hetjax.data import stream
 from hetjax.rounds import (
     engine,
     gathering,
+    inputs,
     planning,
     programs,
     resume,
     round_report,
     run_state,
+    setup,
     warm_up,
 )
 from hetjax.rounds import losses as losses_lib
@@ -68,7 +71,11 @@ class Run(engine.Engine):
         source: Any,
         **options: Any,
     ) -> None:
-        super().__init__(loss_fn, params, source, optimizer=optimizer, **options)
+        inputs.check(loss_fn, params)
+        if optimizer is not None:
+            inputs.check_optimizer(optimizer, params)
+        build = functools.partial(setup.build, optimizer=optimizer)
+        super().__init__(loss_fn, params, source, build=build, **options)
 
     def init(self, given: types.PyTree = (), *, train: types.TrainState | None = None) -> RunState:
         """The state before the first round; the first call compiles and warms up.
@@ -127,7 +134,7 @@ class Run(engine.Engine):
         given: types.PyTree = (),
         again: stream.Assignment | None = None,
         request: gathering.Request = gathering.Request.NOTHING,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[RunState, round_report.Report]:
         """One round: plan, execute, commit.
 
@@ -150,18 +157,13 @@ class Run(engine.Engine):
         run_state.check_state(state, self)
         if not self.is_warm(kind):
             state = warm_up.of_run(self, state, kind, given)
-        rounds, executed, report = self.play(
-            state,
-            state.rounds,
-            self.execute,
-            kind=kind,
-            given=given,
-            again=again,
-            request=request,
-            meanwhile=meanwhile,
-        )
+        plan = self.opened(state, kind=kind, given=given, again=again)
+        with jax.profiler.StepTraceAnnotation("round", step_num=plan.round_index):
+            host_work = functools.partial(self.check_last, meanwhile)
+            executed = self.execute(plan, request=request, meanwhile=host_work)
+            rounds, report = self.closed(plan, executed)
         report.mean, report.own = executed.sums.mean, executed.sums.own
-        return self.next_state(state, executed.plan, executed, rounds), report
+        return self.next_state(state, executed, rounds), report
 
     # --- The steps of a round ---
 
@@ -170,24 +172,25 @@ class Run(engine.Engine):
 
         Args:
             plan: from `plan`.
-            **options: `request`, `meanwhile` and `began` of `work`.
+            **options: `request` and `meanwhile` of `work`.
         """
         run_state.check_state(plan.state, self)
         assert isinstance(plan.state, RunState)
-        train, own = plan.state.train, self.parts.programs_of(plan)
-        is_main = plan.kind == programs.MAIN
-        kept = train.kept if is_main else types.Kept()
+        train, own = plan.state.train, plan.programs
         if not own.updates:
+            is_main = plan.kind == programs.MAIN
+            kept = train.kept if is_main else types.Kept()
             executed = self.add_up(plan, train.params, kept, **options)
             if is_main:
                 train = train._replace(**executed.sums.state._asdict())
             return executed._replace(sums=executed.sums._replace(state=train))
         carried = plan.state.carried
         if jax.tree.leaves(plan.given) or plan.signed != plan.state.signed:
-            carried = own.begin(train.params, kept, plan.given)
+            carried = own.begin(train.params, train.kept, plan.given)
         train, carried = self.renewed(plan, train, carried)
-        moments = own.steps.moments(train.opt_state)
-        shared = types.Shared(train.params, plan.given, moments)
+        shared = types.Shared(train.params, plan.given)
+        if own.steps.moments is not None:
+            shared = shared._replace(moments=own.steps.moments(train.opt_state))
         return self.work(plan, train, shared, carried, **options)
 
     def commit(self, state: RunState, plan: Plan, executed: Executed) -> RunState:
@@ -197,15 +200,13 @@ class Run(engine.Engine):
             ValueError: the plan is of another state, or is committed already, or `executed` is of
                 another plan.
         """
-        run_state.check_commit(state, plan, executed, self)
-        rounds = planning.commit(self.parts, state.rounds, plan, executed)
-        return self.next_state(state, plan, executed, rounds)
+        rounds = run_state.check_commit(state, plan, executed, self)
+        rounds = planning.commit(self.parts, rounds, plan, executed)
+        return self.next_state(state, executed, rounds)
 
-    def next_state(
-        self, state: RunState, plan: Plan, executed: Executed, rounds: RoundsState
-    ) -> RunState:
+    def next_state(self, state: RunState, executed: Executed, rounds: RoundsState) -> RunState:
         """The state after a round, of what was made on the devices and of what is on the host."""
         sums: Any = executed.sums
-        if not self.parts.programs_of(plan).updates:
+        if not executed.plan.programs.updates:
             return state._replace(train=sums.state, rounds=rounds)
-        return RunState(sums.state, sums.carried, plan.signed, rounds)
+        return RunState(sums.state, sums.carried, executed.plan.signed, rounds)

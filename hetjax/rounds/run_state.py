@@ -7,7 +7,7 @@ import numpy as np
 
 from hetjax import gates, types
 from hetjax.data import stream as stream_lib
-from hetjax.rounds import gathering, local, sync
+from hetjax.rounds import gathering, local, programs, sync
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -102,9 +102,12 @@ def _described(shapes: Shapes) -> str:
     return f"arrays of shapes {', '.join(of_each)}" if shapes else "no arrays"
 
 
-def check_commit(state: Any, plan: "Plan", executed: Any, run: Any) -> None:
+def check_commit(state: Any, plan: "Plan", executed: Any, run: Any) -> RoundsState:
     """Refuses to commit a plan to another state than its own, with the work of another plan, and
     twice; notes that it is done.
+
+    Returns:
+        what of the state lies on the host.
 
     Raises:
         ValueError: it is one of them.
@@ -129,6 +132,7 @@ def check_commit(state: Any, plan: "Plan", executed: Any, run: Any) -> None:
             "give the plan that was executed, and what run.execute(plan) returned"
         )
     rounds.generations.newest = rounds.generations.committed = rounds.generation + 1
+    return rounds
 
 
 def _checked(state: Any, run: Any) -> RoundsState:
@@ -170,8 +174,10 @@ class Plan(NamedTuple):
     signed: bool  # whether the order needs signs of its examples
     active: Any  # exchanges of a reducer that gossips: bool[M], or ()
     kind: str  # of round
+    programs: programs.Programs  # that it runs
     given: types.PyTree = ()  # values of the round, the same for all workers
     is_again: bool = False  # its microbatches are those of a round that is past
+    began: float | None = None  # perf_counter when the host began with it; None: when it is done
 
     @property
     def rounds(self) -> RoundsState:

@@ -171,9 +171,7 @@ def _decays(optimizer: optax.GradientTransformation, shapes: types.PyTree) -> tu
     Raises:
         ValueError: a state's `nu` is no running mean of squares.
     """
-    asked = update_lib.with_extra_arguments(optimizer)
-    assert asked is not None
-    update = asked.update
+    update = update_lib.with_extra_arguments(optimizer).update
     num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     small = min(1e-3, 1e-2 / math.sqrt(max(num_params, 1)))  # nothing clips it
 

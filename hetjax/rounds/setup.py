@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,8 +12,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from hetjax import gates, kinds, ordering, quota, starting, topology, trees, types
+from hetjax import gates, kinds, messages, ordering, quota, starting, topology, trees, types
 from hetjax import mesh as mesh_lib
+from hetjax import parts as parts_lib
 from hetjax.checkpoints import leaves
 from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
@@ -29,7 +29,6 @@ from hetjax.quota import asking
 from hetjax.rounds import (
     gathering,
     gradients,
-    independence,
     order,
     replay,
     rule_identity,
@@ -75,7 +74,7 @@ class RunParts:
     reducer: reducers.Reduction
     clock: WorkerClock
     meeting: meeting_lib.Meeting
-    gather: gathering.Gathering
+    gather: gathering.Gathering | None  # None: there is one process
     solved: solutions.Solutions
     beacons: beacons_lib.Beacons
     notes: tuple[str, ...]  # of the source, for the report
@@ -92,14 +91,8 @@ class RunParts:
 
     @property
     def main(self) -> programs_lib.Programs:
-        """Of the kind of round that every run has."""
+        """Of the kind of round that every engine has."""
         return self.programs[programs_lib.MAIN]
-
-    def programs_of(self, plan: Any) -> programs_lib.Programs:
-        """What a planned round runs."""
-        if self.unsigned is not None and plan.kind == programs_lib.MAIN and not plan.signed:
-            return self.unsigned
-        return self.programs[plan.kind]
 
     def check_kind(self, kind: str) -> None:
         """Refuses a kind of round that this run has not."""
@@ -109,16 +102,17 @@ class RunParts:
                 "as Run(..., rules={name: rule})"
             )
 
-    def host_is_own(self, kind: str) -> bool:
-        """Whether what a process needs between two local phases, by real clocks, is its own."""
+    @property
+    def host_is_own(self) -> bool:
+        """Whether what a process needs between two local phases is its own, by real clocks, where
+        the sums have met before the synchronisation."""
         coordinates = self.method.coordinated  # by collectives in the sync phase
-        meet_before = self.programs[kind].sums.meet_before
-        return meet_before and not coordinates and not self.virtual_clock
+        return not coordinates and not self.virtual_clock
 
-    def active(self, round_index: int) -> Any:
-        """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
-        mixing = self.reducer.mixing
-        return () if mixing is None else mixing.gossip.active(round_index)
+    @functools.cached_property
+    def policy_name(self) -> str:
+        """Of its quota policy, where a message begins."""
+        return f"quota: the policy {parts_lib.named(self.policy)}: "
 
     @functools.cached_property
     def policy_form(self) -> leaves.Signature:
@@ -185,18 +179,18 @@ def build(
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
     traced = losses_lib.check_loss(loss_fn, params, first, keys)
-    sizes = programs_lib.sizes(config)
     rule_identity.check(rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng)
     rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
-    tried = (rule, loss_fn, params, first, keys, optimizer)
-    observer, refusal = _try_order(config, chosen.ordering, tried, leads=where.own[0] == 0)
+    tried = rule, loss_fn, params, first, keys, optimizer
+    observer, refusal = order.make(config, chosen.ordering, *tried, leads=where.leads)
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
-    stream = _make_stream(config, len(source), chosen, leads=where.own[0] == 0)
+    stream = _make_stream(config, len(source), chosen, leads=where.leads)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
+    nominal = programs_lib.nominal_examples(config)
     feed = _make_feed(config, source, where, progress=begins.shown)
     meeting = meeting or meeting_lib.make(where.mesh, num_workers)
-    gather = _make_gathering(meeting, sizes, observer, [rule, *more_rules.values()])
+    gather = _make_gathering(meeting, config, observer, [rule, *more_rules.values()])
     clock = programs_lib.make_clock(config, chosen.gate, cluster if emulated else None)
     common = programs_lib.Common(
         config, chosen, reducer, feed, where, meeting, beacons, clock, params, begins
@@ -210,7 +204,7 @@ def build(
         workers=where.own,
         rng=jax.random.key(config.seed),
         stream=stream,
-        policy=_for_epochs(chosen.quota, config, len(source)),
+        policy=asking.of_epochs(chosen.quota, math.ceil(len(source) / nominal)),
         cluster=cluster,
         emulated=emulated,
         virtual_clock=clock.virtual,
@@ -254,33 +248,10 @@ def first_examples(
     return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
 
 
-def _try_order(
-    config: config_lib.ExperimentConfig,
-    method: ordering.Ordering,
-    tried: tuple[
-        rules.LocalRule,
-        losses_lib.LossFn,
-        types.PyTree,
-        types.PyTree,
-        jax.Array,
-        optax.GradientTransformation | None,
-    ],
-    *,
-    leads: bool,
-) -> tuple[ordering.Observer | None, str]:
-    """As `order.make`, whose last arguments are `tried`; tells what was noticed."""
-    observer, refusal = order.make(method, programs_lib.sizes(config), *tried)
-    if observer is None:
-        independence.check(config.examples_apart, *tried[1:5], leads=leads)
-    if refusal and leads:
-        print(order.dearer(config.ordering.method, refusal), file=sys.stderr)
-    return observer, refusal
-
-
 def _make_feed(
     config: config_lib.ExperimentConfig, source: Any, where: programs_lib.Workers, *, progress: bool
 ) -> feed_lib.Feed:
-    leads, is_alone = where.own[0] == 0, len(where.own) == len(where.devices)
+    leads, is_alone = where.leads, len(where.own) == len(where.devices)
     return choosing.training_feed(
         source,
         where.devices,
@@ -294,10 +265,13 @@ def _make_feed(
 
 def _make_gathering(
     meeting: meeting_lib.Meeting,
-    sizes: ordering.Sizes,
+    config: config_lib.ExperimentConfig,
     observer: ordering.Observer | None,
     all_rules: list[rules.LocalRule],
-) -> gathering.Gathering:
+) -> gathering.Gathering | None:
+    if meeting.alone:
+        return None
+    sizes = programs_lib.sizes(config)
     return gathering.Gathering(
         meeting,
         most_signs=0 if observer is None else sizes.microbatch_size * sizes.max_microbatches,
@@ -336,23 +310,14 @@ def _make_stream(
     if config.data.sharing == "shared":
         idle = num_workers - config.budget
         if idle > 0 and leads:
-            print(
-                f"hetjax: a round has {config.budget} microbatches (budget) for {num_workers} "
+            messages.say(
+                f"a round has {config.budget} microbatches (budget) for {num_workers} "
                 f"workers, so {idle} of them have nothing to do in it; set budget to "
-                f"{num_workers} or more for all to work",
-                file=sys.stderr,
+                f"{num_workers} or more for all to work"
             )
         return stream_lib.SharedStream(num_examples, num_workers, **common)
     proportions = asking.proportions(chosen.quota, num_workers)
     return stream_lib.PrivateStream(num_examples, num_workers, proportions=proportions, **common)
-
-
-def _for_epochs(
-    policy: quota.QuotaPolicy, config: config_lib.ExperimentConfig, num_examples: int
-) -> quota.QuotaPolicy:
-    """The policy of a run whose epochs have so many rounds as these examples make."""
-    rounds = math.ceil(num_examples / programs_lib.nominal_examples(config))
-    return asking.of_epochs(policy, rounds)
 
 
 def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:

@@ -41,8 +41,7 @@ def make_train_state(
         worker=rule.init(params) if rule is not None and rule.keeps_worker else (),
         progress_rounds=np.zeros((), np.float32),
     )
-    state = mesh_lib.add_worker_axis(row, num_workers)
-    return jax.device_put(state) if mesh is None else mesh_lib.place(state, mesh)
+    return mesh_lib.place(mesh_lib.add_worker_axis(row, num_workers), mesh)
 
 
 def own_row(tree: types.PyTree) -> types.PyTree:
@@ -143,10 +142,18 @@ def own_mean(params: types.PyTree) -> types.PyTree:
     """The mean of this process's replicas, on the host; no other process takes part."""
 
     def of_leaf(leaf: jax.Array) -> np.ndarray:
-        rows = np.concatenate([np.asarray(shard.data) for shard in leaf.addressable_shards])
-        return rows.mean(0, dtype=np.promote_types(rows.dtype, np.float32)).astype(rows.dtype)
+        return np.concatenate([np.asarray(shard.data) for shard in leaf.addressable_shards])
 
-    return jax.tree.map(of_leaf, params)
+    return mean_of_rows(jax.tree.map(of_leaf, params))
+
+
+def mean_of_rows(rows: types.PyTree) -> types.PyTree:
+    """The mean of leaves `[W, ...]` on the host, taken in float32 or wider."""
+
+    def of_leaf(leaf: np.ndarray) -> np.ndarray:
+        return leaf.mean(0, dtype=np.promote_types(leaf.dtype, np.float32)).astype(leaf.dtype)
+
+    return jax.tree.map(of_leaf, rows)
 
 
 def consensus(state: types.TrainState, device: jax.Device) -> tuple[types.PyTree, dict[str, float]]:

@@ -83,7 +83,7 @@ def make_sync(
         )
     how_to_reduce = reduce_lib.How(reducer, num_workers, nominal_examples, weighting, totals)
     how_to_update = update_lib.How(
-        update_lib.with_extra_arguments(optimizer),
+        None if optimizer is None else update_lib.with_extra_arguments(optimizer),
         nominal_examples,
         reducer.mixing,
         stop_on_nonfinite,

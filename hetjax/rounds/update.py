@@ -26,11 +26,9 @@ class How(NamedTuple):
 
 
 def with_extra_arguments(
-    optimizer: optax.GradientTransformation | None,
-) -> optax.GradientTransformationExtraArgs | None:
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
     """Any optimiser as one that may be given `value` and `progress`."""
-    if optimizer is None:
-        return None
     if isinstance(optimizer, optax.MultiSteps):  # takes extra arguments without saying so
         update = optimizer.update
     else:

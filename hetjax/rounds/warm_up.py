@@ -38,7 +38,7 @@ def _of_run(
         if is_second:
             _touch_memory(parts)
         plan = planning.warm_up_plan(parts, state.rounds, kind=kind, signed=signed, given=given)
-        own, train = parts.programs_of(plan), state.train
+        own, train = plan.programs, state.train
         if own.updates and signed != state.signed:
             carried = own.begin(train.params, train.kept, given)
             state = state._replace(carried=carried, signed=signed)
@@ -48,7 +48,7 @@ def _of_run(
         executed = run.execute(plan._replace(state=state))
         _wait(executed.sums)
         rounds = state.rounds._replace(generations=run_state.Generations(run), generation=0)
-        state = run.next_state(state, plan, executed, rounds)
+        state = run.next_state(state, executed, rounds)
         if signed and own.updates and parts.new_pass is not None:
             nobody = np.zeros(run.num_workers, bool)
             memory, carried = parts.new_pass(state.train.memory, state.carried, nobody)
@@ -72,8 +72,8 @@ def of_sums(
             _touch_memory(parts)
         fresh = rounds._replace(generations=run_state.Generations(engine), generation=0)
         plan = planning.warm_up_plan(parts, fresh, kind=kind, signed=False, given=given)
-        own = parts.programs_of(plan)
-        if not is_second and kind == programs.MAIN:
+        own = plan.programs
+        if not is_second:
             carried = own.begin(point, types.Kept(), given)
             others = parts.shares, plan.active, (), given
             own.compile_sync_ahead(types.Kept(), point, carried, *others)
