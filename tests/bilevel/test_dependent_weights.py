@@ -1,5 +1,6 @@
 """Weights that depend on x or y: the quotient rule, in every estimator, whole and in blocks."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -147,17 +148,23 @@ EXACT = {
 }
 
 
+@functools.cache
+def by_differences(name, num_steps):
+    x, y, batches = made()
+    problem = by_hand(name)
+    value = penalised(problem, batches, y, 10.0)
+    if num_steps is not None:
+        value = after_steps(problem, batches, y, num_steps)
+    return jax.jit(lambda x: differences(value, x))(x)
+
+
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "blocks"])
 @pytest.mark.parametrize("name", [*DEPENDENT, "none"])
 @pytest.mark.parametrize("key", EXACT)
 def test_the_hypergradient_is_that_of_differences(key, name, cut):
     x, y, batches = made()
     estimator, num_steps = EXACT[key]
-    problem = by_hand(name)
-    value = penalised(problem, batches, y, 10.0)
-    if num_steps is not None:
-        value = after_steps(problem, batches, y, num_steps)
-    expected = jax.jit(lambda x: differences(value, x))(x)
+    expected = by_differences(name, num_steps)
     given = in_blocks(batches) if cut else batches
     found = walking.jitted(weighted(name), estimator, x, y, given).grad_x
     assert walking.apart(expected, found) < 1e-7

@@ -115,11 +115,15 @@ def test_conjugate_gradients_may_have_more_steps_than_they_need(size, scale):
 
     problem = bilevel.Bilevel(lambda x, y, batch: scale * jnp.mean((inputs @ y) ** 2), lower)
     estimator = bilevel.implicit(bilevel.descent(optax.sgd(0.1 / scale)), 5, solve=bilevel.cg(10))
-    x, y, state = np.float32(0.0), np.zeros(size, np.float32), None
-    for _ in range(30):
-        grad_x, state, info = hypergradient(problem, estimator, x=x, y=y, state=state)
-        assert info.residual < 1e-4
-        x = x - grad_x / scale
+    x, y = np.float32(0.0), np.zeros(size, np.float32)
+    step = jax.jit(lambda x, state: hypergradient(problem, estimator, x=x, y=y, state=state))
+    found = hypergradient(problem, estimator, x=x, y=y)
+    for _ in range(29):
+        assert found.info.residual < 1e-4
+        x = x - found.grad_x / scale
+        found = step(x, found.state)
+        bilevel.check(found)  # as what is not jitted does
+    assert found.info.residual < 1e-4
 
 
 def test_conjugate_gradients_may_leave_more_than_they_began_with():

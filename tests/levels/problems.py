@@ -8,6 +8,7 @@ import optax
 from hetjax import bilevel
 from hetjax.bilevel import RECIPES, Batches, Learned, PerExample
 from hetjax.levels import run as run_lib
+from tests.bilevel import walking
 
 NUM_LOWER, NUM_UPPER, SIZE = 42, 30, 3
 
@@ -110,7 +111,8 @@ def alone(problem, x, y, estimator, tx, batches, steps):
     """x and y after some outer steps on one device, and the last info."""
     x, state, opt = jax.tree.map(jnp.asarray, x), None, tx.init(x)
     step = jax.jit(
-        lambda x, state, batches: bilevel.hypergradient(problem, estimator, x, y, batches, state)
+        lambda x, state, batches: bilevel.hypergradient(problem, estimator, x, y, batches, state),
+        compiler_options=walking.QUICKLY,
     )
     for each in batches if isinstance(batches, list) else [batches] * steps:
         found = step(x, state, each)

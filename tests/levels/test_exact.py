@@ -1,5 +1,7 @@
 """The hypergradient of unequal workers is that of one device, whatever the quotas are."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -15,11 +17,14 @@ TX = optax.sgd(0.2, momentum=0.5)
 LIMIT = 1e-12
 
 
+@functools.cache
+def alone(name, steps):
+    return problems.alone(*problems.given(name), TX, problems.whole(), steps)
+
+
 def compared(name, steps=2, **fields):
     problem, x, y, estimator = problems.given(name)
-    expected_x, expected_y, info = problems.alone(
-        problem, x, y, estimator, TX, problems.whole(), steps
-    )
+    expected_x, expected_y, info = alone(name, steps)
     got_x, got_y, got_info, *_ = problems.in_rounds(
         problem, x, y, estimator, TX, steps, **{"quota": UNEQUAL, **fields}
     )
@@ -49,7 +54,7 @@ def test_adaptive_quotas_of_workers_of_unequal_speed_give_the_same(float64):
     speeds = (1.0, 2.0, 4.0, 8.0)
     cluster = {"num_workers": 4, "secs_per_microbatch": speeds, "clock": "virtual"}
     problem, x, y, estimator = problems.given("cg")
-    expected, *_ = problems.alone(problem, x, y, estimator, TX, problems.whole(), 4)
+    expected, *_ = alone("cg", 4)
     fields = {"workers": None, "cluster": cluster, "quota": "adaptive"}
     *found, rounds = problems.in_rounds(problem, x, y, estimator, TX, 4, **fields)
     assert problems.distance(problems.moved(x, expected), problems.moved(x, found[0])) < LIMIT
@@ -96,7 +101,7 @@ def test_small_batches_are_those_of_the_order(float64, name):
 @pytest.mark.parametrize("name", ["cg", "value_gap"])
 def test_private_shards_give_what_one_device_gives(float64, name):
     problem, x, y, estimator = problems.given(name)
-    expected, *_ = problems.alone(problem, x, y, estimator, TX, problems.whole(), 1)
+    expected, *_ = alone(name, 1)
     fields = {
         "data": {"sharing": "private"},
         "workers": 2,

@@ -71,15 +71,21 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("block_pairs", [16, 2, 1])
-@pytest.mark.parametrize("name", models.MODELS)
-def test_nothing_is_computed_twice_for_the_reference_models(name, block_pairs):
-    kind, dtype = models.TAKES[name][0], jnp.bfloat16 if block_pairs == 2 else jnp.float32
+@functools.cache
+def reference(name, dtype):
+    """(loss, parameters, examples) of a reference model."""
+    kind = models.TAKES[name][0]
     shape, num_outputs, batch = EXAMPLES[kind]
     options = {"input_max": 255.0} if kind == "image" else {}
     model = models.make(name, shape, num_outputs, rngs=nnx.Rngs(0), param_dtype=dtype, **options)
-    measures = tasks.measures_of(kind, num_outputs)
-    loss_fn, params = hetjax.nnx_loss(model, measures.loss)
+    return *hetjax.nnx_loss(model, tasks.measures_of(kind, num_outputs).loss), batch
+
+
+@pytest.mark.parametrize("block_pairs", [16, 2, 1])
+@pytest.mark.parametrize("name", models.MODELS)
+def test_nothing_is_computed_twice_for_the_reference_models(name, block_pairs):
+    dtype = jnp.bfloat16 if block_pairs == 2 else jnp.float32
+    loss_fn, params, batch = reference(name, dtype)
     assert refusal(loss_fn, params, batch, block_pairs=block_pairs) == ""
 
 

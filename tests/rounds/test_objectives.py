@@ -15,16 +15,10 @@ from hetjax.rounds import rules, sync
 from tests.rounds import problems
 
 WORKERS, NOMINAL = 5, 40
-FEW_REDUCERS, FEW_GATES = ("all_reduce", "d_psgd", "matcha"), ("none", "first")
-
-
-def _case(line):
-    few = line.reducer in FEW_REDUCERS and line.gate in FEW_GATES
-    return pytest.param(line, marks=() if few else pytest.mark.slow, id="-".join(line))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [_case(line) for line in round_objectives.lines()])
+@pytest.mark.parametrize("line", [*round_objectives.lines()], ids="-".join)
 def test_each_combination_minimises_what_the_table_says(line):
     expected = round_objectives.closed_form(line)
     assert round_objectives.reached(line) == pytest.approx(expected, abs=1e-12)
