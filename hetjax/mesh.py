@@ -140,8 +140,8 @@ def own_workers(mesh: Mesh) -> list[int]:
 def place(tree: types.PyTree, mesh: Mesh | None) -> types.PyTree:
     """Puts leaves `[num_workers, ...]` on the mesh, a row a worker; each process puts its own.
 
-    Without a mesh all rows go to the first device, and stay there: JAX would compile a program twice,
-    for arrays that may be moved and for those that it has made of examples, which may not.
+    Without a mesh all rows go to the first device, and stay there. Else JAX would compile a
+    program twice: for arrays that may be moved, and for those made of examples, which may not.
     """
     if mesh is None:
         return jax.device_put(tree, jax.devices()[0])

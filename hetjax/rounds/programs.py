@@ -144,7 +144,10 @@ class Common(NamedTuple):
         steps = rules.with_observer(rule, observer, updates=optimizer is not None)
         mesh = self.where.mesh
         sums = _make_sums(self.config, self.chosen.reducer, self.meeting, rule, self.params)
-        of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
+        if mesh is None:  # as `mesh_lib.place`
+            of_rows: Any = jax.sharding.SingleDeviceSharding(self.where.devices[0])
+        else:
+            of_rows = mesh_lib.worker_sharding(mesh)
         # The gathering and the sums of several processes take contributions as they are.
         packed = self.config.local == "stepped" and self.meeting.alone
         begin = sync.make_begin(steps, mesh, packed=packed)

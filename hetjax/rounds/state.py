@@ -30,7 +30,7 @@ def make_train_state(
         params: a pytree of arrays without worker axis.
         optimizer: any optax optimiser; None where no round updates.
         num_workers: W, the length of the leading axis of every leaf.
-        mesh: where to put the rows; None puts all of them on the default device.
+        mesh: where to put the rows; None puts all of them on the first device.
         observer: the ordering's device part, if it needs evidence.
         rule: the local rule, if it keeps something from round to round.
     """

@@ -43,6 +43,7 @@ class Virtual:
         self._feed, self._num_workers = feed, num_workers
         self._clock, self._signed = clock, signed
         self._keys: tuple[Any, jax.Array] | None = None
+        self._same_evidence = same_evidence
         own = None if replicas_equal else 0
         shared_axes = types.Shared(own, None, own)
 
@@ -103,7 +104,7 @@ class Virtual:
                 self._feed.load(0, ids),
                 active,
                 self._keys[1],
-                is_first=position == 0,
+                is_first=position == 0 and self._same_evidence,
             )
             signs.append(example_signs)
         first_secs = np.full(self._num_workers, np.nan)
