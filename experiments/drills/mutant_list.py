@@ -1,7 +1,8 @@
 """The list of mistakes that `experiments.drills.mutants` makes, and where each of them is.
 
 A line of `mutants.jsonl` is a mutant: lines of a file, and what stands there instead. It is found
-by its text, however far that is indented, so that it is found where code has moved.
+by its text, however far that is indented, so that it is found where code has moved. Where the code
+has changed, the line says what the same mistake is now, and has the digest of the one before.
 Lines with `left_out` were drawn and not taken, for the reason given.
 """
 
@@ -22,6 +23,7 @@ class Mutant(NamedTuple):
     kind: str
     old: str
     new: str
+    earlier: tuple[str, ...] = ()  # digests of the same mistake in earlier code
 
     @property
     def room(self) -> str:

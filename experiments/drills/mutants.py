@@ -257,7 +257,7 @@ def lines(results: pathlib.Path) -> list[Record]:
 def table(mutants: Sequence[Mutant], records: Sequence[Record]) -> str:
     """The figures of each commit as Markdown, each mutant, and the text of those that live."""
     by_commit: dict[str, dict[str, Record]] = {}
-    listed = {(mutant.name, mutant.digest): mutant for mutant in mutants}
+    listed = {(m.name, digest): m for m in mutants for digest in (m.digest, *m.earlier)}
     for record in records:
         if (record["name"], record["digest"]) in listed:
             of = record["commit"] + ", slow tests too" * record["include_slow"]

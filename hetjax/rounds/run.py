@@ -154,8 +154,8 @@ class Run(engine.Engine):
             ValueError: the state is spent, or another run's; nothing was computed.
             NonFiniteError: a microbatch of the round before was not finite.
         """
-        run_state.check_state(state, self)
         if not self.is_warm(kind):
+            run_state.check_state(state, self)
             state = warm_up.of_run(self, state, kind, given)
         plan = self.opened(state, kind=kind, given=given, again=again)
         with jax.profiler.StepTraceAnnotation("round", step_num=plan.round_index):
