@@ -10,7 +10,7 @@ of it. From there come the checks (`Option.check`), the command line (`Option.re
 the tables of the pages.
 
 A `Rule` turns a value as it comes from Python, JSON or the command line into the value that is
-kept, or refuses it: a bool is not a number, an integer is good for a float, a list or a single
+kept, or refuses it. A bool is not a number; an integer is good for a float, a list or a single
 value for a tuple.
 """
 

@@ -52,11 +52,11 @@ def fit_bilevel(
 ) -> results.BilevelResult:
     """Solves a bilevel problem on workers that are not equal.
 
-    Every sum that the estimator asks for is a round: the level's quotas say how many microbatches
-    each worker does, and the sums are added up and divided once, so that the hypergradient is that
-    of one device whatever the quotas are. A request for a new batch takes the examples that come
-    next in the level's order; one for a batch that is held does the same examples once more, and no
-    gate closes it.
+    Every sum that the estimator asks for is a round. The level's quotas say how many microbatches
+    each worker does. The sums are added up and divided once, so the hypergradient is that of one
+    device whatever the quotas are. A request for a new batch takes the examples that come next in
+    the level's order. One for a batch that is held does the same examples once more, and no gate
+    closes it.
 
     Args:
         problem: `hetjax.bilevel.Bilevel(upper, lower)`; losses `(x, y, examples) -> f[B]`, one

@@ -1,8 +1,8 @@
 """A level of a bilevel problem: a source, its order and ledger, and rounds that answer requests.
 
-A request for a new batch takes the units that come next in the level's order, and the ledger counts
-them. A request for a batch that is held takes the units of an earlier round of the same
-hypergradient once more, cut among the workers as their speeds are now: it is counted as a revisit.
+A request for a new batch takes the microbatches that come next in the level's order, and the ledger
+counts their examples. A request for a batch that is held takes those of an earlier round of the
+same hypergradient once more, cut among the workers as their speeds are now. It counts as a revisit.
 """
 
 from collections.abc import Callable, Mapping

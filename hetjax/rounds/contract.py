@@ -1,7 +1,7 @@
 """Does what a local rule returns keep to its contract?
 
-Asked of shapes and types while JAX traces the rule, which it does before the rule's first round: so
-nothing is computed or traced for it, and all that a round is given is known. What only broadcasts
+Shapes and types are looked at while JAX traces the rule, before the rule's first round. So nothing
+is computed or traced for it, and all that a round is given is known. What only broadcasts
 to the right shape would train all the same, and wrongly.
 """
 

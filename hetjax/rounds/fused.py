@@ -143,14 +143,16 @@ def make_train_step(
 
     Returns:
         `step(state, microbatches, counts, rng, shares=None, active=(), given=()) -> (state,
-        metrics, example_signs)`, to be jitted by you: leaves of `microbatches` are `[W, M, B,
-        ...]`, worker w does the first `counts[w]` of them (i32[W], 0 ≤ counts ≤ M), `rng` is one
-        key, `shares` f32[W] of each worker's shard (equal ones by default), `active` is
-        `step.active(round)`, who exchanges with whom, needed with a reducer that gossips, `given`
-        the values of the round that the rule finds in `shared.given`; `example_signs` are i8[W, M,
-        B], as an order's `place` takes them, or (). A round without update returns `(state,
-        metrics, example_signs, mean)`: `mean`, leaves `[W, ...]`, is the sum of the contributions
-        over that of their weights, and the parameters stay.
+        metrics, example_signs)`, to be jitted by you.
+
+        Leaves of `microbatches` are `[W, M, B, ...]`. Worker w does the first `counts[w]` of them
+        (i32[W], 0 ≤ counts ≤ M). `rng` is one key. `shares` f32[W] are those of each worker's shard
+        (equal ones by default). `active` is `step.active(round)`, who exchanges with whom, needed
+        with a reducer that gossips. The rule finds `given`, values of the round, in `shared.given`.
+        `example_signs` are i8[W, M, B], as an order's `place` takes them, or (). A round without
+        update returns `(state, metrics, example_signs, mean)`: `mean`, leaves `[W, ...]`, is the
+        sum of the contributions over that of their weights, and the parameters stay.
+
         M bounds the quotas and memory; a change of `counts` never compiles.
 
     Raises:

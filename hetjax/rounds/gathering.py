@@ -1,8 +1,8 @@
 """What the processes of a run tell each other when the local phase of a round is over.
 
-Each process decides quotas, orders and the end of the run for itself, from what all workers
-did: so what they did is gathered, and with it a digest of the round's plan, which must be the
-same on all. One short message a round; none where there is one process.
+Each process decides quotas, orders and the end of the run for itself, from what all workers did.
+So what they did is gathered. A digest of the round's plan comes with it, which must be the same on
+all. One short message a round; none where there is one process.
 """
 
 import enum

@@ -1,8 +1,8 @@
 """Do the examples of a microbatch see each other?
 
-A quota divides a batch into microbatches, so a loss of one example that looks at others (negatives
-of a contrastive loss, statistics of a batch) sees those of its microbatch alone. It is first tried
-to prove of the loss's program that each example is computed by itself; nothing is computed then.
+A quota divides a batch into microbatches. So a loss of one example that looks at others (negatives
+of a contrastive loss, statistics of a batch) sees those of its microbatch alone. First it is tried
+to prove of the loss's program that each example is computed by itself, which computes nothing.
 Only where that fails is the loss computed, with other examples beside each one.
 """
 

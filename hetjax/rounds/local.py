@@ -1,7 +1,7 @@
 """The local phase on one process: who runs the local rule, where, and how it is timed.
 
 `Stepped` runs it from a host thread for each worker, on the worker's own device, as often as
-the quota says: a quota never compiles anything, and each worker's compute is timed alone.
+the quota says. A quota never compiles anything, and each worker's compute is timed alone.
 `virtual.py` and `fused.py` hold the two other ways.
 """
 

@@ -1,9 +1,9 @@
 """The small leaves of a tree packed into a few vectors, so that fewer arrays go to and fro.
 
-An array costs the host the same whatever is in it: a hundredth of a millisecond for each that goes
-into a program or comes out on four devices, or is made of its workers' rows. Nothing is computed
-here: what is unpacked is to the bit what was packed. Barriers have XLA compile what is between
-`unpack` and `pack` as if there were no packing, so that its sums are those of before, too.
+An array costs the host the same whatever is in it. Each that goes into a program or comes out on
+four devices, or is made of its workers' rows, takes a hundredth of a millisecond. Nothing is
+computed here: what is unpacked is to the bit what was packed. Barriers have XLA compile what is
+between `unpack` and `pack` as if there were no packing, so that its sums are those of before, too.
 """
 
 import dataclasses

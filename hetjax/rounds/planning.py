@@ -28,8 +28,8 @@ def plan(
 ) -> Plan:
     """The next round: quotas by the policy or the trace, and the microbatches that come next.
 
-    `again` are the microbatches of a round that is past, to be done once more in place of those
-    that come next: they are cut by the quotas of this round, and no gate closes it.
+    `again` are the microbatches of a past round, to be done once more in place of the next ones.
+    The quotas of this round cut them, and no gate closes it.
 
     Raises:
         ValueError: the trace that is replayed does not fit.

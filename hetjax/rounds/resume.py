@@ -1,9 +1,10 @@
 """What of a run is saved between two rounds, and how a run goes on from it.
 
-A checkpoint holds all that the rounds to come depend on: one copy of what the workers have in
-common, a row for each worker of what they have not, the orders, the ledger and the quota policy's
-state. With another number of workers the examples, the orders and the parameters stay as they
-were; speeds are learnt anew, and replicas that differed begin at their mean.
+A checkpoint holds all that the rounds to come depend on. Of the training state that is one copy of
+what the workers have in common, and a row for each worker of what they have not. Orders, ledger and
+the quota policy's state stand beside it. With another number of workers the examples, the orders
+and the parameters stay as they were; speeds are learnt anew, and replicas that differed begin at
+their mean.
 """
 
 import pathlib

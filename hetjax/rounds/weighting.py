@@ -3,16 +3,16 @@
 With `weighting` one of
 
 - `shard`: the mean over all the weight of the data set, `sum_i w_i loss_i / sum_i w_i`, whoever is
-  fast. Worker j did `count_j` examples of a shard that holds `share_j` of all: its sums times
-  `share_j / count_j` estimate what the whole shard would add, to the numerator and the denominator.
+  fast. Worker j did `count_j` examples of a shard that holds `share_j` of all. Its sums times
+  `share_j / count_j` estimate what the whole shard would add to the numerator and the denominator.
 - `example`: the same ratio over the examples that were done, so that the shards of fast workers
   count for more.
 - `shard_mean`: the mean of the shards' own means, `sum_j share_j (sum_i w_i loss_i / sum_i w_i over
-  shard j)`: each shard counts by its number of examples, however much weight these have.
+  shard j)`. Each shard counts by its number of examples, however much weight these have.
 
 Without weights `shard` and `shard_mean` are the same to the bit. An update takes these ratios over
-its round, and rounds count alike: so they are exact where the mean weight of an example is the same
-in each round, and else the nearer the more examples a round has.
+its round, and rounds count alike. They are exact where the mean weight of an example is the same in
+each round. Elsewhere they are the nearer the more examples a round has.
 """
 
 from typing import NamedTuple
@@ -58,10 +58,11 @@ def parts(
 
     Where sums are added up, the ratio is `sum_j scale_j sums_j / sum_j scale_j weight_j`.
 
-    Where each worker updates alone, the mean of the replicas descends what `weighting` says: with
-    `shard` worker j takes `n share_j sums_j / count_j`, with `example` `sums_j / nominal`, both
-    over the mean weight of an example of the round, and with `shard_mean` `n share_j sums_j /
-    weight_j`. To divide by the weight of the worker's own examples would be a mean of means.
+    Where each worker updates alone, the mean of the replicas descends what `weighting` says. With
+    `shard` worker j takes `n share_j sums_j / count_j`, with `example` `sums_j / nominal`; both are
+    divided by the mean weight of an example of the round. With `shard_mean` it takes
+    `n share_j sums_j / weight_j`. To divide by the weight of the worker's own examples would be a
+    mean of means.
 
     Args:
         weighting: one of `WEIGHTINGS`.
