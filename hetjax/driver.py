@@ -243,6 +243,8 @@ class Driver:
     @property
     def _stopped_by(self) -> str | None:
         """Who ended the run before its last step."""
+        if self._task.is_complete:
+            return self._task.summary.stopped_by
         if self._by_signal:
             return self._by_signal
         if gathering.Request.END in self._asked:
@@ -258,7 +260,7 @@ class Driver:
         if not task.parts.leads:
             return
         told = task.told_at_end()
-        if self._asked.ends:
+        if self._asked.ends and not task.is_complete:
             goes_on = self._by_signal and self._keeper.keeps
             more = "; the same call goes on from there" if goes_on else ""
             told.append(f"{task.summary.stopped_by} ended the run after {task.how_far}{more}.")

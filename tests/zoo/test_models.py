@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
+from hetjax import options
 from hetjax.zoo import config, models
 from hetjax.zoo.models import layers
 
@@ -113,8 +113,7 @@ def test_normalised_examples_do_not_depend_on_their_batch(name):
 
 
 def test_the_configuration_allows_exactly_the_registered_names():
-    rule = inspect.getattr_static(config.ModelConfig, "__dataclass_fields__")["name"].metadata
-    assert set(rule["rule"].names) == set(models.MODELS)
+    assert set(options.options_of(config.ModelConfig)["name"].rule.names) == set(models.MODELS)
 
 
 def test_every_model_says_what_it_takes_and_only_those():
