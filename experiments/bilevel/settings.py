@@ -11,6 +11,7 @@ import ml_collections
 from experiments import config_flag
 from hetjax.config import experiment, groups
 from hetjax.options import choice, integer, number, text
+from hetjax.zoo import config as zoo_config
 from hetjax.zoo import config_files
 
 ESTIMATORS = (
@@ -128,7 +129,7 @@ _OF_ROUNDS = ("cluster", "quota", "reducer", "gate", "checkpoint")
 
 def base() -> ml_collections.ConfigDict:
     """The defaults of every field, to be changed by a file in `configs/`."""
-    return _config_dict(TrainConfig())
+    return zoo_config.mutable(TrainConfig())
 
 
 def load(path: str) -> ml_collections.ConfigDict:
@@ -137,15 +138,7 @@ def load(path: str) -> ml_collections.ConfigDict:
     Raises:
         ValueError: the file cannot be read, or a field is wrong.
     """
-    return _config_dict(experiment.parse(TrainConfig, config_files.read(path)))
-
-
-def _config_dict(config: "TrainConfig") -> ml_collections.ConfigDict:
-    """The mutable form: a field of two types takes both."""
-    plain = dataclasses.asdict(config)
-    overhead = ml_collections.FieldReference(config.cluster.overhead_secs, field_type=object)
-    plain["cluster"]["overhead_secs"] = overhead
-    return ml_collections.ConfigDict(plain)
+    return zoo_config.mutable(experiment.parse(TrainConfig, config_files.read(path)))
 
 
 def validate_train(given: Mapping[str, Any] | ml_collections.ConfigDict) -> "TrainConfig":

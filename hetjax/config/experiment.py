@@ -50,7 +50,7 @@ def to_dict(config: ExperimentConfig) -> dict[str, Any]:
         {name: value for name, value in change.items() if value is not None}
         for change in plain["cluster"]["changes"]
     )
-    for group in (*kinds.KINDS, "rule"):
+    for group in plain.keys() & {*kinds.KINDS, "rule"}:
         plain[group][kinds.ARGUMENTS] = dict(plain[group][kinds.ARGUMENTS])
     return json.loads(json.dumps(plain))
 

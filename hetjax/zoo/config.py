@@ -132,7 +132,7 @@ class ExperimentConfig(groups.ExperimentConfig):
 
 def base() -> ml_collections.ConfigDict:
     """Returns the defaults of every field, to be changed by a file in `configs/`."""
-    return _config_dict(ExperimentConfig())
+    return mutable(ExperimentConfig())
 
 
 def load(path: str | pathlib.Path) -> ml_collections.ConfigDict:
@@ -145,7 +145,7 @@ def load(path: str | pathlib.Path) -> ml_collections.ConfigDict:
       ValueError: the file is missing, has another suffix, cannot be run or parsed, or a field
         is wrong.
     """
-    return _config_dict(_parse(config_files.read(path)))
+    return mutable(_parse(config_files.read(path)))
 
 
 def from_json(path: str | pathlib.Path) -> ExperimentConfig:
@@ -211,8 +211,8 @@ def _optimizer(config: ExperimentConfig) -> Iterator[str]:
         )
 
 
-def _config_dict(config: ExperimentConfig) -> ml_collections.ConfigDict:
-    """The mutable form: tuples stay tuples, and a field of two types takes both."""
+def mutable(config: Any) -> ml_collections.ConfigDict:
+    """A configuration that can be changed: tuples stay tuples, a field of two types takes both."""
     extras.require("ml_collections")
     import ml_collections
 
