@@ -1,10 +1,13 @@
 """Eight CPU devices, the strictest settings, and float64 where a test asks for it."""
 
 import atexit
+import collections
+import math
 import os
 import pathlib
 import shutil
 import tempfile
+import zlib
 
 import jax
 import pytest
@@ -44,6 +47,27 @@ _PROMOTING = [
     "rounds.test_signs",
     "ordering.test_matrix_free",
 ]
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--one_of", type=int, default=1, help="run one in so many of each test's parameters"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Every test stays; of one with parameters those stay that a hash of their names puts first."""
+    if (one_of := config.getoption("one_of")) == 1:
+        return
+    cases = collections.defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    left = set()
+    for of_test in cases.values():
+        of_test.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        left.update(of_test[math.ceil(len(of_test) / one_of) :])
+    config.hook.pytest_deselected(items=list(left))
+    items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(autouse=True, scope="module")

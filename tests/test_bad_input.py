@@ -15,6 +15,8 @@ import time
 
 import pytest
 
+from tests.once import once
+
 PATIENCE_SECS = 300  # a few are usual, where the machine is not busy
 ROOT = pathlib.Path(__file__).parents[1]
 TRAIN = [sys.executable, "-m", "experiments.train", "--config=configs/digits.py"]
@@ -165,7 +167,11 @@ def test_another_number_of_processes_than_workers_is_refused(tmp_path):
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """The directory of a long run that was stopped after some rounds; not to be changed."""
-    workdir = tmp_path_factory.mktemp("stopped") / "run"
+    return once(tmp_path_factory, "stopped", stop)
+
+
+def stop(directory):
+    workdir = directory / "run"
     with started(*TRAIN, *TWO_WORKERS, *LONG, *NEVER, f"--workdir={workdir}") as process:
         while process.poll() is None and len(rounds(workdir)) < 3:
             time.sleep(0.05)

@@ -11,6 +11,7 @@ import pytest
 
 from experiments.drills import checkout_arms, checkout_grid, checkout_outcomes, checkouts
 from experiments.drills.checkouts import Result
+from tests.once import once
 
 pytestmark = pytest.mark.slow
 
@@ -28,13 +29,16 @@ def arms():
 @pytest.fixture(scope="module")
 def directory(arms, tmp_path_factory):
     """Both sides of this checkout against itself."""
-    directory = tmp_path_factory.mktemp("checkouts")
-    root = checkouts.ROOT
-    results = checkouts.run_both(arms, root, root, directory)
-    text, is_good = checkouts.table(results, {})
-    assert is_good, text
-    assert "| all | 2 | 2 | 2 |" in text
-    return directory
+
+    def run(directory):
+        root = checkouts.ROOT
+        results = checkouts.run_both(arms, root, root, directory)
+        text, is_good = checkouts.table(results, {})
+        assert is_good, text
+        assert "| all | 2 | 2 | 2 |" in text
+        return directory
+
+    return once(tmp_path_factory, "checkouts", run)
 
 
 @pytest.fixture
@@ -219,9 +223,12 @@ def of_kinds():
 @pytest.fixture(scope="module")
 def kinds_directory(of_kinds, tmp_path_factory):
     """One side, of this checkout."""
-    directory = tmp_path_factory.mktemp("kinds")
-    checkouts.run_checkout(checkouts.ROOT, of_kinds, directory / "before", cache=CACHE)
-    return directory
+
+    def run(directory):
+        checkouts.run_checkout(checkouts.ROOT, of_kinds, directory / "before", cache=CACHE)
+        return directory
+
+    return once(tmp_path_factory, "kinds", run)
 
 
 @pytest.fixture(params=KINDS, ids=[name.split("/")[0] for name in KINDS])

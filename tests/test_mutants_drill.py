@@ -105,6 +105,13 @@ def test_tests_with_the_name_of_a_module_come_first_wherever_they_lie(tiny):
     ]
 
 
+def test_the_test_that_killed_it_before_comes_first_where_it_still_is(tiny):
+    nothing = "tests/tiny/test_sums.py::test_nothing_adds_up_to_zero"
+    first = ["tests/tiny/test_sums.py::test_that_was_renamed", nothing]
+    assert mutants.run_in(tiny, ZERO, secs=60)["by"] != nothing
+    assert mutants.run_in(tiny, ZERO, secs=60, first=first)["by"] == nothing
+
+
 def test_a_mutant_that_no_test_finds_survives(tiny):
     record = mutants.run_in(tiny, UNTESTED, secs=60)
     assert (record["outcome"], record["by"]) == ("survived", "")

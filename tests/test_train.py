@@ -14,6 +14,7 @@ import pytest
 
 from experiments import train
 from hetjax.zoo import config as config_lib
+from tests.once import once
 
 ROOT = pathlib.Path(__file__).parent.parent
 FIELDS = [
@@ -47,7 +48,10 @@ def run(*arguments, **environment):
 
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run")
+    return once(tmp_path_factory, "first_run", train_digits)
+
+
+def train_digits(workdir):
     done = run(
         "--config=configs/digits.py",
         f"--workdir={os.path.relpath(workdir, ROOT)}",  # as in the README

@@ -7,7 +7,8 @@
 that compute: a sign, an off-by-one, a mask dropped, workers swapped, an entry left out. Each is
 made in a copy of the commit of its own, and the tests of its room run on it until one fails: those
 of `tests/ROOM`, nearest to the changed module first, and the doctests of `hetjax/ROOM`. A test that
-fails is run again without the mistake, and kills the mutant only if it passes then.
+fails is run again without the mistake, and kills the mutant only if it passes then. The test that
+killed it at another commit runs before the others.
 
 A mutant is found by its text. Where its lines have moved to another file the drill goes there and
 says so; where they are gone, or stand in several places, it says that, and the list has to be
@@ -81,6 +82,7 @@ def run_in(
     mutant: Mutant,
     *,
     secs: float,
+    first: Sequence[str] = (),
     include_slow: bool = False,
     running: set[subprocess.Popen] | None = None,
 ) -> Record:
@@ -90,6 +92,7 @@ def run_in(
         root: the copy.
         mutant: the mistake.
         secs: tests that take longer are ended.
+        first: tests that run before the others, where the commit has them.
         include_slow: tests marked `slow` run too.
         running: has the processes of tests while they run, for who ends them before.
 
@@ -112,7 +115,11 @@ def run_in(
     (root / file).write_text(mutant_list.mutated(text, mutant))
     running = set() if running is None else running
     chosen = [] if include_slow else ["-m", "not slow"]
-    code, printed = _run_tests(root, [*tests, *chosen], secs, running)
+    known = [test for test in first if _is_there(root, test)]
+    for some in (known, tests) if known else (tests,):
+        code, printed = _run_tests(root, [*some, *chosen], secs, running)
+        if code not in (0, 5):  # 5: it is slow
+            break
     (root / file).write_text(text)
     if code is None:
         return record("timed out", f"after {secs:.0f} s", file)
@@ -128,6 +135,11 @@ def run_in(
     if again != 0:
         return record("unsure", f"{test}, which fails without the mutant too", file)
     return record("killed", test, file)
+
+
+def _is_there(root: pathlib.Path, test: str) -> bool:
+    file, _, name = test.partition("::")
+    return (root / file).is_file() and f"def {name}(" in (root / file).read_text()
 
 
 def _run_tests(
@@ -216,6 +228,11 @@ def run_all(
         return tuple(record[k] for k in ("name", "digest", *asked))
 
     done = {key(record) for record in lines(results)}
+    killers: dict[str, list[str]] = {}
+    for record in lines(results):
+        if record["outcome"] == "killed" and "::" in record["by"]:
+            test = record["by"].partition("[")[0]
+            killers.setdefault(record["name"], []).append(test)
     left = [
         (mutant, started)
         for mutant in mutants
@@ -228,7 +245,8 @@ def run_all(
         with tempfile.TemporaryDirectory(prefix="hetjax-mutant-") as directory:
             root = pathlib.Path(directory, "copy")
             export(commit, root)
-            return run_in(root, mutant, secs=secs, include_slow=include_slow, running=running)
+            known = {"first": killers.get(mutant.name, ()), "running": running}
+            return run_in(root, mutant, secs=secs, include_slow=include_slow, **known)
 
     with concurrent.futures.ThreadPoolExecutor(workers) as threads:
         runs = {threads.submit(one, mutant): started for mutant, started in left}

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from tests.levels import problems
+from tests.once import once
 from tests.rounds import gangs
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,10 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("gang")
+    return once(tmp_path_factory, "bilevel_gang", train_gang)
+
+
+def train_gang(directory):
     common = {"steps": 3, "cluster": VIRTUAL, "quota": "adaptive"}
     cases = {name: {**common, **fields} for name, fields in CASES.items()}
     workdir = {"workdir": str(directory / "cut"), "checkpoint": {"every_rounds": 1}}

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.once import once
 from tests.rounds import gangs, problems, process_cases
 
 SPEEDS = [1.0, 1.5, 2.0, 4.0]
@@ -93,13 +94,16 @@ def run_gang(cases, directory, num_processes, **variables):
 
 @pytest.fixture(scope="module")
 def gang(tmp_path_factory):
+    return once(tmp_path_factory, "gang", train_gang)
+
+
+def train_gang(directory):
     named = {**CASES, **OWN, **PRODUCT}
     cases = {name: {**EVAL, **fields} for name, fields in named.items()}
     live = {
         name: {"epochs": 2, "cluster": WALL, "quota": {"policy": "equal"}, **fields}
         for name, fields in LIVE.items()
     }
-    directory = tmp_path_factory.mktemp("gang")
     cut = {}
     for name in CUT:
         fields = {
@@ -131,13 +135,16 @@ SHARED = (
 @pytest.fixture(scope="module")
 def shared_gang(tmp_path_factory):
     """As a launcher runs it: the gradients are added up in memory."""
+    return once(tmp_path_factory, "shared_gang", train_shared_gang)
+
+
+def train_shared_gang(directory):
     cases = {name: {**EVAL, **CASES[name]} for name in SHARED}
     cases |= {name: {**EVAL, **fields} for name, fields in {**OWN, **PRODUCT}.items()}
     even = {"num_workers": 4, "secs_per_microbatch": [0.05] * 4}  # long beside a busy machine's
     cases["slow_update"] = {**EVAL, "cluster": even, "update_secs": [0, 0.15]}
     cases["slow_update_of_0"] = {**EVAL, "cluster": even, "update_secs": [0.15, 0]}
     cases["coordinated"] = {**EVAL, **CASES["d_grab"], "epochs": 1, "cluster": even}
-    directory = tmp_path_factory.mktemp("shared_gang")
     found = run_gang(cases, directory / "out", 2, HETJAX_SHARED_MEMORY=str(directory))
     assert (directory / "sums").stat().st_mode & 0o777 == 0o600
     assert all(summary["by_sockets"] for _, summary, _ in found.values())
