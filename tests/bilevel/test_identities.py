@@ -4,7 +4,6 @@ import pytest
 
 from tests.bilevel import identities, slopes
 
-
 # What Adam does in the same place, with more state, asks for all that these two do.
 WITHIN_OTHERS = {
     "reverse, checkpoints, forward and a plain loop agree on the MLP, rate in x",
