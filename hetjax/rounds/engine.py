@@ -110,7 +110,7 @@ class Engine:
         parts = self.parts
         if several:
             gathering.check_same_parts(
-                parts.state.params,
+                (parts.state.params, parts.state.model_state),
                 shards=(parts.stream.shards, parts.stream.shares),
                 mixing=parts.reducer.mixing,
                 trace=parts.trace,
@@ -281,7 +281,8 @@ class Engine:
         own = plan.programs
         carried = own.begin(point, kept, plan.given)
         kept, carried = self.renewed(plan, kept, carried)
-        return self.work(plan, kept, types.Shared(point, plan.given), carried, **options)
+        shared = types.Shared(point, plan.given, model_state=kept.model_state)
+        return self.work(plan, kept, shared, carried, **options)
 
     def renewed(self, plan: Plan, kept: Any, carried: Any) -> tuple[Any, Any]:
         """What is kept and carried, where the order begins new passes."""

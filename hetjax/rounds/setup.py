@@ -12,7 +12,18 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from hetjax import gates, kinds, messages, ordering, quota, starting, topology, trees, types
+from hetjax import (
+    gates,
+    kinds,
+    messages,
+    ordering,
+    quota,
+    starting,
+    stateful,
+    topology,
+    trees,
+    types,
+)
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.checkpoints import leaves
@@ -88,6 +99,11 @@ class RunParts:
     def own_device(self) -> jax.Device:
         """Of this process's first worker."""
         return self.devices[self.workers[0]]
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the model keeps state beside its parameters."""
+        return isinstance(self.loss_fn, stateful.StatefulLoss)
 
     @property
     def main(self) -> programs_lib.Programs:
@@ -179,10 +195,13 @@ def build(
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
     traced = losses_lib.check_loss(loss_fn, params, first, keys)
+    model_state = _state_of(loss_fn, chosen.reducer)
     rule_identity.check(rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng)
     rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
     tried = rule, loss_fn, params, first, keys, optimizer
-    observer, refusal = order.make(config, chosen.ordering, *tried, leads=where.leads)
+    observer, refusal = order.make(
+        config, chosen.ordering, *tried, leads=where.leads, changes_state=traced.changes_state
+    )
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     stream = _make_stream(config, len(source), chosen, leads=where.leads)
@@ -193,7 +212,7 @@ def build(
     gather = _make_gathering(meeting, config, observer, [rule, *more_rules.values()])
     clock = programs_lib.make_clock(config, chosen.gate, cluster if emulated else None)
     common = programs_lib.Common(
-        config, chosen, reducer, feed, where, meeting, beacons, clock, params, begins
+        config, chosen, reducer, feed, where, meeting, beacons, clock, params, model_state, begins
     )
     programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
     programs |= {kind: common.make(more) for kind, more in more_rules.items()}
@@ -226,6 +245,7 @@ def build(
             mesh=where.mesh,
             observer=observer,
             rule=rule,
+            model_state=model_state,
         ),
         shares=_place_shares(stream.shares, where.mesh),
         optimizer=optimizer,
@@ -237,6 +257,23 @@ def build(
         beacons=beacons,
         notes=tuple(getattr(source, "notes", ())),
     )
+
+
+def _state_of(loss_fn: losses_lib.LossFn, reducer: topology.Reducer) -> types.PyTree:
+    """The model's, before the first round; () where it keeps none.
+
+    Raises:
+        ValueError: it has sums, and the reducer gossips.
+    """
+    if not isinstance(loss_fn, stateful.StatefulLoss):
+        return ()
+    if reducer.gossips and stateful.SUM in loss_fn.modes:
+        raise ValueError(
+            "state_reduce: 'sum' with a reducer that gossips: each worker would add up its own "
+            "count, and mixing takes means. Take reducer='all_reduce', or leave counters out of "
+            "the state"
+        )
+    return loss_fn.model_state
 
 
 def first_examples(
