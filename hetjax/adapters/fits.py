@@ -73,8 +73,8 @@ def check_no_mask(caller: str, *, takes_mask: bool) -> None:
     if takes_mask:
         raise ValueError(
             f"{caller}: the function takes a mask, which is for statistics of a microbatch, and "
-            "the model keeps no state; make it a function (model, batch) -> losses f32[B]. Losses of "
-            "padding are left out in any case"
+            "the model keeps no state; it must be a function (model, batch) -> losses f32[B]. "
+            "Losses of padding are left out in any case"
         )
 
 

@@ -216,6 +216,8 @@ def build(
     )
     programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
     programs |= {kind: common.make(more) for kind, more in more_rules.items()}
+    of_state: dict[str, Any] = {"observer": observer, "rule": rule, "model_state": model_state}
+    of_state["num_workers"] = num_workers
     return RunParts(
         config=config,
         mesh=where.mesh,
@@ -238,15 +240,7 @@ def build(
         per_example_rng=per_example_rng,
         second_pass=refusal,
         new_pass=_make_new_pass(observer, where.mesh),
-        state=state.make_train_state(
-            params,
-            optimizer,
-            num_workers=num_workers,
-            mesh=where.mesh,
-            observer=observer,
-            rule=rule,
-            model_state=model_state,
-        ),
+        state=state.make_train_state(params, optimizer, **of_state, mesh=where.mesh),
         shares=_place_shares(stream.shares, where.mesh),
         optimizer=optimizer,
         reducer=reducer,
