@@ -86,8 +86,13 @@ def learned_start(dynamics: str, **options) -> float:
 def first_order_maml() -> float:
     """`back=0`: the start gets `d_y F(y_T)`, x its direct part."""
     case, tx = problems.mlp(), optax.sgd(STEP)
-    _, reached = walking.plain(case.problem, tx, 5, case.x, case.y)
-    wanted = jax.grad(case.problem.upper, (0, 1))(case.x, reached, None)
+
+    @jax.jit
+    def by_hand(x, y):
+        _, reached = walking.plain(case.problem, tx, 5, x, y)
+        return jax.grad(case.problem.upper, (0, 1))(x, reached, None)
+
+    wanted = by_hand(case.x, case.y)
     estimator = bilevel.unroll(bilevel.descent(tx), 5, start="learned", back=0)
     x = bilevel.Learned(case.x, case.y)
     return walking.apart(wanted, tuple(walking.jitted(case.problem, estimator, x, case.y).grad_x))
@@ -101,7 +106,11 @@ def worst_iterate(back: int | None = None) -> float:
     def loop(x, y, num_steps, cut=None):
         return walking.plain(case.problem, tx, num_steps, x, y, cut=cut)[0]
 
-    losses = [float(loop(case.x, case.y, t)) for t in range(1, 8)]
+    of_all = jax.jit(
+        lambda x, y: jnp.stack([loop(x, y, t) for t in range(1, 8)]),
+        compiler_options=walking.QUICKLY,
+    )
+    losses = of_all(case.x, case.y)
     chosen = 1 + int(np.argmax(losses))
     assert 1 < chosen < 7, losses
     estimator = bilevel.unroll(bilevel.descent(tx), 7, start="learned", pick="worst", back=back)
@@ -109,12 +118,16 @@ def worst_iterate(back: int | None = None) -> float:
     result = walking.jitted(case.problem, estimator, x, case.y)
     assert int(result.info.step_chosen) == chosen
     if back is None:
-        wanted = jax.grad(loop, (0, 1))(case.x, case.y, chosen)
+        of_one = jax.grad(lambda x, y: loop(x, y, chosen), (0, 1))
+        wanted = jax.jit(of_one, compiler_options=walking.QUICKLY)(case.x, case.y)
     else:
+
+        def moved(x, d):
+            return loop(x, case.y, chosen, (chosen - back, d))
+
         zeros = jax.tree.map(jnp.zeros_like, case.y)
-        wanted = jax.grad(lambda x, d: loop(x, case.y, chosen, (chosen - back, d)), (0, 1))(
-            case.x, zeros
-        )
+        of_one = jax.grad(moved, (0, 1))
+        wanted = jax.jit(of_one, compiler_options=walking.QUICKLY)(case.x, zeros)
     return walking.apart(wanted, tuple(result.grad_x))
 
 
@@ -141,14 +154,13 @@ def truncated_is_neumann() -> float:
 def truncated_is_neumann_at_the_minimum() -> float:
     """On the MLP too, where the lower steps do not move; both give K terms of the true series."""
     case, lower = problems.mlp(), bilevel.descent(optax.sgd(STEP))
-    gradient = jax.jit(jax.grad(case.problem.lower, 1))
+    gradient = jax.jit(jax.grad(_flat_loss(case), 1))
     hessian = jax.jit(jax.jacfwd(jax.grad(_flat_loss(case), 1), 1))
     flat, unravel = _flat(case.y)
     for _ in range(200):  # gradient descent, then Newton's steps
-        flat = flat - STEP * _flat(gradient(case.x, unravel(flat), None))[0]
+        flat = flat - STEP * gradient(case.x, flat)
     for _ in range(6):
-        right = _flat(gradient(case.x, unravel(flat), None))[0]
-        flat = flat - np.linalg.solve(hessian(case.x, flat), right)
+        flat = flat - np.linalg.solve(hessian(case.x, flat), gradient(case.x, flat))
     best = unravel(flat)
     found = [
         walking.jitted(case.problem, e, case.x, best).grad_x
@@ -209,12 +221,12 @@ def neumann_by_hand() -> float:
     p1, lower, distances = problems.quadratic(), bilevel.descent(optax.sgd(STEP)), []
     for Q in (1, 2, 5):
         estimator = bilevel.implicit(lower, 3, solve=bilevel.neumann(Q, 0.2))
-        state, solution, y = None, np.zeros_like(p1.y), p1
+        problem, state, solution, y = p1.problem, None, np.zeros_like(p1.y), p1
         for _ in range(3):
             y = y._replace(y=y.descended(3, STEP))
             for _ in range(Q):
                 solution = solution + 0.2 * (y.y - p1.t - p1.A @ solution)
-            result = walking.jitted(p1.problem, estimator, p1.x, p1.y, state=state)
+            result = walking.jitted(problem, estimator, p1.x, p1.y, state=state)
             state, wanted = result.state, p1.rho * p1.x + p1.B.T @ solution
             distances.append(walking.apart((wanted, y.y), (result.grad_x, state.y)))
     return max(distances)
@@ -223,9 +235,13 @@ def neumann_by_hand() -> float:
 def rank_one_formula() -> float:
     """`d_x F - <d_y F, g> / |g|^2 d_x f`, g = d_y f: on the MLP."""
     case, tx = problems.mlp(), optax.sgd(STEP)
-    _, reached = walking.plain(case.problem, tx, 3, case.x, case.y)
-    upper_x, upper_y = jax.grad(case.problem.upper, (0, 1))(case.x, reached, None)
-    lower_x, lower_y = jax.grad(case.problem.lower, (0, 1))(case.x, reached, None)
+
+    @jax.jit
+    def gradients(x, y):
+        _, reached = walking.plain(case.problem, tx, 3, x, y)
+        return [jax.grad(loss, (0, 1))(x, reached, None) for loss in case.problem]
+
+    (upper_x, upper_y), (lower_x, lower_y) = gradients(case.x, case.y)
     b, g = _flat(upper_y)[0], _flat(lower_y)[0]
     wanted = jax.tree.map(lambda u, f: u - (b @ g) / (g @ g) * f, upper_x, lower_x)
     estimator = bilevel.implicit(bilevel.descent(tx), 3, solve=bilevel.rank_one())

@@ -53,7 +53,6 @@ WEIGHTS = {  # of the lower level, of the upper level
     "upper of x": (of_data, lambda x, y, batch: jnp.exp(x["tilt"] * batch.targets)),
     "none": (of_data, of_data),
 }
-DEPENDENT = [name for name in WEIGHTS if name != "none"]
 
 
 def weighted(name):
@@ -148,6 +147,25 @@ EXACT = {
 }
 
 
+# An estimator sees nothing of weights or blocks: `problem_lib.answer` answers its requests. That is
+# compared below for every kind of request, of weights, and of batch. So here every estimator takes
+# the weights that depend on all, and all other weights meet each kind of derivative: gradients,
+# products and tangents.
+CASES = [
+    *[(key, "both of both", cut) for key in EXACT for cut in (False, True)],
+    *[
+        (key, name, cut)
+        for name in WEIGHTS
+        if name != "both of both"
+        for key, cut in (
+            ("unroll", False),
+            ("unroll, forward", True),
+            ("conjugate gradients", True),
+        )
+    ],
+]
+
+
 @functools.cache
 def by_differences(name, num_steps):
     x, y, batches = made()
@@ -155,12 +173,14 @@ def by_differences(name, num_steps):
     value = penalised(problem, batches, y, 10.0)
     if num_steps is not None:
         value = after_steps(problem, batches, y, num_steps)
-    return jax.jit(lambda x: differences(value, x))(x)
+    return jax.jit(lambda x: differences(value, x), compiler_options=walking.QUICKLY)(x)
 
 
-@pytest.mark.parametrize("cut", [False, True], ids=["whole", "blocks"])
-@pytest.mark.parametrize("name", [*DEPENDENT, "none"])
-@pytest.mark.parametrize("key", EXACT)
+@pytest.mark.parametrize(
+    ("key", "name", "cut"),
+    CASES,
+    ids=[f"{key}-{name}-{'blocks' if cut else 'whole'}" for key, name, cut in CASES],
+)
 def test_the_hypergradient_is_that_of_differences(key, name, cut):
     x, y, batches = made()
     estimator, num_steps = EXACT[key]
@@ -173,8 +193,14 @@ def test_the_hypergradient_is_that_of_differences(key, name, cut):
 # --- Every recipe, exact or not: as of the quotient written as a scalar ---
 
 
-@pytest.mark.parametrize("name", ["both of both", "none"])
-@pytest.mark.parametrize("key", bilevel.RECIPES)
+# Constant weights: one recipe for each family, and for each kind of request.
+OF_RECIPES = [
+    *[(key, "both of both") for key in bilevel.RECIPES],
+    *[(key, "none") for key in ("fhg", "rhg", "reptile", "cg", "bvfim")],
+]
+
+
+@pytest.mark.parametrize(("key", "name"), OF_RECIPES)
 @pytest.mark.filterwarnings("ignore:.*steps of y crossed the barrier")
 def test_every_recipe_is_that_of_the_quotient_as_a_scalar(key, name):
     x, y, batches = made()
@@ -184,11 +210,10 @@ def test_every_recipe_is_that_of_the_quotient_as_a_scalar(key, name):
         x = {**x, "rates": np.full(SIZE, RATE)}
     if recipe.learns_start:
         x = bilevel.Learned(x, y)
+    given = batches if name == "none" else in_blocks(batches)  # whole ones are compared above, too
     expected = walking.jitted(by_hand(name), estimator, x, y, batches)
-    whole = walking.jitted(weighted(name), estimator, x, y, batches)
-    cut = walking.jitted(weighted(name), estimator, x, y, in_blocks(batches))
-    assert walking.apart(expected, whole) < 1e-12
-    assert walking.apart(expected, cut) < 1e-12
+    found = walking.jitted(weighted(name), estimator, x, y, given)
+    assert walking.apart(expected, found) < 1e-12
 
 
 # --- Each kind of request ---
@@ -212,15 +237,27 @@ def placed(what, x, y):
     return At(x, y, vector=VECTOR if what.kind is Kind.PRODUCTS else (), tangents=tangents)
 
 
+def answers(what, at, *asked):
+    """Of each (problem, batch), in one program."""
+
+    def of_all(at, batches):
+        pairs = zip(asked, batches, strict=True)
+        return [problem_lib.answer(problem, what, at, batch) for (problem, _), batch in pairs]
+
+    batches = [batch for _, batch in asked]
+    return jax.jit(of_all, compiler_options=walking.QUICKLY)(at, batches)
+
+
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("what", REQUESTS, ids=lambda w: f"{w.kind.value} {w.level} {w.wrt}")
 def test_every_request_in_blocks_is_that_of_the_whole(what, name):
     x, y, batches = made()
     at, batch = placed(what, x, y), getattr(batches, what.level)
-    blocks = bilevel.Blocks.of(batch, 4)
-    expected = problem_lib.answer(by_hand(name), what, at, batch)
-    for given in (batch, blocks):
-        found = problem_lib.answer(weighted(name), what, at, given)
+    blocks, problem = bilevel.Blocks.of(batch, 4), weighted(name)
+    expected, *others = answers(
+        what, at, (by_hand(name), batch), (problem, batch), (problem, blocks)
+    )
+    for found in others:
         assert jax.tree.structure(found) == jax.tree.structure(expected)
         assert walking.apart(expected, found) < 1e-12
 
@@ -250,8 +287,8 @@ def test_masked_blocks_count_by_what_is_left_of_them():
     for what in REQUESTS[1:4]:
         at = placed(what, x, y)
         with jax.numpy_dtype_promotion("standard"):
-            expected = problem_lib.answer(problem, what, at, some)
-            found = problem_lib.answer(problem, what, at, bilevel.Blocks.of(rows, 4))
+            blocks = bilevel.Blocks.of(rows, 4)
+            expected, found = answers(what, at, (problem, some), (problem, blocks))
         assert walking.apart(expected, found) < 1e-12
 
 
@@ -278,9 +315,9 @@ def test_stopped_weights_are_constant():
     for what in REQUESTS[1:6]:
         at = placed(what, x, y)
         batch = getattr(batches, what.level)
-        expected = problem_lib.answer(numbers, what, at, batch)
-        for given in (batch, bilevel.Blocks.of(batch, 4)):
-            assert walking.apart(expected, problem_lib.answer(stopped, what, at, given)) < 1e-12
+        blocks = bilevel.Blocks.of(batch, 4)
+        found = answers(what, at, (numbers, batch), (stopped, batch), (stopped, blocks))
+        assert walking.apart(*found) < 1e-12
 
 
 @pytest.mark.parametrize("what", REQUESTS, ids=lambda w: f"{w.kind.value} {w.level} {w.wrt}")

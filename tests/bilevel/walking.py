@@ -21,13 +21,19 @@ QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_pass
 """Compiled in a fraction of the time, for what runs once."""
 
 
-def jitted(problem, estimator, x, y, batches=None, state=None) -> bilevel.Result:
-    """`hypergradient` under `jit`."""
+@functools.lru_cache(maxsize=8)
+def compiled(problem, estimator):
+    """Jitted `hypergradient` of `(x, y, batches, state)`: one function for calls in a row."""
 
     def call(x, y, batches, state):
         return bilevel.hypergradient(problem, estimator, x, y, batches, state)
 
-    return jax.jit(call, compiler_options=QUICKLY)(x, y, batches, state)
+    return jax.jit(call, compiler_options=QUICKLY)
+
+
+def jitted(problem, estimator, x, y, batches=None, state=None) -> bilevel.Result:
+    """`hypergradient` under `jit`."""
+    return compiled(problem, estimator)(x, y, batches, state)
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """A small bilevel problem with losses of one number an example, and estimators of each kind."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +68,7 @@ def start(seed=1):
     return x, {"slope": rng.normal(size=SIZE), "shift": np.array(0.3)}
 
 
+@functools.cache
 def without_rows(problem=PROBLEM):
     """The same without per-example variables, for forward mode and learned rates."""
 
@@ -91,6 +94,7 @@ KINDS = {
 FORWARD = lambda: bilevel.unroll(LOWER, 2, mode="forward")  # noqa: E731
 
 
+@functools.cache
 def given(name, seed=1, problem=PROBLEM):
     """(problem, x, y, estimator) of a kind, `forward`, or a recipe."""
     x, y = start(seed)
@@ -107,15 +111,21 @@ def given(name, seed=1, problem=PROBLEM):
     return problem, Learned(x, y) if recipe.learns_start else x, y, estimator
 
 
+@functools.cache
+def hypergradient(problem, estimator):
+    """Jitted, of `(x, y, batches, state)`: one program for all calls."""
+    return jax.jit(
+        functools.partial(bilevel.hypergradient, problem, estimator),
+        compiler_options=walking.QUICKLY,
+    )
+
+
 def alone(problem, x, y, estimator, tx, batches, steps):
     """x and y after some outer steps on one device, and the last info."""
     x, state, opt = jax.tree.map(jnp.asarray, x), None, tx.init(x)
-    step = jax.jit(
-        lambda x, state, batches: bilevel.hypergradient(problem, estimator, x, y, batches, state),
-        compiler_options=walking.QUICKLY,
-    )
+    step = hypergradient(problem, estimator)
     for each in batches if isinstance(batches, list) else [batches] * steps:
-        found = step(x, state, each)
+        found = step(x, y, each, state)
         updates, opt = tx.update(found.grad_x, opt, x)
         x, state = optax.apply_updates(x, updates), found.state
     return x, state.y, found.info

@@ -42,7 +42,8 @@ def test_unequal_quotas_give_what_one_device_gives(float64, name):
 @pytest.mark.parametrize("name", ["value_gap", "cg", "reverse"])
 def test_threads_and_one_device_give_the_same(float64, name):
     compared(name, local="stepped")
-    compared(name, local="virtual")
+    if name == "cg":  # `test_dependent_weights` has the others
+        compared(name, local="virtual")
 
 
 def test_one_worker_and_eight_give_the_same(float64):
@@ -62,7 +63,7 @@ def test_adaptive_quotas_of_workers_of_unequal_speed_give_the_same(float64):
     assert products[-1][0] > products[-1][-1]  # the fast one does more, in held batches too
 
 
-@pytest.mark.parametrize("size", [2, 4, 16])
+@pytest.mark.parametrize("size", [4, 16])  # microbatches of 2 examples, as elsewhere, have none
 def test_padding_changes_nothing(float64, size):
     compared("reverse", microbatch_size=size, local="fused", quota="equal", steps=1)
 

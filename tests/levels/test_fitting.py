@@ -63,7 +63,7 @@ def test_each_example_once_a_pass_and_as_often_as_its_batch_is_held(float64, gat
 
 def test_without_a_budget_every_private_shard_has_a_part():
     fields = {"data": {"sharing": "private"}, "microbatch_size": 16}
-    result = fit(steps=12, **fields)  # 42 and 30 examples are 3 and 2 microbatches, of 4 workers
+    result = fit(steps=4, **fields)  # 42 and 30 examples are 3 and 2 microbatches, of 4 workers
     for level in ("upper", "lower"):
         assert result.config[level]["budget"] >= 4
         assert all(all(line["quotas"]) for line in result.rounds if line["level"] == level)
@@ -80,37 +80,45 @@ def test_no_gate_closes_a_round_of_a_held_batch():
     assert any(line["microbatches_done"] != line["quotas"] for line in new)
 
 
+# What is kept of an estimator is a tree whatever it is, and what is kept of the streams does not
+# depend on it: each kind of estimator, each kind of run, and private shards with the estimator
+# whose x is a pair.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["value_gap", "cg", "worst"])
-@pytest.mark.parametrize("fields", [{}, {"reducer": "d_psgd"}, {"data": {"sharing": "private"}}])
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        pytest.param({}, "value_gap", id="fields0-value_gap"),
+        pytest.param({}, "cg", id="fields0-cg"),
+        pytest.param({"reducer": "d_psgd"}, "value_gap", id="fields1-value_gap"),
+        pytest.param({"data": {"sharing": "private"}}, "value_gap", id="fields2-value_gap"),
+        pytest.param({"data": {"sharing": "private"}}, "worst", id="fields2-worst"),
+    ],
+)
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, name, fields):
-    if name != "value_gap" and "reducer" in fields:
-        pytest.skip("an estimator that cannot gossip")
+    """Stopped by a callback, then asked for one step more, interrupted, and gone on with."""
     options = {"lower": {"budget": 5}, "upper": {"budget": 4}, **fields}
     whole = fit(name, steps=5, **options)
 
     def stop(report):
         return report.step == 1
 
-    begun = fit(name, steps=5, workdir=tmp_path / "run", callbacks=[stop], **options)
+    begun = fit(name, steps=4, workdir=tmp_path, callbacks=[stop], **options)
     assert begun.summary["outer_steps"] == 2
     assert begun.summary["stopped_by"] == "callback stop"
     seen = []
-    resumed = fit(name, steps=7, workdir=tmp_path / "run", callbacks=[seen.append], **options)
-    assert resumed.summary["outer_steps"] == 7
-    assert [report.step for report in seen] == [2, 3, 4, 5, 6]  # what was done is not done again
-    assert resumed.summary["resumed"][0]["round"] == 2
-    again = fit(name, steps=5, workdir=tmp_path / "cut", callbacks=[interrupt], **options)
-    assert again.summary["stopped_by"] == "SIGINT"
-    assert again.summary["outer_steps"] == 3
-    again = fit(name, steps=5, workdir=tmp_path / "cut", **options)
-    assert [each["round"] for each in again.summary["resumed"]] == [3]
+    cut = fit(name, steps=5, workdir=tmp_path, callbacks=[seen.append, interrupt], **options)
+    assert cut.summary["stopped_by"] == "SIGINT"
+    assert cut.summary["outer_steps"] == 3
+    again = fit(name, steps=5, workdir=tmp_path, callbacks=[seen.append], **options)
+    assert again.summary["outer_steps"] == 5
+    assert [report.step for report in seen] == [2, 3, 4]  # what was done is not done again
+    assert [each["round"] for each in again.summary["resumed"]] == [2, 3]
     assert same(whole, again)
     assert [line["upper_loss"] for line in again.history] == [
         line["upper_loss"] for line in whole.history
     ]
     assert again.summary["levels"] == whole.summary["levels"]
-    lines = (tmp_path / "cut" / "lower_rounds.jsonl").read_text().splitlines()
+    lines = (tmp_path / "lower_rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["quotas"] for line in lines] == [
         line["quotas"] for line in whole.rounds if line["level"] == "lower"
     ]

@@ -1,5 +1,7 @@
 """A value gap of workers that gossip: each has its own y, z and x, by a slow reference."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +15,26 @@ from tests.levels import problems
 RATE, OUTER_RATE, LAM, STEPS = 0.05, 0.2, 4.0, 2
 
 
-def sums(loss, x, y, data, ids):
-    """`(sum of w l, sum of w)` over what a worker did."""
-    batch = {name: values[ids] for name, values in data.items()}
-    losses, weights = loss(x, y, batch)
-    return jnp.sum(losses * weights), jnp.sum(weights)
+@functools.cache
+def sums(loss):
+    """Jitted `(sum of w l, sum of w)` of all examples, each as often as `times f[N]` says."""
+
+    def both(x, y, data, times):
+        losses, weights = loss(x, y, data)
+        return jnp.sum(losses * weights * times), jnp.sum(weights * times)
+
+    return jax.jit(both)
+
+
+@functools.cache
+def gradient(loss, wrt):
+    """Jitted, of a worker's `(sum w l - L sum w) / divisor`."""
+
+    def total(x, y, data, times, mean_loss, divisor):
+        top, bottom = sums(loss)(x, y, data, times)
+        return (top - mean_loss * bottom) / divisor
+
+    return jax.jit(jax.grad(total, "xy".index(wrt)))
 
 
 def reference(x, y, rounds, matrix, before_update, outer_steps, num_workers, problem, weighting):
@@ -36,30 +53,26 @@ def reference(x, y, rounds, matrix, before_update, outer_steps, num_workers, pro
         assert (what.level, what.wrt) == (level, (wrt,))
         loss = getattr(problem, level)
         rows = [done.microbatches(worker).reshape(-1) for worker in range(num_workers)]
-        rows = [ids[ids >= 0] for ids in rows]
-        each = [sums(loss, x, y, data[level], ids) for x, y, ids in zip(xs, ys, rows, strict=True)]
-        counts = np.array([float(len(ids)) for ids in rows])
-        tops, bottoms = map(jnp.array, zip(*each, strict=True))
+        num = len(data[level]["targets"])
+        times = [np.bincount(ids[ids >= 0], minlength=num).astype(float) for ids in rows]
+        each = [sums(loss)(*of, data[level], t) for *of, t in zip(xs, ys, times, strict=True)]
+        counts = np.sum(times, axis=1)
+        tops, bottoms = map(np.array, zip(*each, strict=True))
         scales = {"shard": 1 / counts, "example": np.ones(num_workers), "shard_mean": 1 / bottoms}
         scale = scales[weighting]
-        mean_weight = jnp.sum(scale * bottoms) / np.sum(scale * counts)
-        mean_loss = jnp.sum(scale * tops) / jnp.sum(scale * bottoms)
+        mean_weight = np.sum(scale * bottoms) / np.sum(scale * counts)
+        mean_loss = np.sum(scale * tops) / np.sum(scale * bottoms)
         divisors = {
             "shard": counts * mean_weight,
             "example": np.full(num_workers, np.sum(counts) / num_workers) * mean_weight,
             "shard_mean": bottoms,
         }
-        found = []
-        for worker, ids in enumerate(rows):
-            own_mean = tops[worker] / bottoms[worker] if weighting == "shard_mean" else mean_loss
-
-            def total(x, y, ids=ids, worker=worker, own_mean=own_mean):
-                top, bottom = sums(loss, x, y, data[level], ids)
-                return (top - own_mean * bottom) / divisors[weighting][worker]
-
-            gradient = jax.grad(total, "xy".index(wrt))
-            found.append(gradient(xs[worker], ys[worker]))
-        return found
+        means = tops / bottoms if weighting == "shard_mean" else np.full(num_workers, mean_loss)
+        given = zip(xs, ys, times, means, divisors[weighting], strict=True)
+        return [
+            jax.device_get(gradient(loss, wrt)(x, y, data[level], *others))
+            for x, y, *others in given
+        ]
 
     def mixed(before, moved):
         def mix(trees):

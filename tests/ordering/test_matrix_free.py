@@ -81,8 +81,16 @@ def reference(name, dtype):
     return *hetjax.nnx_loss(model, tasks.measures_of(kind, num_outputs).loss), batch
 
 
-@pytest.mark.parametrize("block_pairs", [16, 2, 1])
-@pytest.mark.parametrize("name", models.MODELS)
+# Of all eight examples every model is proven. In smaller blocks those are that have layers which no
+# other has, and in blocks of one pair, whose halves are not asked about, those with most kinds.
+OF_MODELS = [
+    *[(name, 16) for name in models.MODELS],
+    *[(name, 2) for name in models.MODELS if name not in ("logistic", "small_cnn")],
+    *[(name, 1) for name in ("resnet8", "lstm", "transformer")],
+]
+
+
+@pytest.mark.parametrize(("name", "block_pairs"), OF_MODELS)
 def test_nothing_is_computed_twice_for_the_reference_models(name, block_pairs):
     dtype = jnp.bfloat16 if block_pairs == 2 else jnp.float32
     loss_fn, params, batch = reference(name, dtype)
@@ -168,19 +176,38 @@ def check_exact(loss_fn, method, block_pairs, *, num_workers=1):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_gradients_are_exact_for_every_loss(name):
+def test_gradients_are_exact_for_every_loss(name, monkeypatch):
     """Without flags nothing of the hard terms can be seen; with them it must be right too."""
-    loss_fn = ordering_losses.with_term(LOSSES[name])
-    check_exact(loss_fn, "pair_balance", SIZE // 2)
-    reason = refusal(loss_fn, ordering_losses.initial_params(), flagged()[0])
+    reasons = []
+
+    class Watched(halves.Microbatch):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            reasons.append(self.refusal)
+
+    monkeypatch.setattr(halves, "Microbatch", Watched)
+    check_exact(ordering_losses.with_term(LOSSES[name]), "pair_balance", SIZE // 2)
+    (reason,) = reasons  # both microbatches are one program's
     assert (reason == "") == (name in PROVEN or name in ordering_losses.EASY), reason
 
 
-@pytest.mark.parametrize("method", ["pair_balance", "d_grab", "frozen"])
-@pytest.mark.parametrize("block_pairs", [1, 2, 3])
-@pytest.mark.parametrize(
-    "name", ["indices", "position_weights", "centred", "by_vmap", "masked_bits"]
-)
+# All three orders take `matrix_free.make_observe`, and differ in what is done between rounds alone.
+# So one of them meets every block size, and the others show that they take it, too. A microbatch of
+# `indices` or `centred` is one block, whatever is asked for.
+ORDERS = [
+    *[
+        (name, block_pairs, "d_grab")
+        for name in ("position_weights", "by_vmap", "masked_bits")
+        for block_pairs in (1, 2, 3)
+    ],
+    ("indices", 3, "d_grab"),
+    ("centred", 1, "d_grab"),
+    ("position_weights", 2, "pair_balance"),
+    ("masked_bits", 3, "frozen"),
+]
+
+
+@pytest.mark.parametrize(("name", "block_pairs", "method"), ORDERS)
 def test_gradients_are_exact_for_every_order_and_block_size(name, method, block_pairs):
     loss_fn = ordering_losses.with_term(LOSSES[name])
     check_exact(loss_fn, method, block_pairs, num_workers=2)
@@ -264,8 +291,9 @@ def test_such_a_loss_trains_as_it_should(method, float64):
     expected = params
     optimizer = optax.sgd(0.3, momentum=0.9)
     state = optimizer.init(expected)
+    gradient = jax.jit(jax.grad(lambda p: last_token(p, data, None).mean()))
     for _ in range(20):
-        grads = jax.grad(lambda p: last_token(p, data, None).mean())(expected)
+        grads = gradient(expected)
         updates, state = optimizer.update(grads, state)
         expected = optax.apply_updates(expected, updates)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), result.params, expected)

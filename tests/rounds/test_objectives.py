@@ -17,8 +17,20 @@ from tests.rounds import problems
 WORKERS, NOMINAL = 5, 40
 
 
+def one_gate(line):
+    """Whether the line is run: with one gate for each combination of all others.
+
+    A gate decides who does how much, whatever is made of that then. The gates take turns, so that
+    each is met by each reducer, and by each weighting of private data.
+    """
+    reducers = (*round_objectives.SUMS, *round_objectives.GOSSIPS)
+    turn = round_objectives.WEIGHTINGS.index(line.weighting) + reducers.index(line.reducer)
+    turn += 3 * (line.sharing == "shared")
+    return line.gate == round_objectives.GATES[turn % len(round_objectives.GATES)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [*round_objectives.lines()], ids="-".join)
+@pytest.mark.parametrize("line", [*filter(one_gate, round_objectives.lines())], ids="-".join)
 def test_each_combination_minimises_what_the_table_says(line):
     expected = round_objectives.closed_form(line)
     assert round_objectives.reached(line) == pytest.approx(expected, abs=1e-12)

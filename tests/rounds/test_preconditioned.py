@@ -1,5 +1,7 @@
 """Orders that balance gradients over √v̂ of the optimiser, against a slow reference."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,29 +66,33 @@ def test_plain_and_preconditioned_orders_differ(tmp_path, float64):
     assert any(signs != others for (_, signs), (_, others) in zip(commits, plain, strict=True))
 
 
+@functools.cache
+def of_replicas(local):
+    """What a run with gossip places and ends at, of a local form."""
+    calls = []
+    result = problems.fit(
+        problems.classification(61),
+        problems.initial_weights(),
+        optimizer=optax.adam(0.1),
+        local=local,
+        epochs=3,
+        reducer="d_psgd",
+        quota={"policy": "equal"},
+        ordering=recorded(made("pair_balance", 1), calls),
+    )
+    nu = np.asarray(optax.tree_utils.tree_get(result.state.opt_state, "nu"))
+    assert np.abs(nu[0] - nu[1]).max() > 1e-6  # or nothing is shown
+    return calls, result.params
+
+
 @pytest.mark.parametrize("local", ["stepped", "fused"])
 def test_each_replica_scales_by_its_own_optimiser(local, float64):
     """Under gossip; the array form is the oracle."""
-    runs = []
-    for form in (local, "virtual"):
-        calls = []
-        result = problems.fit(
-            problems.classification(61),
-            problems.initial_weights(),
-            optimizer=optax.adam(0.1),
-            local=form,
-            epochs=3,
-            reducer="d_psgd",
-            quota={"policy": "equal"},
-            ordering=recorded(made("pair_balance", 1), calls),
-        )
-        nu = np.asarray(optax.tree_utils.tree_get(result.state.opt_state, "nu"))
-        assert np.abs(nu[0] - nu[1]).max() > 1e-6  # or nothing is shown
-        runs.append((calls, result))
-    for (examples, signs), (others, right) in zip(runs[0][0], runs[1][0], strict=True):
+    (calls, params), (right_calls, right_params) = of_replicas(local), of_replicas("virtual")
+    for (examples, signs), (others, right) in zip(calls, right_calls, strict=True):
         np.testing.assert_array_equal(examples, others)
         np.testing.assert_array_equal(signs, right)
-    np.testing.assert_allclose(runs[0][1].params, runs[1][1].params, rtol=1e-9)
+    np.testing.assert_allclose(params, right_params, rtol=1e-9)
 
 
 def test_a_step_of_ones_own_balances_by_the_scale_of_its_state(float64):

@@ -87,22 +87,27 @@ def test_gradients_of_half_precision_parameters_are_summed_in_single():
     assert float(exact) in seen
 
 
-@pytest.mark.parametrize("local", ["stepped", "virtual"])
+OPTIMIZERS = {
+    "plateau": optax.chain(optax.sgd(0.05), optax.contrib.reduce_on_plateau(patience=1)),
+    "multi_steps": optax.MultiSteps(
+        optax.chain(optax.identity(), hetjax.scale_by_progress(0.05)), every_k_schedule=2
+    ),
+    "apply_if_finite": optax.apply_if_finite(optax.adam(0.05), max_consecutive_errors=3),
+    "noise": optax.chain(optax.add_noise(0.01, 0.5, key=jax.random.key(0)), optax.sgd(0.05)),
+    "inject": optax.inject_hyperparams(optax.adamw)(learning_rate=0.05),
+}
+
+
+# On a mesh those that are told more than gradients, or keep keys.
 @pytest.mark.parametrize(
-    "optimizer",
+    ("name", "local"),
     [
-        optax.chain(optax.sgd(0.05), optax.contrib.reduce_on_plateau(patience=1)),
-        optax.MultiSteps(
-            optax.chain(optax.identity(), hetjax.scale_by_progress(0.05)), every_k_schedule=2
-        ),
-        optax.apply_if_finite(optax.adam(0.05), max_consecutive_errors=3),
-        optax.chain(optax.add_noise(0.01, 0.5, key=jax.random.key(0)), optax.sgd(0.05)),
-        optax.inject_hyperparams(optax.adamw)(learning_rate=0.05),
+        *[(name, "virtual") for name in OPTIMIZERS],
+        *[(name, "stepped") for name in ("plateau", "multi_steps", "noise")],
     ],
-    ids=["plateau", "multi_steps", "apply_if_finite", "noise", "inject"],
 )
-def test_optimisers_of_every_kind_update(optimizer, local):
-    result = fit(optimizer=promotion.promoting(optimizer), local=local)
+def test_optimisers_of_every_kind_update(name, local):
+    result = fit(optimizer=promotion.promoting(OPTIMIZERS[name]), local=local)
     assert np.isfinite(result.params).all()
     assert np.abs(result.params).max() > 0.01
 
