@@ -68,17 +68,19 @@ class StatefulLoss:
             ValueError: a path is not there, or an integer has nothing said of it.
         """
         paths = [path_of(path) for path, _ in jax.tree.leaves_with_path(self.model_state)]
-        used = set()
+        for name, mode in self.state_reduce.items():
+            if not any(_is_under(path, name) for path in paths):
+                raise ValueError(
+                    f"state_reduce: {name!r} is no path of model_state, which has "
+                    f"{', '.join(paths)}.{options.nearest(name, paths)}"
+                )
+            if mode not in (MEAN, SUM):
+                raise ValueError(f"state_reduce[{name!r}]: got {mode!r}, must be 'mean' or 'sum'")
         found = []
         for path, leaf in zip(paths, jax.tree.leaves(self.model_state), strict=True):
             kind = jnp.result_type(leaf)
             asked = [name for name in self.state_reduce if _is_under(path, name)]
-            used.update(asked)
             mode = self.state_reduce[max(asked, key=len)] if asked else MEAN
-            if mode not in (MEAN, SUM):
-                raise ValueError(
-                    f"state_reduce[{asked[0]!r}]: got {mode!r}, must be 'mean' or 'sum'"
-                )
             if mode == MEAN and not jnp.issubdtype(kind, jnp.floating):
                 raise ValueError(
                     f"model_state: {path} has dtype {kind}, of which no mean is taken. A counter "
@@ -86,13 +88,6 @@ class StatefulLoss:
                     "needs no place in the state (close over it)"
                 )
             found.append(mode)
-        for name in self.state_reduce:
-            if name not in used:
-                hint = options.nearest(name, paths)
-                raise ValueError(
-                    f"state_reduce: {name!r} is no path of model_state, which has "
-                    f"{', '.join(paths)}{hint}"
-                )
         return tuple(found)
 
     def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> Any:

@@ -93,7 +93,7 @@ class Training(task_lib.Task):
 
     @property
     def _of_epochs(self) -> int:
-        return self._run.config.epochs * self.parts.stream.num_examples
+        return self._run.config.epochs * self.parts.stream.examples_per_epoch
 
     @property
     def steps_done(self) -> int:
@@ -108,7 +108,7 @@ class Training(task_lib.Task):
 
     @property
     def how_far(self) -> str:
-        epochs = self.state.stream.examples_processed / self.parts.stream.num_examples
+        epochs = self.state.stream.examples_processed / self.parts.stream.examples_per_epoch
         return f"{self.steps_done} rounds, {epochs:.4g} of {self._run.config.epochs} epochs"
 
     # --- A round and what comes after it ---

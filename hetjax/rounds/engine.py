@@ -153,7 +153,7 @@ class Engine:
 
     def is_complete(self, state: RoundsState | RunState) -> bool:
         """Whether as many examples are processed as the epochs have, or `max_rounds` are done."""
-        of_epochs = self.config.epochs * self.parts.stream.num_examples
+        of_epochs = self.config.epochs * self.parts.stream.examples_per_epoch
         is_over = state.stream.examples_processed >= of_epochs
         return is_over or 0 < self.config.max_rounds <= state.rounds_done
 

@@ -121,7 +121,7 @@ def _added(
     # The loss speaks for the gradients: to look at the sums would read and compute them twice
     # (an MLP of 5 million parameters took half as long again).
     measured: types.PyTree = ()
-    change: types.PyTree = ()
+    change = jax.tree.map(jnp.zeros_like, sums.state_change)  # an observer finds none
     if isinstance(weight_sum, losses_lib.Weights):
         weight_sum, measured, change = weight_sum
     finite = trees.all_finite((grad_parts, weight_grad_parts, change))

@@ -168,10 +168,15 @@ def _check_losses(found: types.Losses, batch_size: int) -> None:
     if is_float and (shape == (batch_size,) or (several and weights is not None)):
         if weights is None or _is_like(weights, shape):
             return
+        state = (
+            ""
+            if hasattr(weights, "shape")
+            else (" A model's state is returned where one is given: fit(…, model_state=…)")
+        )
         raise ValueError(
             f"loss_fn returned losses {_shown(losses)} with weights {_shown(weights)}: allowed are "
             f"weights of the losses' shape {list(losses.shape)}, one for each. What else you "
-            "want to see of the examples goes into hetjax.Losses(…, metrics={name: …})"
+            f"want to see of the examples goes into hetjax.Losses(…, metrics={{name: …}}).{state}"
         )
     if shape == ():
         hint = "Return the loss of each example instead of their mean: leave out the last .mean()"

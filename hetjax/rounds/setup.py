@@ -204,7 +204,8 @@ def build(
     )
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
-    stream = _make_stream(config, len(source), chosen, leads=where.leads)
+    last = _last_of_pass(config, loss_fn, changes_state=traced.changes_state)
+    stream = _make_stream(config, len(source), chosen, last=last, leads=where.leads)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     nominal = programs_lib.nominal_examples(config)
     feed = _make_feed(config, source, where, progress=begins.shown)
@@ -251,6 +252,26 @@ def build(
         beacons=beacons,
         notes=tuple(getattr(source, "notes", ())),
     )
+
+
+def _last_of_pass(
+    config: config_lib.ExperimentConfig, loss_fn: losses_lib.LossFn, *, changes_state: bool
+) -> str:
+    """What becomes of a pass's last microbatch that is not full.
+
+    Raises:
+        ValueError: padding would be part of what the model's state is made of.
+    """
+    is_told = isinstance(loss_fn, stateful.StatefulLoss) and loss_fn.takes_mask
+    if config.data.last == "auto":
+        return "fill" if changes_state and not is_told else "pad"
+    if config.data.last == "pad" and changes_state and not is_told:
+        raise ValueError(
+            "data.last: got 'pad', and the model's state would be made of padding, too. Take "
+            "'fill' or 'drop', or a loss with a fifth argument mask f32[B] (of nnx_loss and "
+            "linen_loss a third one), for the statistics to leave padding out"
+        )
+    return config.data.last
 
 
 def _state_of(loss_fn: losses_lib.LossFn, reducer: topology.Reducer) -> types.PyTree:
@@ -329,13 +350,19 @@ def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
 
 
 def _make_stream(
-    config: config_lib.ExperimentConfig, num_examples: int, chosen: kinds.Parts, *, leads: bool
+    config: config_lib.ExperimentConfig,
+    num_examples: int,
+    chosen: kinds.Parts,
+    *,
+    last: str,
+    leads: bool,
 ) -> stream_lib.Stream:
     """As the configuration says; tells who has nothing to do. A private shard always has a part."""
     common: dict[str, Any] = {
         "microbatch_size": config.microbatch_size,
         "ordering": chosen.ordering,
         "seed": config.seed,
+        "last": last,
     }
     num_workers = config.cluster.num_workers
     if config.data.sharing == "shared":
