@@ -132,7 +132,8 @@ def _model_options(
 ) -> dict[str, Any]:
     """The fields `model.…` that the model has; 0 is its own default."""
     mine = models.options_of(config.model.name)
-    given = {name: getattr(config.model, name) for name in ("hidden", "width", "blocks", "heads")}
+    names = ("hidden", "width", "norm", "blocks", "heads")
+    given = {name: getattr(config.model, name) for name in names}
     options = {name: value for name, value in given.items() if name in mine and value != 0}
     if dataset.kind in models.TAKES["mlp"]:  # numbers, whose range is known
         options["input_max"] = 1.0

@@ -26,6 +26,7 @@ _HOMES = {
     "SavedRun": "hetjax.records.results",
     "RoundReport": "hetjax.rounds.round_report",
     "Shared": "hetjax.types",
+    "StatefulLoss": "hetjax.stateful",
     "TrainState": "hetjax.types",
     "evaluate": "hetjax.records.evaluate",
     "fit": "hetjax.fitting",

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from hetjax import driver, starting, training, types
+from hetjax import driver, starting, stateful, training, types
 from hetjax.config import experiment as config_lib
 from hetjax.data import sources
 from hetjax.records import evaluate as evaluate_lib
@@ -32,6 +32,8 @@ def fit(
     eval_sources: Mapping[str, Any] | None = None,
     metrics_fn: evaluate_lib.MetricsFn | None = None,
     callbacks: Sequence[Callable[[round_report.RoundReport], Any]] = (),
+    model_state: types.PyTree | None = None,
+    state_reduce: Mapping[str, str] | None = None,
     workdir: str | pathlib.Path | None = None,
     resume: bool | str = True,
     init_state: types.TrainState | None = None,
@@ -67,6 +69,14 @@ def fit(
         callbacks: each is called with the `RoundReport` of a round while the next one computes.
             One that returns True or `hetjax.STOP` ends the run after that one; the run is
             finished then.
+        model_state: of a model that keeps state which training changes and gradients do not, such
+            as running statistics: a pytree of arrays. `loss_fn` is then `(params, state, examples,
+            rng) -> (losses, new_state)`, or with a fifth argument `mask f32[B]`, 0 for padding;
+            and `metrics_fn` is `(params, state, examples)`. Each microbatch begins at the round's
+            state, and a round changes it by the mean of their changes, weighted by examples. What
+            `nnx_loss` and `linen_loss` make of a model with such variables brings its own.
+        state_reduce: `{"path": "mean" or "sum"}`, for leaves of the state whose changes are added
+            up, such as counters.
         workdir: gets `config.json`, `metrics.jsonl`, `summary.json`, `report.html` and
             `checkpoints`; `hetjax.load` reads them. The same call replaces those
             of a finished run. One run at a time holds it.
@@ -123,6 +133,7 @@ def fit(
     if params is None and init_state is not None:
         params = jax.device_get(state_lib.own_row(init_state.params))
     _check(optimizer, callbacks, resume)
+    loss_fn = stateful.of(loss_fn, model_state, state_reduce)
     source, directory = sources.as_source(source), workdir_lib.absolute(workdir)
     eval_sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn)
     with contextlib.ExitStack() as stack:
@@ -143,10 +154,16 @@ def fit(
             )
         )
         parts, began = run.parts, params if init_state is None else init_state
-        metrics_fn = metrics_fn or evaluate_lib.metrics_of_loss(
-            parts.loss_fn, per_example_rng=parts.per_example_rng
-        )
-        evaluate = evaluations.make(parts, metrics_fn, eval_sets, params, progress=progress)
+        if metrics_fn is None:
+            metrics_fn = evaluate_lib.metrics_of_loss(
+                parts.loss_fn, per_example_rng=parts.per_example_rng
+            )
+        elif parts.is_stateful:
+            metrics_fn = evaluate_lib.of_model(metrics_fn)
+        model = params
+        if isinstance(loss_fn, stateful.StatefulLoss):
+            model = types.Model(params, loss_fn.model_state)
+        evaluate = evaluations.make(parts, metrics_fn, eval_sets, model, progress=progress)
         judge = evaluations.Judge()
         if parts.leads:
             best = {"best_by": run.config.best_by, "best_mode": run.config.best_mode}

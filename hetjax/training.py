@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from hetjax import driver, messages, report, types
 from hetjax import task as task_lib
-from hetjax.checkpoints import checkpoint
+from hetjax.checkpoints import checkpoint, leaves
 from hetjax.records import evaluations, results, telemetry, workdir
 from hetjax.records import summary as summary_lib
 from hetjax.rounds import gathering, programs, resume, round_report
@@ -92,7 +93,7 @@ class Training(task_lib.Task):
 
     @property
     def _of_epochs(self) -> int:
-        return self._run.config.epochs * self.parts.stream.num_examples
+        return self._run.config.epochs * self.parts.stream.examples_per_epoch
 
     @property
     def steps_done(self) -> int:
@@ -107,7 +108,7 @@ class Training(task_lib.Task):
 
     @property
     def how_far(self) -> str:
-        epochs = self.state.stream.examples_processed / self.parts.stream.num_examples
+        epochs = self.state.stream.examples_processed / self.parts.stream.examples_per_epoch
         return f"{self.steps_done} rounds, {epochs:.4g} of {self._run.config.epochs} epochs"
 
     # --- A round and what comes after it ---
@@ -128,11 +129,11 @@ class Training(task_lib.Task):
             return
         run.settle()
         epochs_done = self.parts.stream.epoch(self.state.stream)
-        params, self._measured["consensus"] = run.params(self.state)
+        model, self._measured["consensus"] = run.model(self.state)
         if self.parts.leads:
-            self._measured["herding"] = self._telemetry.herding(epochs_done, params, self.state)
+            self._measured["herding"] = self._telemetry.herding(epochs_done, model, self.state)
         if not epochs_done % config.eval_every or epochs_done >= config.epochs:
-            self._evaluate_at(params)
+            self._evaluate_at(model)
 
     def measure_at_end(self) -> None:
         if self._pending is not None and not self.ended_trace():
@@ -142,25 +143,29 @@ class Training(task_lib.Task):
         """Evaluates, but what is evaluated already."""
         if self._evaluated_at != self.steps_done:
             self._run.settle()
-            self._evaluate_at(self._run.params(self.state)[0])
+            self._evaluate_at(self._run.model(self.state)[0])
 
-    def _evaluate_at(self, params: types.PyTree) -> None:
-        """Evaluates the parameters as they are; the run's clock stands still meanwhile."""
+    def _evaluate_at(self, model: types.PyTree) -> None:
+        """Evaluates the model as it is; the run's clock stands still meanwhile."""
         self._evaluated_at = self.steps_done
-        values = self.evaluate(params, after=f"{self._evaluated_at} rounds")
+        values = self.evaluate(model, after=f"{self._evaluated_at} rounds")
         if not self.parts.reducer.keeps_replicas_equal:
             values |= self._worst()
         if not self.evaluate:
             return
         self._measured["eval"] = values
         if self.summary.evaluated(values):
-            self.best = jax.device_get(params)
+            self.best = jax.device_get(model)
 
     def _worst(self) -> dict[str, float]:
         """The metrics of the replica with the highest loss; every process gives its replicas."""
         found = []
         for worker in range(self._run.num_workers):
-            replica = state_lib.worker_row(self.state.train.params, worker)
+            train = self.state.train
+            rows = train.params
+            if self.parts.is_stateful:
+                rows = types.Model(rows, train.model_state)
+            replica = state_lib.worker_row(rows, worker)
             if self.evaluate:
                 placed = jax.device_put(replica, self.parts.own_device)
                 after = f"{self._evaluated_at} rounds, worker {worker}"
@@ -197,14 +202,19 @@ class Training(task_lib.Task):
     def shown(self, report: round_report.RoundReport) -> Iterator[round_report.RoundReport]:
         state: RunState | None = self.state
 
-        def params() -> types.PyTree:
+        def of_train(name: str) -> types.PyTree:
             if state is None:
                 return report.params()  # raises
+            rows = getattr(state.train, name)
             if self.parts.reducer.keeps_replicas_equal:
-                return jax.device_get(state_lib.own_row(state.train.params))
-            return state_lib.own_mean(state.train.params)
+                return jax.device_get(state_lib.own_row(rows))
+            return state_lib.own_mean(rows)
 
-        yield dataclasses.replace(report, params=params)
+        yield dataclasses.replace(
+            report,
+            params=functools.partial(of_train, "params"),
+            model_state=functools.partial(of_train, "model_state"),
+        )
         state = None  # its buffers are the next round's
 
     # --- What it leaves ---
@@ -213,6 +223,7 @@ class Training(task_lib.Task):
         return {
             "arrays": resume.to_arrays(self.state, self.best, self.parts),
             "params": self.parts.state.params,
+            "model_state": leaves.form_of(self.parts.state.model_state),
             "quota": resume.policy_of(self.parts),
             "examples_recomputed": self.summary.examples_recomputed,
         }
@@ -221,10 +232,21 @@ class Training(task_lib.Task):
         return report.render(config=recorder.config, summary=summary, history=recorder.history)
 
     def params(self) -> types.PyTree:
-        return jax.device_get(self._run.params(self.state)[0])
+        return jax.device_get(self._run.model(self.state)[0])
 
     def result(self, **of_all: Any) -> results.FitResult:
-        return results.FitResult(**of_all, state=self.state.train)
+        last, best = (
+            found if isinstance(found, types.Model) else types.Model(found, ())
+            for found in (of_all.pop("params"), of_all.pop("best_params"))
+        )
+        return results.FitResult(
+            **of_all,
+            params=last.params,
+            best_params=best.params,
+            model_state=last.state,
+            best_model_state=best.state,
+            state=self.state.train,
+        )
 
 
 def _few(metrics: dict[str, float] | None) -> str:

@@ -71,6 +71,13 @@ class Microbatch(NamedTuple):
     examples: PyTree  # leaves [microbatch_size, ...]; padding is any finite example
 
 
+class Model(NamedTuple):
+    """Parameters and state of a model that keeps one, without worker axis."""
+
+    params: PyTree
+    state: PyTree
+
+
 class Shared(NamedTuple):
     """What a round hands out to a worker. The worker changes nothing in it."""
 
@@ -79,6 +86,7 @@ class Shared(NamedTuple):
     moments: Any = ()
     """Of an order that balances preconditioned gradients: the second moments of the worker's
     optimiser. `moments.scale()` is a tree like the parameters. () for every other order."""
+    model_state: PyTree = ()  # of the model, as the round begins; () where it keeps none
 
 
 class Tally(NamedTuple):
@@ -98,6 +106,16 @@ class Carried(NamedTuple):
     tally: Tally
 
 
+class StateChange(NamedTuple):
+    """What microbatches change of a model's state, added up.
+
+    Each is a tree like the state, with None in the place of the other one's leaves.
+    """
+
+    means: PyTree  # sums over the examples, to be divided by their number
+    sums: PyTree
+
+
 class Contribution(NamedTuple):
     """What a worker hands to the synchronisation at the end of its round."""
 
@@ -110,6 +128,7 @@ class Contribution(NamedTuple):
     metric_sums: PyTree = ()  # {name: (f32[] weighted sum, f32[] weight)}; () where there are none
     own: PyTree = ()  # sums that stay with the worker: divided as `sums` are, but not added up
     weight_grads: PyTree = ()  # like `sums`, where weights vary with the parameters: `LocalRule`
+    state_change: PyTree = ()  # a `StateChange`; () where the rule changes no state of the model
 
 
 class Kept(NamedTuple):
@@ -117,6 +136,7 @@ class Kept(NamedTuple):
 
     memory: PyTree = ()  # as of `TrainState`
     worker: PyTree = ()
+    model_state: PyTree = ()
 
 
 class TrainState(NamedTuple):
@@ -133,11 +153,12 @@ class TrainState(NamedTuple):
     progress_rounds: (
         jax.Array | np.ndarray
     )  # f32[W]: examples processed over the nominal examples a round
+    model_state: PyTree = ()  # of the model; () where it keeps none
 
     @property
     def kept(self) -> Kept:
         """What a round without update changes, too."""
-        return Kept(self.memory, self.worker)
+        return Kept(self.memory, self.worker, self.model_state)
 
 
 class UpdateSize(NamedTuple):

@@ -38,6 +38,8 @@ _PROMOTING = [
     "test_simulate_many",
     "test_tasks",
     "test_train",
+    "models.test_stateful_models",
+    "rounds.test_model_state",  # BatchNorm is not strict
     "rounds.test_objectives",
     "rounds.test_preconditioned",  # optax.adam is not strict
     "rounds.test_programs",

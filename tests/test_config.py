@@ -72,8 +72,8 @@ FIELD_ERRORS = [
     (nested(data=3), "data: got 3, but it is a group of fields. Set data.name, data.dir,"),
     (
         nested(model__name="lenet5"),
-        "must be one of logistic, mlp, lenet, small_cnn, resnet8, bag_of_words, lstm, transformer, "
-        "forecaster. Did you mea",
+        "must be one of logistic, mlp, lenet, small_cnn, resnet8, resnet18, bag_of_words, lstm, "
+        "transformer, forecaster. Did you mea",
     ),
     (
         nested(model__hidden=(4, 0)),

@@ -9,16 +9,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from hetjax import parts
+from hetjax import parts, stateful
 
-REFUSAL = (
-    "The model keeps state across examples ({where}), as BatchNorm does. Workers with "
-    "different quotas would gather different statistics, and parameters alone are reduced. Use "
-    "GroupNorm or LayerNorm in its place, or fold fixed statistics into constants."
-)
 CHANGES = (
-    "The model keeps state of its own: a call of it changes {where}, neither parameters nor random "
-    "streams. Parameters alone come back from the workers, so that the new values would be lost. "
+    "The model keeps state of its own: a call of it changes {where}, neither parameters nor model "
+    "state nor random streams. So the new values would be lost. "
     "{hint}To see a number of each example, return it: hetjax.Losses(losses, metrics={{name: "
     "f32[B]}}); to have the state fixed, do not change it in training."
 )
@@ -55,6 +50,52 @@ def check_function(caller: str, function: Any, what: str) -> None:
         f"{caller}: the function is {parts.shown(function)}, which does not take two arguments; "
         f"it must be a function (model, batch) -> {what}"
     )
+
+
+def check_loss(caller: str, function: Any) -> bool:
+    """Whether a loss wants the mask of its examples, `(model, batch, mask)`; refuses any other.
+
+    Raises:
+      ValueError: it is no function `(model, batch)` either.
+    """
+    if callable(function) and parts.takes(function, 3) and not parts.takes(function, 2):
+        return True
+    check_function(caller, function, "losses f32[B]")
+    return False
+
+
+def check_no_mask(caller: str, *, takes_mask: bool) -> None:
+    """Refuses a loss that wants the mask of a model without state.
+
+    Raises:
+      ValueError: it does.
+    """
+    if takes_mask:
+        raise ValueError(
+            f"{caller}: the function takes a mask, which is for statistics of a microbatch, and "
+            "the model keeps no state; it must be a function (model, batch) -> losses f32[B]. "
+            "Losses of padding are left out in any case"
+        )
+
+
+def stateful_loss(function: Callable[..., Any], state: Any, *, takes_mask: bool) -> Any:
+    """A `StatefulLoss` of `(params, state, batch, key, *mask) -> (losses, new state)`."""
+
+    def checked(params: Any, state: Any, batch: Any, rng: jax.Array, *mask: Any) -> Any:
+        if not is_one_key(rng):
+            raise ValueError(
+                "per_example_rng: a key for each example would call the model with one example, "
+                "and its state is made of all of a microbatch; leave per_example_rng out"
+            )
+        return function(params, state, batch, rng, *mask)
+
+    def with_mask(params: Any, state: Any, batch: Any, rng: jax.Array, mask: Any) -> Any:
+        return checked(params, state, batch, rng, mask)
+
+    def without(params: Any, state: Any, batch: Any, rng: jax.Array) -> Any:
+        return checked(params, state, batch, rng)
+
+    return stateful.StatefulLoss(with_mask if takes_mask else without, state)
 
 
 def check_one_example_loss(caller: str, function: Any) -> None:
@@ -98,13 +139,14 @@ def check_model(caller: str, model: Any, function: Any, wanted: type) -> None:
     raise ValueError(f"{caller}: got {parts.shown(model)} for a module of Flax {kind}. {hint}")
 
 
-def check_params(caller: str, given: Any, expected: Any) -> None:
+def check_params(caller: str, given: Any, expected: Any, name: str = "params") -> None:
     """Refuses parameters that are not those of the model.
 
     Args:
       caller: the adapter.
       given: parameters.
       expected: those of the model.
+      name: what they are: `params`, or `model_state`.
 
     Raises:
       ValueError: names or shapes differ. The message says which.
@@ -112,12 +154,12 @@ def check_params(caller: str, given: Any, expected: Any) -> None:
     theirs, own = _shapes(given), _shapes(expected)
     if theirs == own:
         return
-    lines = [f"{name} is missing" for name in own if name not in theirs]
-    lines += [f"{name} is of no variable of it" for name in theirs if name not in own]
+    lines = [f"{path} is missing" for path in own if path not in theirs]
+    lines += [f"{path} is of no variable of it" for path in theirs if path not in own]
     lines += [
-        f"{name} has shape {theirs[name]}, must be {own[name]}"
-        for name in own
-        if name in theirs and theirs[name] != own[name]
+        f"{path} has shape {theirs[path]}, must be {own[path]}"
+        for path in own
+        if path in theirs and theirs[path] != own[path]
     ]
     inner = given.get("params") if isinstance(given, Mapping) else None
     if inner is not None and _shapes(inner) == own:
@@ -125,7 +167,7 @@ def check_params(caller: str, given: Any, expected: Any) -> None:
             f"{caller}: params are all variables of the model; of these give variables['params']"
         )
     raise ValueError(
-        f"{caller}: params do not fit the model: {named(lines)}. Pass the params of one worker "
+        f"{caller}: {name} do not fit the model: {named(lines)}. Pass the {name} of one worker "
         "(without the worker axis) of this same model, and the same wrt as to the loss"
     )
 

@@ -9,11 +9,12 @@ import jax
 from flax import linen
 from flax.core import meta
 
-from hetjax.adapters import fits, forwarding
+from hetjax import forwarding
+from hetjax.adapters import fits
 
 PerExampleFn = Callable[[Any, Any], Any]
 LossFn = Callable[[Any, Any, jax.Array], Any]
-MetricsFn = Callable[[Any, Any], Any]
+MetricsFn = Callable[..., Any]
 Filter = Callable[[tuple[str, ...], Any], bool]
 
 _SOWN = "intermediates"  # what a call sows there is read or dropped
@@ -26,40 +27,53 @@ def linen_loss(
     *,
     streams: Sequence[str] = ("dropout",),
     wrt: Filter | None = None,
+    mutable: Sequence[str] = ("batch_stats",),
 ) -> tuple[LossFn, Any]:
     """Makes the core's loss of a Flax Linen module.
 
-     Args:
-       module: the module.
-       variables: what `module.init` returned.
-       per_example_loss: `(model, batch) -> losses f[B]`, or `(losses, weights)`, or a
-    `module.apply(variables, ...)`. Pass what the module wants
-         in training, such as `model(batch["image"], train=True)`.
-       streams: names of the random streams that the module uses.
-       wrt: `(path, array) -> bool`: which parameters are trained, such as
-         `lambda path, _: "lora" in path`; `path` is a tuple of names. The others are constants of
-         the compiled program. None: all.
+    Args:
+      module: the module.
+      variables: what `module.init` returned.
+      per_example_loss: `(model, batch) -> losses f[B]`, or `(losses, weights)`, or a
+        `hetjax.Losses`; `model(…)` is called as `module.apply(variables, …)`. Pass what the module
+        wants in training, such as `model(batch["image"], train=True)`. Or `(model, batch, mask)`,
+        with `mask f32[B]` 0 for padding, which a BatchNorm takes.
+      streams: names of the random streams that the module uses.
+      wrt: `(path, array) -> bool`: which parameters are trained, such as
+        `lambda path, _: "lora" in path`; `path` is a tuple of names. The others are constants of
+        the compiled program. None: all.
+      mutable: collections that training may change without gradients. Where `variables` has none
+        of them, nothing may change.
 
-     Returns:
-       `(loss_fn, params)`: the pure loss, and the initial parameters that are trained.
+    Returns:
+      `(loss_fn, params)`: the pure loss, and the initial parameters that are trained. Of a module
+      with such collections `loss_fn` is a `hetjax.StatefulLoss`: `fit` takes it in the same way,
+      and its result has a `model_state` for `linen_variables`.
 
-     Raises:
-       ValueError: there is a collection `batch_stats`, or no parameter that `wrt` chooses, or one
-         of the arguments is not what its name says. `loss_fn` raises one, when it is traced, if a
-         call of the module changes other collections, or if `params` are of another model.
+    Raises:
+      ValueError: there is no parameter that `wrt` chooses, or one of the arguments is not what its
+        name says. `loss_fn` raises one, when it is traced, if a call of the module changes other
+        collections, or if `params` are of another model.
     """
     fits.check_model("linen_loss", module, per_example_loss, linen.Module)
-    fits.check_function("linen_loss", per_example_loss, "losses f32[B]")
-    caller = _Caller("linen_loss", module, variables, wrt)
+    takes_mask = fits.check_loss("linen_loss", per_example_loss)
+    caller = _Caller("linen_loss", module, variables, wrt, mutable)
+
+    def call_with(params: Any, state: Any, batch: Any, key: jax.Array, *mask: Any) -> Any:
+        rngs = {name: fits.fold(key, index) for index, name in enumerate(streams)}
+        model = caller.model(params, state, rngs=rngs)
+        return per_example_loss(model, batch, *mask), model.state
 
     def loss_fn(params: Any, batch: Any, rng: jax.Array) -> Any:
         def losses(batch: Any, key: jax.Array) -> Any:
-            rngs = {name: fits.fold(key, index) for index, name in enumerate(streams)}
-            return per_example_loss(caller.model(params, rngs=rngs), batch)
+            return call_with(params, caller.state, batch, key)[0]
 
         return fits.by_key(losses, batch, rng) if streams else losses(batch, rng)
 
-    return loss_fn, caller.params
+    if not jax.tree.leaves(caller.state):
+        fits.check_no_mask("linen_loss", takes_mask=takes_mask)
+        return loss_fn, caller.params
+    return fits.stateful_loss(call_with, caller.state, takes_mask=takes_mask), caller.params
 
 
 def linen_metrics(
@@ -68,33 +82,47 @@ def linen_metrics(
     per_example_metrics: PerExampleFn,
     *,
     wrt: Filter | None = None,
+    mutable: Sequence[str] = ("batch_stats",),
 ) -> MetricsFn:
     """Makes `(params, batch) -> metrics` of a Flax Linen module, without random streams.
+
+    Of a module with collections that are `mutable` it is `(params, state, batch) -> metrics`.
 
     Args:
       module: the module.
       variables: what `module.init` returned.
       per_example_metrics: `(model, batch) -> {name: f[B]}`, as in `linen_loss`, or `(values,
         weights)` for a name.
-      wrt: as for `linen_loss`.
+      wrt, mutable: as for `linen_loss`.
 
     Raises:
       ValueError: as `linen_loss`.
     """
     fits.check_model("linen_metrics", module, per_example_metrics, linen.Module)
     fits.check_function("linen_metrics", per_example_metrics, "{name: f32[B]}")
-    caller = _Caller("linen_metrics", module, variables, wrt)
-    return lambda params, batch: per_example_metrics(caller.model(params), batch)
+    caller = _Caller("linen_metrics", module, variables, wrt, mutable)
+
+    def metrics_of(params: Any, state: Any, batch: Any) -> Any:
+        return per_example_metrics(caller.model(params, state), batch)
+
+    if jax.tree.leaves(caller.state):
+        return metrics_of
+    return lambda params, batch: metrics_of(params, caller.state, batch)
 
 
 def linen_variables(
-    variables: Mapping[str, Any], params: Any, *, wrt: Filter | None = None
+    variables: Mapping[str, Any],
+    params: Any,
+    model_state: Any = None,
+    *,
+    wrt: Filter | None = None,
 ) -> dict[str, Any]:
     """Returns `variables` with `params` in their place, for instance those that training returned.
 
     Args:
       variables: what `module.init` returned.
       params: of those that `wrt` chooses; the others are as in `variables`.
+      model_state: collections by name, such as a result's `model_state`; None: as in `variables`.
       wrt: as for `linen_loss`.
 
     Raises:
@@ -106,7 +134,9 @@ def linen_variables(
       >>> linen_variables(variables, trained, wrt=lambda path, _: "lora" in path)
       {'params': {'base': {'kernel': 1.0}, 'lora': {'kernel': 3.0}}}
     """
-    return _Caller("linen_variables", None, variables, wrt).variables(params)
+    mutable = tuple(model_state or ())
+    caller = _Caller("linen_variables", None, variables, wrt, mutable)
+    return caller.variables(params, model_state or {})
 
 
 class _Caller:
@@ -117,15 +147,23 @@ class _Caller:
       module: the module.
       variables: what its `init` returned.
       wrt: which parameters are trained.
+      mutable: collections that training may change beside them.
     """
 
     def __init__(
-        self, caller: str, module: Any, variables: Mapping[str, Any], wrt: Filter | None
+        self,
+        caller: str,
+        module: Any,
+        variables: Mapping[str, Any],
+        wrt: Filter | None,
+        mutable: Sequence[str],
     ) -> None:
         _check_variables(caller, variables)
         self._caller, self._module = caller, module
         self._constants = dict(meta.unbox(variables))
         self._all = self._constants.pop("params")
+        kept = [name for name in mutable if jax.tree.leaves(self._constants.get(name))]
+        self.state = {name: self._constants.pop(name) for name in kept}
         self._wrt = wrt
         self.params = self._all if wrt is None else _chosen(self._all, wrt)
         if not jax.tree.leaves(self.params):
@@ -135,26 +173,41 @@ class _Caller:
                 "with the path of each, a tuple of names, and the array"
             )
 
-    def variables(self, params: Any) -> dict[str, Any]:
-        """All variables, with these parameters.
+    def variables(self, params: Any, state: Any) -> dict[str, Any]:
+        """All variables, with these parameters and this state.
 
         Raises:
           ValueError: they are of another model.
         """
         fits.check_params(self._caller, params, self.params)
+        fits.check_params(self._caller, state, self.state, "model_state")
         if self._wrt is not None:
             params = _merged(self._all, params)
-        return {"params": params, **self._constants}
+        return {"params": params, **state, **self._constants}
 
-    def model(self, params: Any, **rngs: Any) -> Callable[..., Any]:
-        """A function that is called like the module."""
-        variables = self.variables(params)
+    def model(self, params: Any, state: Any, **rngs: Any) -> _Model:
+        """What is called like the module."""
+        return _Model(self, self.variables(params, state), rngs)
 
-        def model(*args: Any, **kwargs: Any) -> Any:
-            self._check_constant(variables, args, {**rngs, **kwargs})
-            return self._module.apply(variables, *args, **rngs, **kwargs)
+    def apply(
+        self, variables: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """`(what the module returns, its state afterwards)`.
 
-        return model
+        Raises:
+          ValueError: the call changes collections that are neither.
+        """
+        self._check_constant(variables, args, kwargs)
+        if not self.state:
+            return self._module.apply(variables, *args, **kwargs), {}
+        asked = kwargs.pop("mutable", False)
+        wanted = [asked] if isinstance(asked, str) else list(asked or ())
+        both = [*self.state, *(name for name in wanted if name not in self.state)]
+        returned, after = self._module.apply(variables, *args, mutable=both, **kwargs)
+        state = {name: after.get(name, variables[name]) for name in self.state}
+        if asked is not False:  # as the caller's own apply would give it back
+            returned = returned, {name: after[name] for name in wanted if name in after}
+        return returned, state
 
     def _check_constant(
         self, variables: dict[str, Any], args: tuple, kwargs: dict[str, Any]
@@ -185,10 +238,28 @@ class _Caller:
         if changed:
             where = fits.named(map(fits.dotted, changed))
             hint = (
-                "What is sown anew in each call needs no place in variables: leave its collection "
-                "out, and read it by model(…, mutable=[…]). "
+                "To keep collections from round to round, name them: linen_loss(…, "
+                "mutable=('batch_stats', 'yours')). What is sown anew in each call needs no place "
+                "in variables: leave its collection out, and read it by model(…, mutable=[…]). "
             )
             raise ValueError(fits.CHANGES.format(where=where, hint=hint))
+
+
+class _Model:
+    """Is called like the module, and keeps what calls change of its state.
+
+    Attributes:
+      state: collections by name, after the last call.
+    """
+
+    def __init__(self, caller: _Caller, variables: dict[str, Any], rngs: dict[str, Any]) -> None:
+        self._caller, self._variables, self._rngs = caller, variables, rngs
+        self.state = {name: variables[name] for name in caller.state}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        variables = {**self._variables, **self.state}
+        returned, self.state = self._caller.apply(variables, args, {**self._rngs, **kwargs})
+        return returned
 
 
 def _check_variables(caller: str, variables: Any) -> None:
@@ -202,9 +273,6 @@ def _check_variables(caller: str, variables: Any) -> None:
             f"{caller}: variables {given}; it must be what module.init returned, a dict with "
             "'params' in it. For parameters alone, give {'params': params}"
         )
-    if variables.get("batch_stats"):
-        where = ", ".join(sorted(variables["batch_stats"]))
-        raise ValueError(fits.REFUSAL.format(where=f"batch_stats: {where}"))
 
 
 def _leaves(params: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:

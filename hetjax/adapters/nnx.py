@@ -6,67 +6,90 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from hetjax.adapters import fits, forwarding
+from hetjax import forwarding
+from hetjax.adapters import fits
 
 PerExampleFn = Callable[[Any, Any], Any]
 LossFn = Callable[[Any, Any, jax.Array], Any]
-MetricsFn = Callable[[Any, Any], Any]
+MetricsFn = Callable[..., Any]
 
 
 def nnx_loss(
-    model: nnx.Module, per_example_loss: PerExampleFn, *, wrt: Any = nnx.Param
+    model: nnx.Module,
+    per_example_loss: PerExampleFn,
+    *,
+    wrt: Any = nnx.Param,
+    state: Any = nnx.BatchStat,
 ) -> tuple[LossFn, Any]:
-    """Makes the core's loss of a Flax NNX model, in training mode.
+    """Makes the core's loss of a Flax NNX model, with dropout on.
 
     Args:
-      model: the model; it is copied, not changed.
+      model: the model; it is copied, not changed. Whether its BatchNorms use the running average
+        is as it is set: after `model.eval()` their statistics are fixed.
       per_example_loss: `(model, batch) -> losses f[B]`, or `(losses, weights)`, or a
-        `hetjax.Losses`.
+        `hetjax.Losses`; or `(model, batch, mask)`, with `mask f32[B]` 0 for padding, which a
+        BatchNorm takes.
       wrt: a filter of NNX: which variables are trained, such as `nnx.LoRAParam`. The others are
         constants of the compiled program.
+      state: a filter of NNX: which variables training may change without gradients.
 
     Returns:
-      `(loss_fn, params)`: the pure loss, and the initial parameters as nested dicts.
+      `(loss_fn, params)`: the pure loss, and the initial parameters as nested dicts. Of a model
+      with variables that `state` chooses, `loss_fn` is a `hetjax.StatefulLoss`: `fit` takes it in
+      the same way, and its result has a `model_state` for `nnx_model`.
 
     Raises:
-      ValueError: the model has an `nnx.BatchStat`, or no variable that `wrt` chooses, or one of
-        the arguments is not what its name says. `loss_fn` raises one, when it is traced, if a call
-        of the model changes variables that are neither parameters nor random streams, or if
-        `params` are of another model.
+      ValueError: there is no variable that `wrt` chooses, or one of the arguments is not what its
+        name says. `loss_fn` raises one, when it is traced, if a call of the model changes variables
+        that are neither parameters nor `state` nor random streams, or if `params` are of another
+        model.
     """
     fits.check_model("nnx_loss", model, per_example_loss, nnx.Module)
-    fits.check_function("nnx_loss", per_example_loss, "losses f32[B]")
+    takes_mask = fits.check_loss("nnx_loss", per_example_loss)
     copy = nnx.clone(model)
-    copy.train()
-    maker = _Maker("nnx_loss", copy, wrt)
+    copy.set_attributes(deterministic=False, raise_if_not_found=False)
+    maker = _Maker("nnx_loss", copy, wrt, state)
     streams = sorted({str(key.tag) for _, key in nnx.to_flat_state(nnx.state(copy, nnx.RngKey))})
+
+    def call_with(params: Any, state: Any, batch: Any, key: jax.Array, *mask: Any) -> Any:
+        def call(built: Any) -> Any:
+            if streams:
+                keys: Any = {name: fits.fold(key, index) for index, name in enumerate(streams)}
+                nnx.reseed(built, policy="match_shape", **keys)
+            return per_example_loss(built, batch, *mask)
+
+        return maker.call(params, call, state)
 
     def loss_fn(params: Any, batch: Any, rng: jax.Array) -> Any:
         def losses(batch: Any, key: jax.Array) -> Any:
-            def call(built: Any) -> Any:
-                if streams:
-                    keys: Any = {name: fits.fold(key, index) for index, name in enumerate(streams)}
-                    nnx.reseed(built, policy="match_shape", **keys)
-                return per_example_loss(built, batch)
-
-            return maker.call(params, call)
+            return call_with(params, maker.state, batch, key)[0]
 
         return fits.by_key(losses, batch, rng) if streams else losses(batch, rng)
 
-    return loss_fn, maker.params
+    if not jax.tree.leaves(maker.state):
+        fits.check_no_mask("nnx_loss", takes_mask=takes_mask)
+        return loss_fn, maker.params
+    return fits.stateful_loss(call_with, maker.state, takes_mask=takes_mask), maker.params
 
 
 def nnx_metrics(
-    model: nnx.Module, per_example_metrics: PerExampleFn, *, wrt: Any = nnx.Param
+    model: nnx.Module,
+    per_example_metrics: PerExampleFn,
+    *,
+    wrt: Any = nnx.Param,
+    state: Any = nnx.BatchStat,
 ) -> MetricsFn:
     """Makes `(params, batch) -> metrics` of a Flax NNX model, in evaluation mode (no dropout).
+
+    Of a model with variables that `state` chooses it is `(params, state, batch) -> metrics`.
 
     Args:
       model: the model; it is copied, not changed.
       per_example_metrics: `(model, batch) -> {name: f[B]}`, or `(values, weights)` for a name.
-      wrt: as for `nnx_loss`.
+      wrt, state: as for `nnx_loss`.
 
     Raises:
       ValueError: as `nnx_loss`.
@@ -75,23 +98,41 @@ def nnx_metrics(
     fits.check_function("nnx_metrics", per_example_metrics, "{name: f32[B]}")
     copy = nnx.clone(model)
     copy.eval()
-    maker = _Maker("nnx_metrics", copy, wrt)
-    return lambda params, batch: maker.call(params, lambda built: per_example_metrics(built, batch))
+    maker = _Maker("nnx_metrics", copy, wrt, state)
+
+    def metrics_of(params: Any, state: Any, batch: Any) -> Any:
+        return maker.call(params, lambda built: per_example_metrics(built, batch), state)[0]
+
+    if jax.tree.leaves(maker.state):
+        return metrics_of
+    return lambda params, batch: metrics_of(params, maker.state, batch)
 
 
-def nnx_model(model: nnx.Module, params: Any, *, wrt: Any = nnx.Param) -> Any:
+def nnx_model(
+    model: nnx.Module,
+    params: Any,
+    model_state: Any = None,
+    *,
+    wrt: Any = nnx.Param,
+    state: Any = nnx.BatchStat,
+) -> Any:
     """Returns a copy of `model` with `params`, for instance those that training returned.
 
     Args:
       model: the model.
       params: of the variables that `wrt` chooses; the others are as in `model`.
-      wrt: as for `nnx_loss`.
+      model_state: of those that `state` chooses, such as a result's `model_state`; None: as in
+        `model`.
+      wrt, state: as for `nnx_loss`.
 
     Raises:
-      ValueError: `params` has not the structure or the shapes of the model's parameters.
+      ValueError: `params` has not the structure or the shapes of the model's parameters, or
+        `model_state` not those of its state.
     """
     fits.check_model("nnx_model", model, None, nnx.Module)
-    return _Maker("nnx_model", model, wrt).build(params)
+    maker = _Maker("nnx_model", model, wrt, state)
+    given = maker.state if model_state is None or model_state == () else model_state
+    return maker.build(params, given)
 
 
 class _Maker:
@@ -101,18 +142,16 @@ class _Maker:
       caller: the adapter, for messages.
       model: the model.
       wrt: which variables are the parameters.
+      state: which variables training may change beside them.
     """
 
-    def __init__(self, caller: str, model: nnx.Module, wrt: Any) -> None:
-        stateful = [
-            fits.dotted(path) for path, _ in nnx.to_flat_state(nnx.state(model, nnx.BatchStat))
-        ]
-        if stateful:
-            raise ValueError(fits.REFUSAL.format(where=fits.named(stateful)))
+    def __init__(self, caller: str, model: nnx.Module, wrt: Any, state: Any) -> None:
         self._caller = caller
-        parts: Any = nnx.split(model, wrt, ...)
-        self._graph, self._trained, self._rest = parts
+        self._changes = nnx.All(state, nnx.Not(wrt))
+        parts: Any = nnx.split(model, wrt, state, ...)
+        self._graph, self._trained, self._state, self._rest = parts
         self.params = nnx.to_pure_dict(self._trained)
+        self.state = nnx.to_pure_dict(self._state)
         if not jax.tree.leaves(self.params):
             others = nnx.to_flat_state(self._rest)
             kinds = sorted({type(variable).__name__ for _, variable in others})
@@ -121,57 +160,77 @@ class _Maker:
                 f"types {', '.join(kinds) or 'none'}"
             )
         # What a call may change: streams are seeded anew; what is sown is read or dropped.
-        may = nnx.Any(wrt, nnx.Param, nnx.RngState, nnx.Intermediate)
+        may = nnx.Any(wrt, state, nnx.Param, nnx.RngState, nnx.Intermediate)
         self._constant = nnx.Not(may)
 
-    def build(self, params: Any) -> Any:
-        """The model with these parameters.
+    def build(self, params: Any, model_state: Any) -> Any:
+        """The model with these parameters and this state.
 
         Raises:
           ValueError: they are of another model.
         """
-        if isinstance(params, nnx.State):
-            params = nnx.to_pure_dict(params)
-        fits.check_params(self._caller, params, self.params)
+        given = []
+        for name, of_name, own in (
+            ("params", params, self.params),
+            ("model_state", model_state, self.state),
+        ):
+            plain = nnx.to_pure_dict(of_name) if isinstance(of_name, nnx.State) else of_name
+            fits.check_params(self._caller, plain, own, name)
+            given.append(plain)
         # New variables in each call: a merged model changes those that it gets (the counts of its
         # random streams), and those of another trace may not be changed.
-        state, constants = jax.tree.map(lambda leaf: leaf, (self._trained, self._rest))
-        nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(self._graph, state, constants)
+        variables = jax.tree.map(lambda leaf: leaf, (self._trained, self._state, self._rest))
+        for of_name, plain in zip(variables[:2], given, strict=True):
+            # Arrays of JAX: a model that runs eagerly would write into NumPy's own.
+            nnx.replace_by_pure_dict(of_name, jax.tree.map(jnp.asarray, plain))
+        return nnx.merge(self._graph, *variables)
 
-    def call(self, params: Any, function: Callable[[Any], Any]) -> Any:
-        """`function(model)`.
+    def call(
+        self, params: Any, function: Callable[[Any], Any], model_state: Any
+    ) -> tuple[Any, Any]:
+        """`(function(model), the model's state afterwards)`.
 
         Raises:
           ValueError: the call changed variables that are neither parameters nor random streams.
         """
-        built = self.build(params)
+        built = self.build(params, model_state)
         before = nnx.state(built, self._constant)
         leaves, treedef = jax.tree.flatten_with_path(before)
         values = dict(leaves)
-        returned = function(built)
+        found = function(built)
+        state = nnx.to_pure_dict(nnx.state(built, self._changes)) if self.state else {}
+        returned = found, state
         after = dict(jax.tree.leaves_with_path(nnx.state(built, self._constant)))
         if after.keys() == values.keys():
             if all(after[path] is value for path, value in values.items()):
                 return returned
             # They are other objects, but `remat` and its like give back all that went in.
-            again = self._again(params, function, treedef, list(values))
+            again = self._again(params, model_state, function, treedef, list(values))
             is_other = forwarding.changed(again, list(values.values()))
             changed = [path for path, other in zip(values, is_other, strict=True) if other]
         else:
             changed = sorted(after.keys() ^ values.keys(), key=str)
         if changed:
             where = fits.named(map(fits.dotted, changed))
-            raise ValueError(fits.CHANGES.format(where=where, hint=""))
+            hint = (
+                "To keep them from round to round, name their types: nnx_loss(…, "
+                "state=(nnx.BatchStat, YourVariable)). "
+            )
+            raise ValueError(fits.CHANGES.format(where=where, hint=hint))
         return returned
 
     def _again(
-        self, params: Any, function: Callable[[Any], Any], treedef: Any, paths: list[Any]
+        self,
+        params: Any,
+        model_state: Any,
+        function: Callable[[Any], Any],
+        treedef: Any,
+        paths: list[Any],
     ) -> Callable[[list[Any]], list[Any]]:
         """From the values of the constant variables to those after the call."""
 
         def again(values: list[Any]) -> list[Any]:
-            built = self.build(params)
+            built = self.build(params, model_state)
             nnx.update(built, jax.tree.unflatten(treedef, values))
             function(built)
             after = dict(jax.tree.leaves_with_path(nnx.state(built, self._constant)))

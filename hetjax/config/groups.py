@@ -35,6 +35,17 @@ class DataConfig:
     readers: Annotated[
         int, integer(says="threads that read a source; 0: several where they help")
     ] = 0
+    last: Annotated[
+        str,
+        choice(
+            "auto",
+            "pad",
+            "fill",
+            "drop",
+            says="a pass's last microbatch that is not full: with padding, with other examples "
+            "that do not count, or left out; auto: fill where the model keeps state",
+        ),
+    ] = "auto"
     sharing: Annotated[
         str, choice("shared", "private", says="one order over all examples, or a shard a worker")
     ] = "shared"

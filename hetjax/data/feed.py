@@ -4,7 +4,8 @@ Resident: the whole set lies on each device and a microbatch carries ids alone. 
 background threads read ahead and pack microbatches on the host. Both give the same `Microbatch`,
 to the bit, to the same compiled `accumulate`. `choosing` says which of them a run takes.
 
-Padding repeats the first example of its microbatch. So a loss that is finite for every example is
+Padding repeats the first example of its microbatch; what fills it up is read as it is, and masked,
+too. So a loss that is finite for every example is
 finite for padding, and masking it leaves no NaN in the gradient (0 * inf).
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from hetjax import types
 from hetjax.data import held as held_lib
-from hetjax.data import readers, sources, stream
+from hetjax.data import passes, readers, sources, stream
 
 _BLOCK_MICROBATCHES = 8  # that one thread reads at a time
 
@@ -55,9 +56,15 @@ class Feed:
         """Frees threads."""
 
 
+def _rows(example_ids: Any, xp: Any) -> Any:
+    """Which example is read for each id `[..., B]`: of padding the first of its microbatch."""
+    of_padding = xp.where(example_ids == stream.PADDING, example_ids[..., :1], example_ids)
+    return xp.where(of_padding < stream.PADDING, passes.filling(of_padding), of_padding)
+
+
 def _gather(arrays: types.PyTree, example_ids: jax.Array) -> types.Microbatch:
     is_example = example_ids >= 0
-    rows = jnp.maximum(jnp.where(is_example, example_ids, example_ids[..., :1]), 0)
+    rows = jnp.maximum(_rows(example_ids, jnp), 0)
     with jax.named_scope("gather"):
         examples = jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0), arrays)
     return types.Microbatch(example_ids, is_example.astype(jnp.float32), examples)
@@ -148,7 +155,7 @@ class StreamedFeed(Feed):
     def _submit(self, microbatches: list[np.ndarray]) -> None:
         """Has microbatches i32[B] read as one block: at once, or in parts by several threads."""
         ids = np.stack(microbatches)
-        ids = np.where(ids == stream.PADDING, ids[:, :1], ids).reshape(-1)
+        ids = _rows(ids, np).reshape(-1)
         size = -(-len(ids) // self._num_readers)
         parts = [ids[start : start + size] for start in range(0, len(ids), size)]
         block = _Block([self._readers.submit(part) for part in parts])
@@ -184,7 +191,7 @@ class StreamedFeed(Feed):
             joined = leaves[0] if len(leaves) == 1 else np.stack(leaves)
             return joined.reshape(*shape, *leaves[0].shape[1:])
 
-        mask = (example_ids != stream.PADDING).astype(np.float32)
+        mask = (example_ids >= 0).astype(np.float32)
         microbatch = types.Microbatch(example_ids, mask, jax.tree.map(join, *examples))
         return jax.device_put(microbatch, self._devices[worker])
 

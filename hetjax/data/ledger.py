@@ -42,13 +42,18 @@ def commit(state: LedgerState, example_ids: np.ndarray) -> LedgerState:
     return state
 
 
-def close_pass(state: LedgerState, example_ids: np.ndarray | None = None) -> LedgerState:
-    """Judges the pass over `example_ids` (all by default), and sets their counts to zero."""
+def close_pass(
+    state: LedgerState, example_ids: np.ndarray | None = None, *, num_dropped: int = 0
+) -> LedgerState:
+    """Judges the pass over `example_ids` (all by default), and sets their counts to zero.
+
+    Of these, `num_dropped` were left out on purpose: they are not missing.
+    """
     own = slice(None) if example_ids is None else example_ids
     counts = state.counts[own]
     state.reached[own] |= counts > 0
     closed = state._replace(
-        closed_missing=state.closed_missing + int(np.sum(counts == 0)),
+        closed_missing=state.closed_missing + int(np.sum(counts == 0)) - num_dropped,
         closed_duplicated=state.closed_duplicated + _superfluous(counts),
     )
     state.counts[own] = 0

@@ -40,6 +40,11 @@ class Shard:
         microbatch_size: B.
         seed: names the order's stream of random numbers.
         place_of: i32[N]: the inverse of `example_ids`; None if those are 0 .. N - 1.
+        last: what becomes of a last microbatch that is not full: 'pad', 'fill' it up with other
+            examples of the pass, which do not count, or 'drop' it.
+
+    Raises:
+        ValueError: dropping it leaves nothing.
     """
 
     def __init__(
@@ -50,7 +55,15 @@ class Shard:
         microbatch_size: int,
         seed: tuple[int, ...],
         place_of: np.ndarray | None = None,
+        last: str = "pad",
     ) -> None:
+        if last == "drop" and len(example_ids) < microbatch_size:
+            raise ValueError(
+                f"data.last='drop': {len(example_ids)} examples are fewer than microbatch_size="
+                f"{microbatch_size}, so that nothing would be left of a pass; take 'pad' or 'fill'"
+            )
+        self._last = last
+        self.num_dropped = len(example_ids) % microbatch_size if last == "drop" else 0
         self._ordering = ordering
         self._example_ids = example_ids
         self._place_of = place_of
@@ -71,7 +84,7 @@ class Shard:
 
     def microbatches_left(self, own: PassState) -> int:
         """Microbatches left of this pass; the last may hold padding."""
-        return -(-len(own.remaining) // self._microbatch_size)
+        return -(-(len(own.remaining) - self.num_dropped) // self._microbatch_size)
 
     def peek(self, own: PassState, count: int) -> np.ndarray:
         """i32[<= count, microbatch_size]: the next microbatches; the last may hold padding.
@@ -79,9 +92,15 @@ class Shard:
         They are a copy: `commit` writes into the queue.
         """
         size = self._microbatch_size
-        example_ids = own.remaining[: count * size]
+        example_ids = own.remaining[: min(count, self.microbatches_left(own)) * size]
         microbatches = np.full((-(-len(example_ids) // size), size), PADDING, np.int32)
         microbatches.reshape(-1)[: len(example_ids)] = example_ids
+        if self._last == "fill" and len(example_ids) % size:
+            of_last = len(example_ids) % size
+            others = self.ordered(own.order_state)  # of the pass, whatever has returned
+            others = others[~np.isin(others, example_ids[-of_last:])]
+            others = others if len(others) else example_ids
+            microbatches[-1, of_last:] = filling(np.resize(others, size - of_last))
         return microbatches
 
     def commit(
@@ -100,22 +119,26 @@ class Shard:
         """
         example_ids, back = without_padding(processed), without_padding(returned)
         if example_signs is not None:
-            example_signs = example_signs.reshape(-1)[processed.reshape(-1) != PADDING]
-        positions = example_ids if self._place_of is None else self._place_of[example_ids]
+            example_signs = example_signs.reshape(-1)[processed.reshape(-1) >= 0]
         ledger = ledger_lib.commit(ledger, example_ids)
-        before, maker = leaves.signature(own.order_state), f"{self._called}{_PLACE}"
-        order_state = self._ordering.place(own.order_state, positions, example_signs)
-        end = min(own.head + taken * self._microbatch_size, len(own.queue))
+        of_pass = len(own.queue) - self.num_dropped
+        end = min(own.head + taken * self._microbatch_size, of_pass)
         head = end - len(back)
         own.queue[head:end] = back
-        is_over = head == len(own.queue)
+        is_over = head == of_pass
+        if is_over and self.num_dropped:  # the order has a place for them all the same
+            example_ids = np.concatenate([example_ids, own.queue[of_pass:]])
+            if example_signs is not None:
+                example_signs = np.pad(example_signs, (0, self.num_dropped))
+        before, maker = leaves.signature(own.order_state), f"{self._called}{_PLACE}"
+        positions = example_ids if self._place_of is None else self._place_of[example_ids]
+        order_state = self._ordering.place(own.order_state, positions, example_signs)
         queue = self._queue(order_state, maker) if is_over else own.queue
         leaves.check_kept(order_state, before, maker)
         if not is_over:
             return PassState(order_state, own.pass_index, queue, head), ledger
-        ledger = ledger_lib.close_pass(
-            ledger, None if self._place_of is None else self._example_ids
-        )
+        of_shard = None if self._place_of is None else self._example_ids
+        ledger = ledger_lib.close_pass(ledger, of_shard, num_dropped=self.num_dropped)
         return PassState(order_state, own.pass_index + 1, queue, 0), ledger
 
     def _queue(self, order_state: Any, maker: str) -> np.ndarray:
@@ -125,6 +148,11 @@ class Shard:
 
 
 def without_padding(microbatches: np.ndarray) -> np.ndarray:
-    """i[k]: the examples in microbatches."""
+    """i[k]: the examples in microbatches, without padding and what fills up."""
     example_ids = microbatches.reshape(-1)
-    return example_ids[example_ids != PADDING]
+    return example_ids[example_ids >= 0]
+
+
+def filling(example_ids: np.ndarray) -> np.ndarray:
+    """As ids of examples that fill a microbatch up; below `PADDING`, and its own inverse."""
+    return -2 - example_ids

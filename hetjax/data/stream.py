@@ -31,7 +31,7 @@ PADDING = passes_lib.PADDING
 class Assignment(NamedTuple):
     """The microbatches of one round, in (worker, position) order; host arrays."""
 
-    example_ids: np.ndarray  # i32[total, microbatch_size], -1 = padding
+    example_ids: np.ndarray  # i32[total, microbatch_size], -1 = padding, below: `passes.filling`
     starts: np.ndarray  # i64[num_workers + 1]: worker w has microbatches starts[w] to starts[w + 1]
     passes: np.ndarray  # i64[num_workers]: the pass that each worker works through
 
@@ -62,8 +62,8 @@ def _cut(example_ids: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def examples_in(microbatches: np.ndarray) -> int:
-    """Examples in microbatches, without padding."""
-    return int(np.sum(microbatches != PADDING))
+    """Examples in microbatches, without padding and what fills up."""
+    return int(np.sum(microbatches >= 0))
 
 
 class SharedStream:
@@ -75,6 +75,7 @@ class SharedStream:
         microbatch_size: B, even.
         ordering: makes the order.
         seed: of the order's random numbers.
+        last: of a pass's last microbatch: see `passes.Shard`.
 
     Example:
         >>> from hetjax import ordering
@@ -99,6 +100,7 @@ class SharedStream:
         microbatch_size: int,
         ordering: ordering_lib.Ordering,
         seed: int,
+        last: str = "pad",
     ) -> None:
         self.num_workers = num_workers
         self.num_examples = num_examples
@@ -107,8 +109,9 @@ class SharedStream:
         example_ids = np.arange(num_examples, dtype=np.int32)
         self.shards = [example_ids]
         self._shard = passes_lib.Shard(
-            ordering, example_ids, microbatch_size=microbatch_size, seed=(seed,)
+            ordering, example_ids, microbatch_size=microbatch_size, seed=(seed,), last=last
         )
+        self.examples_per_epoch = num_examples - self._shard.num_dropped
 
     def init(self) -> StreamState:
         """The state before the first round."""
@@ -117,6 +120,10 @@ class SharedStream:
     def epoch(self, state: StreamState) -> int:
         """The epoch that the next round belongs to."""
         return state.passes[0].pass_index
+
+    def dropped(self, state: StreamState) -> int:
+        """Examples that finished passes have left out on purpose."""
+        return state.passes[0].pass_index * self._shard.num_dropped
 
     def total(self, state: StreamState, budget: int, *, gated: bool = False) -> int:
         """Microbatches of the next round: the budget, or what is left of the epoch.
@@ -227,6 +234,7 @@ class PrivateStream:
         ordering: ordering_lib.Ordering,
         seed: int,
         proportions: Sequence[float] | None = None,
+        last: str = "pad",
     ) -> None:
         if num_examples < num_workers:
             raise ValueError(
@@ -252,9 +260,12 @@ class PrivateStream:
                 microbatch_size=microbatch_size,
                 seed=(seed, worker),
                 place_of=place_of,
+                last=last,
             )
             for worker, example_ids in enumerate(self.shards)
         ]
+        dropped = sum(shard.num_dropped for shard in self._shards)
+        self.examples_per_epoch = num_examples - dropped
 
     def init(self) -> StreamState:
         """The state before the first round."""
@@ -263,7 +274,12 @@ class PrivateStream:
 
     def epoch(self, state: StreamState) -> int:
         """The epoch that the next round belongs to."""
-        return state.examples_processed // self.num_examples
+        return state.examples_processed // self.examples_per_epoch
+
+    def dropped(self, state: StreamState) -> int:
+        """Examples that finished passes have left out on purpose."""
+        pairs = zip(self._shards, state.passes, strict=True)
+        return sum(own.pass_index * shard.num_dropped for shard, own in pairs)
 
     def total(self, state: StreamState, budget: int, *, gated: bool = False) -> int:
         """Microbatches of the next round: the budget, of which `fitted` may cut some off."""

@@ -151,7 +151,7 @@ class Level:
             self._held.append(report.done)
         else:
             ids = again.example_ids
-            np.add.at(revisits, ids[ids != stream.PADDING], 1)
+            np.add.at(revisits, ids[ids >= 0], 1)
         self._last = told(what), report
         return LevelState(rounds, revisits), sums, report
 

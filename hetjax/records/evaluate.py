@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import parts, trees, types
+from hetjax import parts, stateful, trees, types
 from hetjax.data import choosing, sources, stream
 from hetjax.rounds import losses as losses_lib
 
-MetricsFn = Callable[[types.PyTree, types.PyTree], dict[str, Any]]
-"""`(params, examples) -> {name: f32[B]}`; a value may be `(f32[B, ...], weights f32[B, ...])`, or a
+MetricsFn = Callable[..., dict[str, Any]]
+"""`(params, examples) -> {name: f32[B]}`, or of a model that keeps state `(params, state,
+examples)`; a value may be `(f32[B, ...], weights f32[B, ...])`, or a
 `hetjax.OfMeans` of such."""
 
 _BATCH_SIZE = 256
@@ -40,6 +41,7 @@ def evaluate(
     source: Any,
     metrics_fn: MetricsFn,
     *,
+    model_state: types.PyTree | None = None,
     device: jax.Device | None = None,
 ) -> dict[str, float]:
     """Weighted means of metrics over all examples of a source, `sum(w * m) / sum(w)`.
@@ -54,6 +56,8 @@ def evaluate(
             `(values, weights)` for a name, two arrays of one shape [B, ...], such as one a token;
             or a `hetjax.OfMeans` of such, for what follows from means, such as perplexity.
             `hetjax.nnx_metrics` and `hetjax.linen_metrics` make one from a Flax model.
+        model_state: of a model that keeps one, such as `fit(...).model_state`: `metrics_fn` is
+            called with `(params, state, examples)` then.
         device: where it is computed; by default JAX's first.
 
     Returns:
@@ -70,6 +74,8 @@ def evaluate(
         0.16666667...
     """
     device = jax.devices()[0] if device is None else device
+    if model_state is not None:
+        params, metrics_fn = types.Model(params, model_state), of_model(metrics_fn)
     params = jax.device_put(params, device)
     return Evaluator(metrics_fn, sources.as_source(source), params, device)(params)
 
@@ -85,9 +91,35 @@ def metrics_of_loss(loss_fn: losses_lib.LossFn, *, per_example_rng: bool = False
         rng = jax.random.key(0)
         if per_example_rng:
             rng = jax.random.split(rng, jax.tree.leaves(examples)[0].shape[0])
-        found = losses_lib.split(loss_fn(params, examples, rng))
+        if isinstance(loss_fn, stateful.StatefulLoss):
+            returned, _ = loss_fn.apply(params.params, params.state, examples, rng)  # a `Model`
+        else:
+            returned = loss_fn(params, examples, rng)
+        found = losses_lib.split(returned)
         return {"loss": (found.losses, found.weights), **losses_lib.metrics_of(found)}
 
+    return metrics
+
+
+@_once_a_function
+def of_model(metrics_fn: MetricsFn) -> MetricsFn:
+    """`(params, state, examples) -> metrics` as a function of a `Model` and examples.
+
+    Raises:
+        ValueError: it takes other arguments.
+    """
+    if not callable(metrics_fn) or not parts.takes(metrics_fn, 3):
+        raise ValueError(
+            f"metrics_fn is {parts.shown(metrics_fn)}; the model keeps state, so it must be a "
+            "function (params, state, examples) -> {name: f32[B]}. hetjax.nnx_metrics(model, …) "
+            "and hetjax.linen_metrics(…) make one of a Flax model with state"
+        )
+
+    @functools.wraps(metrics_fn)
+    def metrics(model: types.Model, examples: types.PyTree) -> dict[str, Any]:
+        return metrics_fn(model.params, model.state, examples)
+
+    del metrics.__wrapped__  # whose arguments are others
     return metrics
 
 

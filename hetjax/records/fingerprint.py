@@ -5,7 +5,7 @@ in them: a learning rate, an array that is closed over. So one that was only wri
 the same, and one that does something else is not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax import digests, kinds, types
+from hetjax import digests, kinds, stateful, types
 from hetjax.data import sources, trial
 from hetjax.rounds import losses, rule_identity, setup, update
 
@@ -66,20 +66,38 @@ def make(
         return extended.update(grads, state, params, value=number, progress=number)
 
     state = jax.eval_shape(optimizer.init, grads)
-    own = {}
+    own: dict[str, Any] = {}
+    point: types.PyTree = params
+    own_state: types.PyTree = ()
+    program: Any = loss_fn, (grads, first, keys)
+    if isinstance(loss_fn, stateful.StatefulLoss):
+        point, own_state = types.Model(params, loss_fn.model_state), loss_fn.model_state
+        program = _changes(loss_fn), (grads, own_state, first, keys)
     if parts.config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
-        own["rule"] = rule_identity.digest(parts.main.rule, grads, first)
+        own["rule"] = rule_identity.digest(parts.main.rule, grads, first, own_state)
     return {
         "examples": len(source),
         "data": of_data(source),
-        "params": digests.of_arrays(params),
-        "loss": digests.of_programs((loss_fn, (grads, first, keys))),
+        "params": digests.of_arrays(point),
+        "loss": digests.of_programs(program),
         "optimizer": digests.of_programs(
             (optimizer.init, (grads,)), (step, (grads, state, grads, number))
         ),
         **own,
         "jax": jax.__version__,
     }
+
+
+def _changes(loss_fn: stateful.StatefulLoss) -> Callable[..., Any]:
+    """What the loss computes of a model's state, too, as a run adds it up."""
+
+    def program(
+        params: types.PyTree, state: types.PyTree, examples: types.PyTree, rng: jax.Array
+    ) -> Any:
+        losses, after = loss_fn.apply(params, state, examples, rng)
+        return losses, loss_fn.change(state, after, jnp.float32(1))
+
+    return program
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:

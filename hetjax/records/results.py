@@ -36,6 +36,10 @@ class SavedRun:
     """As `config.json`."""
     workdir: pathlib.Path | None
     """None: nothing was kept."""
+    model_state: types.PyTree = dataclasses.field(default=(), kw_only=True)
+    """Of the model, as `params`; () where it keeps none."""
+    best_model_state: types.PyTree = dataclasses.field(default=(), kw_only=True)
+    """Of the model, as `best_params`."""
 
     def __repr__(self) -> str:
         rows = summary_rows(self.summary) if self.summary else [("rounds", str(len(self.history)))]
@@ -102,9 +106,13 @@ def load(workdir: str | pathlib.Path) -> SavedRun:
     params = leaves.build(saved.about["form"], saved.arrays, "train/params")
     if np.ndim(saved.arrays["train/progress_rounds"]):  # of replicas that differ
         params = state_lib.mean_of_rows(params)
-    best = params
+    state = _model_state(saved, "train/model_state")
+    if np.ndim(saved.arrays["train/progress_rounds"]):
+        state = state_lib.mean_of_rows(state)
+    best, best_state = params, state
     if saved.about["has_best"]:
         best = leaves.build(saved.about["form"], saved.arrays, "best_params")
+        best_state = _model_state(saved, "best_model_state")
     summary = workdir / "summary.json"
     return SavedRun(
         params=params,
@@ -113,7 +121,14 @@ def load(workdir: str | pathlib.Path) -> SavedRun:
         history=workdir_lib.whole_lines(workdir / workdir_lib.METRICS)[0],
         config=files.read_json(workdir / "config.json"),
         workdir=workdir,
+        model_state=state,
+        best_model_state=best_state,
     )
+
+
+def _model_state(saved: checkpoint.Saved, prefix: str) -> types.PyTree:
+    form = saved.about.get("model_state")  # older checkpoints are of models without
+    return () if form is None else leaves.build(form, saved.arrays, prefix)
 
 
 def aligned(rows: list[tuple[str, str]]) -> str:

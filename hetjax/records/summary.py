@@ -203,19 +203,21 @@ class TrainingSummary(Summary):
         microbatches = sum(sum(line.microbatches_done) for line in lines)
         sums = self._epoch_sums[max(self._epoch_sums)] if lines else np.array([np.nan, 1.0])
         without = sum(line.weight_sum is not None for line in lines)
+        dropped = self._parts.stream.dropped(stream)
         out: dict[str, Any] = {
             "train_loss": None if sums[1] <= 0 else float(sums[0] / sums[1]),
             **{f"train_{name}": mean for name, mean in self._metrics().items()},
             **self._eval,
             **self._best,
             "rounds": state.rounds_done,
-            "epochs": stream.examples_processed / self._parts.stream.num_examples,
+            "epochs": stream.examples_processed / self._parts.stream.examples_per_epoch,
             "examples_processed": stream.examples_processed,
             "examples_missing": ledger_lib.missing(ledger),
             "examples_duplicated": ledger_lib.duplicated(ledger),
             "examples_never_processed": ledger_lib.never_processed(ledger),
             "examples_skipped": sum(line.skipped_examples for line in lines),
             **({"rounds_without_update": without} if without else {}),
+            **({"examples_dropped": dropped} if dropped else {}),
             "examples_recomputed": self.examples_recomputed,
             "round_secs_mean": float(round_secs.mean()) if len(timed) else None,
             "round_secs_median": float(np.median(round_secs)) if len(timed) else None,

@@ -57,7 +57,7 @@ class OrderTelemetry:
         return jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), like)
 
     def herding(
-        self, epochs_done: int, params: types.PyTree, state: run_state.RunState
+        self, epochs_done: int, model: types.PyTree, state: run_state.RunState
     ) -> dict[str, float] | None:
         """The bounds of the order to come, in rounds of the last quotas; None where not due."""
         parts, every = self._parts, self._parts.config.ordering.herding_every
@@ -69,7 +69,7 @@ class OrderTelemetry:
         if not due:
             return None
         order = parts.stream.whole_pass(state.stream, state.rounds.full_quotas)
-        bounds = self._measure(params, order, epochs_done, opt_state=state.train.opt_state)
+        bounds = self._measure(model, order, epochs_done, opt_state=state.train.opt_state)
         return {"epoch": epochs_done, **bounds}
 
 
@@ -100,7 +100,7 @@ class Herding:
         """Both bounds in both norms, `preconditioned_` too, and the seconds it took.
 
         Args:
-            params: without worker axis, on the first worker's device.
+            params: without worker axis, on the first worker's device; or a `Model`.
             rounds: for each round of the order the ids of its examples, i32[k].
             epoch: names the random order.
             opt_state: the optimiser's, leaves `[W, ...]`.
@@ -136,7 +136,8 @@ class Herding:
         self, params: types.PyTree, rounds: Iterable[np.ndarray]
     ) -> Iterable[tuple[np.ndarray, int]]:
         """(f64[d], number of examples in it) of each round."""
-        shared = types.Shared(params)
+        model = params if isinstance(params, types.Model) else types.Model(params, ())
+        shared = types.Shared(model.params, model_state=model.state)
         zeros = self._steps.begin(shared, (), ())
         for ids in rounds:
             carried = jax.tree.map(jnp.copy, zeros)

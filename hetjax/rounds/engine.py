@@ -110,7 +110,7 @@ class Engine:
         parts = self.parts
         if several:
             gathering.check_same_parts(
-                parts.state.params,
+                (parts.state.params, parts.state.model_state),
                 shards=(parts.stream.shards, parts.stream.shares),
                 mixing=parts.reducer.mixing,
                 trace=parts.trace,
@@ -153,7 +153,7 @@ class Engine:
 
     def is_complete(self, state: RoundsState | RunState) -> bool:
         """Whether as many examples are processed as the epochs have, or `max_rounds` are done."""
-        of_epochs = self.config.epochs * self.parts.stream.num_examples
+        of_epochs = self.config.epochs * self.parts.stream.examples_per_epoch
         is_over = state.stream.examples_processed >= of_epochs
         return is_over or 0 < self.config.max_rounds <= state.rounds_done
 
@@ -281,7 +281,8 @@ class Engine:
         own = plan.programs
         carried = own.begin(point, kept, plan.given)
         kept, carried = self.renewed(plan, kept, carried)
-        return self.work(plan, kept, types.Shared(point, plan.given), carried, **options)
+        shared = types.Shared(point, plan.given, model_state=kept.model_state)
+        return self.work(plan, kept, shared, carried, **options)
 
     def renewed(self, plan: Plan, kept: Any, carried: Any) -> tuple[Any, Any]:
         """What is kept and carried, where the order begins new passes."""

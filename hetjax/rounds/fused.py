@@ -84,7 +84,7 @@ def make_fused_local(steps: rules.LocalSteps, mesh: Mesh) -> Callable:
     return jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(types.Shared(rows, P(), rows), rows, rows, rows, rows),
+        in_specs=(types.Shared(rows, P(), rows, rows), rows, rows, rows, rows),
         out_specs=(rows, rows),
         check_vma=False,
     )
@@ -210,7 +210,7 @@ def make_train_step(
         reads = second_moments.attach(observer, optimizer, _row_shapes(state.params))
         steps, run_local, begin, synchronise = programs(reads, *traced)
         moments = steps.moments(state.opt_state) if steps.moments else ()
-        shared = types.Shared(state.params, given, moments)
+        shared = types.Shared(state.params, given, moments, state.model_state)
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
         contributed, example_signs = run_local(

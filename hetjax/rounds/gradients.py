@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import parts, trees, types
+from hetjax import parts, stateful, trees, types
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules
 
@@ -20,6 +20,7 @@ class GradientSums(NamedTuple):
     weight_sum: jax.Array  # f32[]
     metric_sums: types.PyTree = ()  # {name: (sum of weight * value f32[], weight f32[])}
     weight_grad_sum: types.PyTree = ()  # like params: of the weights, where they vary with these
+    state_change: types.PyTree = ()  # a `StateChange`, where the model keeps state
 
 
 def gradient_sums(
@@ -41,12 +42,16 @@ def gradient_sums(
             update descends the quotient of the sums.
     """
     names = tuple(sorted(metrics))
+    own = loss_fn if isinstance(loss_fn, stateful.StatefulLoss) else None
     losses_of = functools.partial(
         losses_lib.masked, loss_fn, per_example_rng=per_example_rng, metrics=names
     )
 
     def begin(shared: types.Shared, worker: tuple) -> tuple[tuple, GradientSums]:
-        return worker, zeros(shared.params, names, weights_vary=weights_vary)
+        sums = zeros(shared.params, names, weights_vary=weights_vary)
+        if own is not None and jax.tree.leaves(shared.model_state):
+            sums = sums._replace(state_change=own.zeros(shared.model_state))
+        return worker, sums
 
     def add(
         shared: types.Shared,
@@ -55,7 +60,7 @@ def gradient_sums(
         microbatch: types.Microbatch,
         rng: jax.Array,
     ) -> tuple[tuple, GradientSums]:
-        losses = losses_of(microbatch, rng)
+        losses = losses_of(microbatch, rng, shared.model_state)
 
         def objective(params: types.PyTree) -> tuple[jax.Array, Any]:
             values, weights = losses(params)
@@ -72,7 +77,8 @@ def gradient_sums(
         microbatch: types.Microbatch,
         rng: jax.Array,
     ) -> tuple[tuple, GradientSums]:
-        found, *grads = _both(losses_of(microbatch, rng), shared.params)
+        losses = losses_of(microbatch, rng, shared.model_state)
+        found, *grads = _both(losses, shared.params)
         return take(worker, sums, *found, *((each,) for each in grads))
 
     def take(worker: tuple, sums: GradientSums, *found: Any) -> tuple[tuple, GradientSums]:
@@ -94,6 +100,7 @@ def gradient_sums(
         metrics=names,
         metric_sums=(lambda sums: sums.metric_sums) if names else None,
         weight_grads=(lambda sums: sums.weight_grad_sum) if weights_vary else None,
+        state_change=None if own is None else (lambda sums: sums.state_change),
     )
     # Of the loss, and of which keys it gets, a run is told apart from its rule.
     return parts.remembered(rule, gradient_sums, {})
@@ -113,17 +120,19 @@ def _added(
 
     # The loss speaks for the gradients: to look at the sums would read and compute them twice
     # (an MLP of 5 million parameters took half as long again).
-    finite = trees.all_finite((grad_parts, weight_grad_parts))
-    loss_sum = jnp.where(finite, loss_sum, jnp.nan)
     measured: types.PyTree = ()
+    change = jax.tree.map(jnp.zeros_like, sums.state_change)  # an observer finds none
     if isinstance(weight_sum, losses_lib.Weights):
-        weight_sum, measured = weight_sum
+        weight_sum, measured, change = weight_sum
+    finite = trees.all_finite((grad_parts, weight_grad_parts, change))
+    loss_sum = jnp.where(finite, loss_sum, jnp.nan)
     return GradientSums(
         grad_sum=jax.tree.map(added, sums.grad_sum, *grad_parts),
         loss_sum=added(sums.loss_sum, loss_sum),
         weight_sum=added(sums.weight_sum, weight_sum),
-        metric_sums=jax.tree.map(added, sums.metric_sums, measured),
+        metric_sums=jax.tree.map(added, sums.metric_sums, measured or ()),
         weight_grad_sum=jax.tree.map(added, sums.weight_grad_sum, *weight_grad_parts),
+        state_change=jax.tree.map(added, sums.state_change, change),
     )
 
 
@@ -171,12 +180,18 @@ def rule_of(
     Raises:
         ValueError: it drops metrics of the loss, or the gradient of its weights.
     """
-    metrics, weights_vary = traced
+    metrics, weights_vary, changes_state = traced
     if given is None:
         return gradient_sums(
             loss_fn, per_example_rng=per_example_rng, metrics=metrics, weights_vary=weights_vary
         )
     rules.check_metrics(given, metrics)
+    if changes_state and given.state_change is None:
+        raise ValueError(
+            "rule: loss_fn changes the model's state, and the local rule adds up no changes: its "
+            "state_change is None, so the state would stay as it is. gradient_sums(loss_fn) adds "
+            "them up; or give the model with its state fixed"
+        )
     if weights_vary and given.losses is not None and given.weight_grads is None:
         raise ValueError(
             "rule: the weights of loss_fn depend on the parameters, and the local rule adds up the "

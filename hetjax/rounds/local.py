@@ -194,7 +194,8 @@ class Stepped:
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, Work]:
-        rows = mesh_lib.worker_rows((shared.params, shared.moments, carried))
+        of_workers = shared.params, shared.moments, shared.model_state, carried
+        rows = mesh_lib.worker_rows(of_workers)
         handed_out = [shared.given] * len(self._workers)
         if jax.tree.leaves(shared.given):
             devices = [self._mesh.devices[worker] for worker in self._workers]
@@ -205,12 +206,12 @@ class Stepped:
         tasks: list[concurrent.futures.Future] = []
         try:
             for index, worker in enumerate(self._workers):
-                params, moments, begun = rows[index]
+                params, moments, model_state, begun = rows[index]
                 task = self._threads.submit(
                     self._work,
                     round_index,
                     worker,
-                    types.Shared(params, handed_out[index], moments),
+                    types.Shared(params, handed_out[index], moments, model_state),
                     begun,
                     plan.microbatches(worker, int(limits[worker])),
                     rngs[index],
@@ -358,9 +359,8 @@ def finish(
 
 def without_row_axis(shared: types.Shared) -> types.Shared:
     """The values for one worker, of its rows `[1, ...]`."""
-    return shared._replace(
-        params=trees.first_row(shared.params), moments=trees.first_row(shared.moments)
-    )
+    params, _, moments, model_state = trees.first_row(shared._replace(given=()))
+    return types.Shared(params, shared.given, moments, model_state)
 
 
 def stack_signs(signs: Sequence[Sequence[Any]], size: int) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import trees, types
+from hetjax import forwarding, stateful, trees, types
 from hetjax import weights as weights_lib
 from hetjax.ordering import halves
 from hetjax.rounds import inputs
@@ -24,6 +24,7 @@ class Traced(NamedTuple):
 
     metrics: tuple[str, ...] = ()  # names of those that it returns, in order
     weights_vary: bool = False  # whether the weights depend on the parameters
+    changes_state: bool = False  # whether a call changes the model's state
 
 
 class Weights(NamedTuple):
@@ -31,10 +32,12 @@ class Weights(NamedTuple):
 
     weights: jax.Array  # f[k]
     metrics: dict[str, tuple[jax.Array, jax.Array]]  # (weight * value f[k], weight f[k]) of each
+    state_change: types.PyTree = ()  # a `StateChange` of all of them together
 
     def sum(self) -> "Weights":
         """Of all examples: as `weights.sum()` where there are no metrics."""
-        return jax.tree.map(jnp.sum, self)
+        weights, metrics = jax.tree.map(jnp.sum, (self.weights, self.metrics))
+        return Weights(weights, metrics, self.state_change)
 
 
 def split(returned: Any) -> types.Losses:
@@ -132,13 +135,29 @@ def check_loss(
         raise
     _check_losses(found, batch_size)
     metrics = _check_metrics(found, batch_size)
+    changes_state = isinstance(loss_fn, stateful.StatefulLoss) and _changes(
+        loss_fn, params, examples, rng
+    )
     if found.weights is None:
-        return Traced(metrics)
+        return Traced(metrics, changes_state=changes_state)
 
     def pair(*arguments: Any) -> tuple[Any, Any]:
         return split(loss_fn(*arguments))[:2]
 
-    return Traced(metrics, weights_lib.depend(pair, params, examples, rng))
+    return Traced(metrics, weights_lib.depend(pair, params, examples, rng), changes_state)
+
+
+def _changes(
+    loss_fn: stateful.StatefulLoss, params: types.PyTree, examples: types.PyTree, rng: jax.Array
+) -> bool:
+    """Whether a call of the loss changes the state, or gives back what it got."""
+    leaves, treedef = jax.tree.flatten(loss_fn.model_state)
+
+    def after(values: list[Any]) -> list[Any]:
+        state = jax.tree.unflatten(treedef, values)
+        return jax.tree.leaves(loss_fn.apply(params, state, examples, rng)[1])
+
+    return any(forwarding.changed(after, leaves))
 
 
 def _check_losses(found: types.Losses, batch_size: int) -> None:
@@ -149,10 +168,15 @@ def _check_losses(found: types.Losses, batch_size: int) -> None:
     if is_float and (shape == (batch_size,) or (several and weights is not None)):
         if weights is None or _is_like(weights, shape):
             return
+        state = (
+            ""
+            if hasattr(weights, "shape")
+            else (" A model's state is returned where one is given: fit(…, model_state=…)")
+        )
         raise ValueError(
             f"loss_fn returned losses {_shown(losses)} with weights {_shown(weights)}: allowed are "
             f"weights of the losses' shape {list(losses.shape)}, one for each. What else you "
-            "want to see of the examples goes into hetjax.Losses(…, metrics={name: …})"
+            f"want to see of the examples goes into hetjax.Losses(…, metrics={{name: …}}).{state}"
         )
     if shape == ():
         hint = "Return the loss of each example instead of their mean: leave out the last .mean()"
@@ -247,6 +271,7 @@ def masked(
     loss_fn: LossFn,
     microbatch: types.Microbatch,
     rng: jax.Array,
+    model_state: types.PyTree = (),
     *,
     per_example_rng: bool = False,
     metrics: Sequence[str] = (),
@@ -254,14 +279,15 @@ def masked(
     """`(params, positions=None) -> (weight * loss f32[k], weights f32[k])` of a microbatch.
 
     Of the examples at positions `positions i32[k]`, all of them where None; 0 for padding. Of an
-    example that has several losses, such as one a token, they are the sums. With metrics the
-    second is a `Weights`.
+    example that has several losses, such as one a token, they are the sums. With metrics, or a
+    model's state, the second is a `Weights`.
 
     Args:
         loss_fn: the user's loss.
         microbatch: the examples, with padding.
         rng: the key of the run and the pass. The loss's own keys are folded from it and example
             ids, so they depend on neither worker nor quota.
+        model_state: as the round begins; () of a loss without, and where changes are not asked for.
         per_example_rng: give the loss a key for each example, `key[B]`, instead of one for the
             microbatch.
         metrics: names of those that are wanted.
@@ -279,11 +305,18 @@ def masked(
             key = jax.vmap(jax.random.fold_in, (None, 0))(rng, ids)
         else:
             key = jax.random.fold_in(rng, ids[0])
-        found = split(loss_fn(params, examples, key))
+        change: types.PyTree = ()
+        if isinstance(loss_fn, stateful.StatefulLoss) and jax.tree.leaves(model_state):
+            returned, after = loss_fn.apply(params, model_state, examples, key, mask)
+            change = loss_fn.change(model_state, after, jnp.sum(mask > 0))
+        else:
+            returned = loss_fn(params, examples, key)
+        found = split(returned)
         values, weights = weigh(found.losses, found.weights, mask)
-        if not metrics:
+        if not metrics and not change:
             return values, weights
         measured = metrics_of(found)
-        return values, Weights(weights, {name: weigh(*measured[name], mask) for name in metrics})
+        of_metrics = {name: weigh(*measured[name], mask) for name in metrics}
+        return values, Weights(weights, of_metrics, change)
 
     return losses_and_weights

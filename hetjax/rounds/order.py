@@ -21,6 +21,7 @@ def make(
     optimizer: optax.GradientTransformation | None,
     *,
     leads: bool,
+    changes_state: bool = False,
 ) -> tuple[ordering.Observer | None, str]:
     """The order's part on the devices, and why it takes its dearer form with this loss.
 
@@ -34,6 +35,7 @@ def make(
         keys: one key, or one an example: whether the loss is given one for each.
         optimizer: whose second moments an order may take.
         leads: whether this process tells the user what is noticed.
+        changes_state: a call of the loss changes the model's state.
 
     Returns:
         the part, None where the order needs none; and the reason, '' where it takes no dearer form.
@@ -42,6 +44,16 @@ def make(
         ValueError: the method cannot work with this loss, or with this optimiser.
     """
     observer = second_moments.attach(method.observer(programs.sizes(config)), optimizer, params)
+    if changes_state and observer is not None:
+        raise ValueError(
+            f"ordering.method: {kinds.name_of('ordering', method)!r} needs the gradient of each "
+            "example, and the model's state is made of all examples of a microbatch (batch "
+            "statistics?), so that one example alone has none. Take "
+            "ordering.method='random_reshuffling', or the model with its state fixed "
+            "(use_running_average=True)"
+        )
+    if changes_state:  # statistics of a microbatch are what is meant
+        return None, ""
     if observer is None:
         independence.check(config.examples_apart, loss_fn, params, examples, keys, leads=leads)
         return None, ""

@@ -11,7 +11,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from hetjax import gates, kinds, ordering, starting, topology, types
+from hetjax import gates, kinds, ordering, starting, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
@@ -56,14 +56,15 @@ class Programs(NamedTuple):
             return
         if not leaf.is_fully_addressable:
             return
-        contributed = self.contribution_shapes(params, carried, others[-1])
+        contributed = self.contribution_shapes(params, before.model_state, carried, others[-1])
         self.sync.compile_ahead(before, contributed, *others)
 
     def contribution_shapes(
-        self, params: types.PyTree, carried: Any, given: types.PyTree
+        self, params: types.PyTree, model_state: types.PyTree, carried: Any, given: types.PyTree
     ) -> types.PyTree:
         """Of what all workers contribute, as the synchronisation takes it; `[W, ...]`."""
-        shared, own = jax.tree.map(_one_row, (types.Shared(params), carried))
+        all_shared = types.Shared(params, model_state=model_state)
+        shared, own = jax.tree.map(_one_row, (all_shared, carried))
         shared = shared._replace(given=given)
         contributed = jax.eval_shape(functools.partial(local.finish, self.steps), shared, own)
         leaf = jax.tree.leaves(params)[0]
@@ -132,6 +133,7 @@ class Common(NamedTuple):
     beacons: beacons_lib.Beacons
     clock: WorkerClock
     params: types.PyTree
+    model_state: types.PyTree
     begins: starting.Starting
 
     def make(
@@ -143,7 +145,7 @@ class Common(NamedTuple):
         """The programs of one kind; without an optimiser its rounds have no update."""
         steps = rules.with_observer(rule, observer, updates=optimizer is not None)
         mesh = self.where.mesh
-        sums = _make_sums(self.config, self.chosen.reducer, self.meeting, rule, self.params)
+        sums = _make_sums(self, rule)
         if mesh is None:  # as `mesh_lib.place`
             of_rows: Any = jax.sharding.SingleDeviceSharding(self.where.devices[0])
         else:
@@ -199,17 +201,13 @@ def make_clock(
     )
 
 
-def _make_sums(
-    config: config_lib.ExperimentConfig,
-    reducer: topology.Reducer,
-    meeting: meeting_lib.Meeting,
-    rule: rules.LocalRule,
-    params: types.PyTree,
-) -> shared_sums.Sums:
+def _make_sums(common: Common, rule: rules.LocalRule) -> shared_sums.Sums:
     """How the sums meet: before the sync program where they are one plain sum."""
-    in_one_unit = rule.weight_grads is None and weighting(config, gossips=False) == "example"
-    if reducer.is_plain_sum and in_one_unit and not meeting.alone:
-        return meeting.sums(rules.contribution_shapes(rule, params))
+    is_plain, meeting = common.chosen.reducer.is_plain_sum, common.meeting
+    in_one_unit = rule.weight_grads is None and weighting(common.config, gossips=False) == "example"
+    if is_plain and in_one_unit and not meeting.alone:
+        shapes = rules.contribution_shapes(rule, common.params, common.model_state)
+        return meeting.sums(shapes)
     return shared_sums.Sums()
 
 

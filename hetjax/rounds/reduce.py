@@ -4,6 +4,7 @@ Contributions are summed, and divided once by the sum of their weights: never a 
 weights depend on the parameters, the quotient is differentiated as a whole.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,8 @@ class Reduced(NamedTuple):
     sums: types.PyTree
     weight: jax.Array  # f[]; 0 or less where there is nothing to update from
     own: types.PyTree = ()  # of this worker alone; over the same weight
+    state_change: types.PyTree = ()  # of the model's state, over all whose sums these are
+    num_examples: Any = ()  # f[]: of these
 
 
 class How(NamedTuple):
@@ -62,9 +65,12 @@ def reduce(
         ValueError: the reducer made other shapes or types of the sums.
     """
     metrics = metrics or form.each(_metrics_of_all, (0,), None)(contributed)
+    changed = functools.partial(_state_change, gossips=how.reducer.mixing is not None)
+    change, num_examples = form.each(changed, (0, None))(contributed, metrics)
     if how.totals is not None:  # by weight of example
         sums, weight = how.totals(contributed, metrics)
-        return Reduced(sums, weight, contributed.own), metrics, ~(weight > 0)
+        reduced = Reduced(sums, weight, contributed.own, change, num_examples)
+        return reduced, metrics, ~(weight > 0)
     parts = weighting_lib.parts(
         how.weighting,
         metrics,
@@ -91,7 +97,24 @@ def reduce(
         sums, own, divisor = form.each(counted)(contributed)
         added_up = form.sum(sums)
         how.reducer.check(sums, added_up)
-        return Reduced(added_up, divisor, own), metrics, ~jnp.any(parts.divisor > 0)
+        reduced = Reduced(added_up, divisor, own, change, num_examples)
+        return reduced, metrics, ~jnp.any(parts.divisor > 0)
+
+
+def _state_change(
+    contributed: types.Contribution, metrics: types.SyncMetrics, *, gossips: bool
+) -> tuple[types.PyTree, Any]:
+    """`(changes of the model's state, number of examples)`, of all workers, or of this one alone.
+
+    They are never compressed, whatever the reducer does with gradients.
+    """
+    change = contributed.state_change
+    if not isinstance(change, types.StateChange):
+        return (), ()
+    count = contributed.tally.example_count if gossips else jnp.sum(metrics.example_count)
+    if not gossips:
+        change = jax.lax.psum(change, mesh_lib.WORKER_AXIS)
+    return change, count.astype(metrics.weight_sum.dtype)
 
 
 def _metrics_of_all(contributed: types.Contribution) -> types.SyncMetrics:

@@ -28,7 +28,7 @@ _OF_EACH_WORKER = ("memory", "worker")  # of `TrainState`: what workers may have
 
 
 def to_arrays(
-    state: run_state.RunState, best_params: types.PyTree, parts: setup.RunParts
+    state: run_state.RunState, best: types.PyTree, parts: setup.RunParts
 ) -> dict[str, np.ndarray]:
     """All of the run as host arrays by name; every process calls it, process 0 has the result."""
     train = state.train
@@ -41,8 +41,10 @@ def to_arrays(
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
         arrays |= leaves.flatten(rows, name)
     arrays |= rounds_to_arrays(state.rounds)
-    if best_params is not None:
-        arrays |= leaves.flatten(best_params, "best_params")
+    if best is not None:
+        model = best if isinstance(best, types.Model) else types.Model(best, ())
+        arrays |= leaves.flatten(model.params, "best_params")
+        arrays |= leaves.flatten(model.state, "best_model_state")
     return arrays
 
 
@@ -126,7 +128,7 @@ def from_train(train: Any, parts: setup.RunParts) -> types.TrainState:
 def from_arrays(
     saved: checkpoint.Saved, fresh: run_state.RunState, parts: setup.RunParts
 ) -> tuple[run_state.RunState, types.PyTree]:
-    """The state and the best parameters.
+    """The state and the best parameters, as a `Model` where that keeps state.
 
     Args:
         saved: from `to_arrays`.
@@ -153,6 +155,9 @@ def from_arrays(
     best = None
     if saved.about["has_best"]:
         best = leaves.unflatten(one.params, arrays, "best_params")
+        if parts.is_stateful:
+            found = leaves.unflatten(one.model_state, arrays, "best_model_state")
+            best = types.Model(best, found)
     rounds = rounds_from_arrays(saved, fresh.rounds, parts)
     return fresh._replace(train=train, rounds=rounds), best
 

@@ -23,6 +23,8 @@ from hetjax.rounds import packing, programs, run_state, setup, sync
 from hetjax.rounds import state as state_lib
 from hetjax.rounds import weighting as weighting_lib
 
+_ASKED = ("params", "model_state")  # what a callback asks for
+
 
 def _no_params() -> types.PyTree:
     raise ValueError(
@@ -66,6 +68,10 @@ class RoundReport:
     grad_norm: float | None = None  # of the round's gradient, before the optimiser clips it
     update_norm: float | None = None  # of what was added to the parameters
     weight_sum: float | None = None  # of its examples, where it is 0 or less: there was no update
+    model_state: Callable[[], types.PyTree] = dataclasses.field(
+        default=_no_params, repr=False, compare=False
+    )
+    """As `params`: of the model; () where it keeps none."""
     params: Callable[[], types.PyTree] = dataclasses.field(
         default=_no_params, repr=False, compare=False
     )
@@ -75,7 +81,7 @@ class RoundReport:
 
     def to_plain(self) -> dict[str, Any]:
         """As JSON holds it, without fields that are None; not-finite numbers are None."""
-        given = {name: value for name, value in vars(self).items() if name != "params"}
+        given = {name: value for name, value in vars(self).items() if name not in _ASKED}
         return {name: plain(value) for name, value in given.items() if value is not None}
 
 

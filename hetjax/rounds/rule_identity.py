@@ -60,7 +60,12 @@ def check(
         )
 
 
-def digest(rule: rules.LocalRule, params: types.PyTree, examples: types.PyTree) -> str:
+def digest(
+    rule: rules.LocalRule,
+    params: types.PyTree,
+    examples: types.PyTree,
+    model_state: types.PyTree = (),
+) -> str:
     """What a rule computes, with all constants in it, where its rounds are given no values.
 
     Raises:
@@ -77,7 +82,7 @@ def digest(rule: rules.LocalRule, params: types.PyTree, examples: types.PyTree) 
     def finish(shared: types.Shared, *sums: types.PyTree) -> Any:
         return contract.finished(rule.finish, rule.finish(shared, *sums), (), ())
 
-    shared = types.Shared(_shapes_of(params))
+    shared = types.Shared(_shapes_of(params), model_state=_shapes_of(model_state))
     worker = jax.eval_shape(rule.init, shared.params)
     begun = _shapes_of(jax.eval_shape(begin, shared, worker))
     return digests.of_programs(

@@ -97,6 +97,11 @@ class LocalRule(NamedTuple):
     the contribution before these are summed: so the contributions over the weight are the
     derivative of `sum w l / sum w`, as the quotient rule has it. It needs a `loss_sum`."""
 
+    state_change: Callable[[types.PyTree], types.PyTree] | None = None
+    """`sums -> types.StateChange` of the model's state, `shared.model_state`: what the microbatches
+    changed, each beginning at the round's state; the means' part times its examples. () where the
+    run's model keeps none. None: the rule changes no state."""
+
     made_by: Any = None
     """How it can be written down; None: it cannot."""
 
@@ -300,6 +305,7 @@ def _finish(
         kept = (carried.worker,) if rule.keeps_worker else ()
         worker, sums, weight = contract.finished(rule.finish, returned, kept, params)
         loss_sum, metric_sums, own, weight_grads = jnp.zeros_like(weight), (), (), ()
+        state_change: types.PyTree = ()
         if rule.loss_sum is not None:
             loss_sum = contract.number("loss_sum", rule.loss_sum, rule.loss_sum(carried.sums))
         if rule.metric_sums is not None:
@@ -310,6 +316,8 @@ def _finish(
         if rule.weight_grads is not None:
             grads = rule.weight_grads(carried.sums)
             weight_grads = contract.of_weights(rule.weight_grads, grads, sums)
+        if rule.state_change is not None:
+            state_change = rule.state_change(carried.sums)
         return types.Contribution(
             sums=sums,
             weight=weight,
@@ -320,6 +328,7 @@ def _finish(
             metric_sums=metric_sums,
             own=own,
             weight_grads=weight_grads,
+            state_change=state_change,
         )
 
     has_row_axis = carried.tally.example_count.ndim == 1
@@ -338,12 +347,14 @@ def _counted(
     )
 
 
-def contribution_shapes(rule: LocalRule, params: types.PyTree) -> Any:
+def contribution_shapes(
+    rule: LocalRule, params: types.PyTree, model_state: types.PyTree = ()
+) -> Any:
     """The shapes and types of what a worker contributes; computes nothing."""
     steps = with_observer(rule)
 
-    def contribution(params: types.PyTree) -> types.PyTree:
-        shared = types.Shared(params)
+    def contribution(params: types.PyTree, model_state: types.PyTree) -> types.PyTree:
+        shared = types.Shared(params, model_state=model_state)
         return steps.finish(shared, steps.begin(shared, rule.init(params), ())).sums
 
-    return jax.eval_shape(contribution, params)
+    return jax.eval_shape(contribution, params, model_state)

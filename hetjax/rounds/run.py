@@ -7,13 +7,13 @@ to come depend on is in the state; `Run` holds what never changes.
 
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import optax
 
-from hetjax import types
+from hetjax import stateful, types
 from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
 from hetjax.rounds import (
@@ -40,6 +40,7 @@ class Run(engine.Engine):
         loss_fn, params, source: as for `fit`.
         optimizer: as for `fit`; None: rounds without an update, whose mean contribution is in
             the report.
+        model_state, state_reduce: as for `fit`.
         **options: of `Engine`: `workers`, `per_example_rng`; `rule`, and `rules` of further kinds
             of rounds, without update; `config`, a checked configuration, or its fields, groups as
             dicts, parts as objects, names or dicts; `solved` (`restore`), `begins`, `beside`.
@@ -69,8 +70,12 @@ class Run(engine.Engine):
         params: types.PyTree,
         optimizer: optax.GradientTransformation | None,
         source: Any,
+        *,
+        model_state: types.PyTree | None = None,
+        state_reduce: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
+        loss_fn = stateful.of(loss_fn, model_state, state_reduce)
         inputs.check(loss_fn, params)
         if optimizer is not None:
             inputs.check_optimizer(optimizer, params)
@@ -126,6 +131,23 @@ class Run(engine.Engine):
             return state_lib.own_row(state.train.params), None
         return state_lib.consensus(state.train, self.parts.own_device)
 
+    def model_state(self, state: RunState) -> types.PyTree:
+        """The model's state on this process's first device, as `params` gives the parameters.
+
+        Of a model without it is ().
+        """
+        rows = state.train.model_state
+        if self.parts.reducer.keeps_replicas_equal or not jax.tree.leaves(rows):
+            return state_lib.own_row(rows)
+        return state_lib.mean_on(rows, self.parts.own_device)
+
+    def model(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
+        """As `params`; with the model's state, as a `Model`, where it keeps one."""
+        params, distance = self.params(state)
+        if not self.parts.is_stateful:
+            return params, distance
+        return types.Model(params, self.model_state(state)), distance
+
     def round(
         self,
         state: RunState,
@@ -179,7 +201,7 @@ class Run(engine.Engine):
         train, own = plan.state.train, plan.programs
         if not own.updates:
             is_main = plan.kind == programs.MAIN
-            kept = train.kept if is_main else types.Kept()
+            kept = train.kept if is_main else types.Kept(model_state=train.model_state)
             executed = self.add_up(plan, train.params, kept, **options)
             if is_main:
                 train = train._replace(**executed.sums.state._asdict())
@@ -188,7 +210,7 @@ class Run(engine.Engine):
         if jax.tree.leaves(plan.given) or plan.signed != plan.state.signed:
             carried = own.begin(train.params, train.kept, plan.given)
         train, carried = self.renewed(plan, train, carried)
-        shared = types.Shared(train.params, plan.given)
+        shared = types.Shared(train.params, plan.given, model_state=train.model_state)
         if own.steps.moments is not None:
             shared = shared._replace(moments=own.steps.moments(train.opt_state))
         return self.work(plan, train, shared, carried, **options)

@@ -12,7 +12,18 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from hetjax import gates, kinds, messages, ordering, quota, starting, topology, trees, types
+from hetjax import (
+    gates,
+    kinds,
+    messages,
+    ordering,
+    quota,
+    starting,
+    stateful,
+    topology,
+    trees,
+    types,
+)
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.checkpoints import leaves
@@ -88,6 +99,11 @@ class RunParts:
     def own_device(self) -> jax.Device:
         """Of this process's first worker."""
         return self.devices[self.workers[0]]
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the model keeps state beside its parameters."""
+        return isinstance(self.loss_fn, stateful.StatefulLoss)
 
     @property
     def main(self) -> programs_lib.Programs:
@@ -179,13 +195,17 @@ def build(
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
     traced = losses_lib.check_loss(loss_fn, params, first, keys)
+    model_state = _state_of(loss_fn, chosen.reducer)
     rule_identity.check(rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng)
     rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
     tried = rule, loss_fn, params, first, keys, optimizer
-    observer, refusal = order.make(config, chosen.ordering, *tried, leads=where.leads)
+    observer, refusal = order.make(
+        config, chosen.ordering, *tried, leads=where.leads, changes_state=traced.changes_state
+    )
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
-    stream = _make_stream(config, len(source), chosen, leads=where.leads)
+    last = _last_of_pass(config, loss_fn, changes_state=traced.changes_state)
+    stream = _make_stream(config, len(source), chosen, last=last, leads=where.leads)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     nominal = programs_lib.nominal_examples(config)
     feed = _make_feed(config, source, where, progress=begins.shown)
@@ -193,10 +213,12 @@ def build(
     gather = _make_gathering(meeting, config, observer, [rule, *more_rules.values()])
     clock = programs_lib.make_clock(config, chosen.gate, cluster if emulated else None)
     common = programs_lib.Common(
-        config, chosen, reducer, feed, where, meeting, beacons, clock, params, begins
+        config, chosen, reducer, feed, where, meeting, beacons, clock, params, model_state, begins
     )
     programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
     programs |= {kind: common.make(more) for kind, more in more_rules.items()}
+    of_state: dict[str, Any] = {"observer": observer, "rule": rule, "model_state": model_state}
+    of_state["num_workers"] = num_workers
     return RunParts(
         config=config,
         mesh=where.mesh,
@@ -219,14 +241,7 @@ def build(
         per_example_rng=per_example_rng,
         second_pass=refusal,
         new_pass=_make_new_pass(observer, where.mesh),
-        state=state.make_train_state(
-            params,
-            optimizer,
-            num_workers=num_workers,
-            mesh=where.mesh,
-            observer=observer,
-            rule=rule,
-        ),
+        state=state.make_train_state(params, optimizer, **of_state, mesh=where.mesh),
         shares=_place_shares(stream.shares, where.mesh),
         optimizer=optimizer,
         reducer=reducer,
@@ -237,6 +252,43 @@ def build(
         beacons=beacons,
         notes=tuple(getattr(source, "notes", ())),
     )
+
+
+def _last_of_pass(
+    config: config_lib.ExperimentConfig, loss_fn: losses_lib.LossFn, *, changes_state: bool
+) -> str:
+    """What becomes of a pass's last microbatch that is not full.
+
+    Raises:
+        ValueError: padding would be part of what the model's state is made of.
+    """
+    is_told = isinstance(loss_fn, stateful.StatefulLoss) and loss_fn.takes_mask
+    if config.data.last == "auto":
+        return "fill" if changes_state and not is_told else "pad"
+    if config.data.last == "pad" and changes_state and not is_told:
+        raise ValueError(
+            "data.last: got 'pad', and the model's state would be made of padding, too. Take "
+            "'fill' or 'drop', or a loss with a fifth argument mask f32[B] (of nnx_loss and "
+            "linen_loss a third one), for the statistics to leave padding out"
+        )
+    return config.data.last
+
+
+def _state_of(loss_fn: losses_lib.LossFn, reducer: topology.Reducer) -> types.PyTree:
+    """The model's, before the first round; () where it keeps none.
+
+    Raises:
+        ValueError: it has sums, and the reducer gossips.
+    """
+    if not isinstance(loss_fn, stateful.StatefulLoss):
+        return ()
+    if reducer.gossips and stateful.SUM in loss_fn.modes:
+        raise ValueError(
+            "state_reduce: 'sum' with a reducer that gossips: each worker would add up its own "
+            "count, and mixing takes means. Take reducer='all_reduce', or leave counters out of "
+            "the state"
+        )
+    return loss_fn.model_state
 
 
 def first_examples(
@@ -298,13 +350,19 @@ def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
 
 
 def _make_stream(
-    config: config_lib.ExperimentConfig, num_examples: int, chosen: kinds.Parts, *, leads: bool
+    config: config_lib.ExperimentConfig,
+    num_examples: int,
+    chosen: kinds.Parts,
+    *,
+    last: str,
+    leads: bool,
 ) -> stream_lib.Stream:
     """As the configuration says; tells who has nothing to do. A private shard always has a part."""
     common: dict[str, Any] = {
         "microbatch_size": config.microbatch_size,
         "ordering": chosen.ordering,
         "seed": config.seed,
+        "last": last,
     }
     num_workers = config.cluster.num_workers
     if config.data.sharing == "shared":

@@ -23,6 +23,7 @@ def make_train_state(
     mesh: Mesh | None = None,
     observer: ordering.Observer | None = None,
     rule: rules.LocalRule | None = None,
+    model_state: types.PyTree = (),
 ) -> types.TrainState:
     """The state before the first round: the same parameters on every worker.
 
@@ -33,6 +34,7 @@ def make_train_state(
         mesh: where to put the rows; None puts all of them on the first device.
         observer: the ordering's device part, if it needs evidence.
         rule: the local rule, if it keeps something from round to round.
+        model_state: of the model, without worker axis; () where it keeps none.
     """
     row = types.TrainState(
         params=params,
@@ -40,6 +42,7 @@ def make_train_state(
         memory=() if observer is None else observer.init(params),
         worker=rule.init(params) if rule is not None and rule.keeps_worker else (),
         progress_rounds=np.zeros((), np.float32),
+        model_state=model_state,
     )
     return mesh_lib.place(mesh_lib.add_worker_axis(row, num_workers), mesh)
 
@@ -156,6 +159,19 @@ def mean_of_rows(rows: types.PyTree) -> types.PyTree:
     return jax.tree.map(of_leaf, rows)
 
 
+def mean_on(rows: types.PyTree, device: jax.Device) -> types.PyTree:
+    """The mean of leaves `[W, ...]`, on `device`; all processes call it."""
+    return jax.device_put(_measured(rows)[0], device)
+
+
+def _measured(rows: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
+    leaf = jax.tree.leaves(rows)[0]
+    if leaf.is_fully_addressable:
+        return _MEASURE(rows)
+    mean, distance, norm = _everywhere(_mean_and_distance, leaf.sharding.mesh)(rows)
+    return jax.tree.map(lambda x: x.addressable_data(0), mean), distance, norm
+
+
 def consensus(state: types.TrainState, device: jax.Device) -> tuple[types.PyTree, dict[str, float]]:
     """The mean of the replicas, on `device`, and how far they are from it; all processes call it.
 
@@ -163,12 +179,6 @@ def consensus(state: types.TrainState, device: jax.Device) -> tuple[types.PyTree
         parameters without worker axis; and `distance`, the root mean square over the workers of
         the Euclidean distance from the mean, and `relative`, that over the mean's norm.
     """
-    leaf = jax.tree.leaves(state.params)[0]
-    if leaf.is_fully_addressable:
-        mean, distance, norm = _MEASURE(state.params)
-    else:
-        measure = _everywhere(_mean_and_distance, leaf.sharding.mesh)
-        mean, distance, norm = measure(state.params)
-        mean = jax.tree.map(lambda x: x.addressable_data(0), mean)
+    mean, distance, norm = _measured(state.params)
     relative = float(distance) / max(float(norm), 1e-30)
     return jax.device_put(mean, device), {"distance": float(distance), "relative": relative}

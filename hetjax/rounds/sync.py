@@ -156,7 +156,8 @@ def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
 
 def _begin_row(steps: rules.LocalSteps) -> Callable:
     def begin(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.Carried:
-        return steps.begin(types.Shared(params, given), kept.worker, kept.memory)
+        shared = types.Shared(params, given, model_state=kept.model_state)
+        return steps.begin(shared, kept.worker, kept.memory)
 
     return begin
 

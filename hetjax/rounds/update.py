@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from hetjax import mesh as mesh_lib
-from hetjax import trees, types
+from hetjax import stateful, trees, types
 from hetjax.rounds.forms import Form
 from hetjax.rounds.reduce import Reduced
 from hetjax.topology import reducers
@@ -64,27 +64,32 @@ def update(
     """
     mixing = how.mixing
 
-    def mix(params: types.PyTree) -> types.PyTree:
+    def mix(params: types.PyTree, model_state: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
         with jax.named_scope("mix"):
-            return form.mix(params, active)
+            return form.mix((params, model_state), active)
 
     def one(
-        state: types.TrainState, base: types.PyTree, reduced: Reduced, kept: types.Kept
+        state: types.TrainState,
+        base: tuple[types.PyTree, types.PyTree],
+        reduced: Reduced,
+        kept: types.Kept,
     ) -> types.TrainState:
-        return _update_worker(how, state, base, reduced, kept, metrics)
+        return _update_worker(how, state, *base, reduced, kept, metrics)
 
     with jax.named_scope("update"):
         first = mixing is not None and mixing.before_update
-        base = mix(state.params) if first else state.params
+        base = state.params, state.model_state
+        base = mix(*base) if first else base
         new = form.each(one)(state, base, reduced, kept)
         updated = new.params
         if mixing is not None and not first:
-            new = new._replace(params=mix(new.params))
+            params, model_state = mix(new.params, new.model_state)
+            new = new._replace(params=params, model_state=model_state)
         final = trees.select(~_is_blocked(how, metrics, is_empty), new, state)
         if mixing is None:  # read where they lie: nothing more is written
             updated = final.params
         own = functools.partial(_step, gossips=mixing is not None)
-        return final, form.each(own)(base, updated, reduced, new.opt_state)
+        return final, form.each(own)(base[0], updated, reduced, new.opt_state)
 
 
 def mean(
@@ -101,11 +106,17 @@ def mean(
     """`(kept, mean contribution, own sums)` of a round without update; arguments as of `update`."""
     with jax.named_scope("mean"):
         found, own = form.each(_mean)(reduced)
+        model_state = form.each(_changed)(before.model_state, reduced)
         if how.mixing is not None:
             with jax.named_scope("mix"):
-                found = form.mix(found, active)
+                found, model_state = form.mix((found, model_state), active)
         blocked = _is_blocked(how, metrics, is_empty)
+        kept = kept._replace(model_state=model_state)
         return trees.select(~blocked, kept, before), found, own
+
+
+def _changed(model_state: types.PyTree, reduced: Reduced) -> types.PyTree:
+    return stateful.changed(model_state, reduced.state_change, reduced.num_examples)
 
 
 def _is_blocked(how: How, metrics: types.SyncMetrics, is_empty: jax.Array) -> jax.Array:
@@ -129,13 +140,15 @@ def _update_worker(
     how: How,
     state: types.TrainState,
     base: types.PyTree,
+    base_state: types.PyTree,
     reduced: Reduced,
     kept: types.Kept,
     metrics: types.SyncMetrics,
 ) -> types.TrainState:
     """One worker's optimiser update, leaves without worker axis.
 
-    The update, computed at the worker's parameters, is added to `base`. With a reducer that gossips
+    The update, computed at the worker's parameters, is added to `base`, and the change of the
+    model's state to `base_state`. With a reducer that gossips
     a worker that did nothing has no update, and its optimiser's state stays.
     """
     assert how.optimizer is not None
@@ -155,7 +168,8 @@ def _update_worker(
         )
     examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
     progress = state.progress_rounds + examples / how.nominal_examples
-    return types.TrainState(params, kept.memory, opt_state, kept.worker, progress)
+    model_state = _changed(base_state, reduced)
+    return types.TrainState(params, kept.memory, opt_state, kept.worker, progress, model_state)
 
 
 def _step(

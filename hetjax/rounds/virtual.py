@@ -26,7 +26,7 @@ class Virtual:
         signed: whether the order takes signs.
         same_evidence: all workers begin a round with the same evidence, which then is not
             multiplied.
-        replicas_equal: all workers have the same parameters and moments, likewise.
+        replicas_equal: all workers have the same parameters, moments and model's state, likewise.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Virtual:
         self._keys: tuple[Any, jax.Array] | None = None
         self._same_evidence = same_evidence
         own = None if replicas_equal else 0
-        shared_axes = types.Shared(own, None, own)
+        shared_axes = types.Shared(own, None, own, own)
 
         def common(shared: types.Shared) -> types.Shared:
             if not replicas_equal:
                 return shared
-            params, moments = trees.first_row((shared.params, shared.moments))
-            return shared._replace(params=params, moments=moments)
+            params, _, moments, model_state = trees.first_row(shared._replace(given=()))
+            return types.Shared(params, shared.given, moments, model_state)
 
         def add(
             shared: types.Shared,

@@ -69,6 +69,7 @@ class ModelConfig:
             "lenet",
             "small_cnn",
             "resnet8",
+            "resnet18",
             "bag_of_words",
             "lstm",
             "transformer",
@@ -79,7 +80,12 @@ class ModelConfig:
         tuple[int, ...],
         several(integer(at_least=1), says="widths of the layers of mlp, lstm, forecaster"),
     ] = (128,)
-    width: Annotated[int, integer(says="of transformer (0: 128) and resnet8 (0: 16)")] = 0
+    width: Annotated[
+        int, integer(says="of transformer (0: 128), resnet8 (0: 16) and resnet18 (0: 64)")
+    ] = 0
+    norm: Annotated[
+        str, choice("group", "batch", says="of resnet8 and resnet18: whose statistics normalise")
+    ] = "group"
     blocks: Annotated[int, integer(at_least=1, says="of the transformer")] = 2
     heads: Annotated[int, integer(at_least=1, says="of the transformer")] = 2
 

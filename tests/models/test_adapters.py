@@ -59,12 +59,6 @@ class LinenDropping(nn.Module):
         return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
 
 
-class LinenNormed(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.BatchNorm(use_running_average=True)(x)
-
-
 def training_loss(model, batch):
     logits = model(batch["x"], train=True)
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
@@ -220,19 +214,3 @@ def test_params_of_another_shape_are_refused():
         adapters.nnx_model(model, jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), params))
     with pytest.raises(ValueError, match="params do not fit the model"):
         adapters.nnx_model(model, {})
-
-
-def test_batch_norm_is_refused_with_what_to_use_instead():
-    class Normed(nnx.Module):
-        def __init__(self, rngs):
-            self.norm = nnx.BatchNorm(5, rngs=rngs)
-
-    message = r"keeps state across examples \(norm\.mean, norm\.var\).*Use GroupNorm or LayerNorm"
-    for adapt in (adapters.nnx_loss, adapters.nnx_metrics):
-        with pytest.raises(ValueError, match=message):
-            adapt(Normed(nnx.Rngs(0)), loss)
-    module = LinenNormed()
-    variables = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 5)))
-    for adapt in (adapters.linen_loss, adapters.linen_metrics):
-        with pytest.raises(ValueError, match=r"\(batch_stats: BatchNorm_0\).*Use GroupNorm"):
-            adapt(module, variables, loss)

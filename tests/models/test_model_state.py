@@ -11,8 +11,7 @@ import pytest
 from flax import nnx
 
 import hetjax
-from hetjax import adapters
-from hetjax.adapters import forwarding
+from hetjax import adapters, forwarding
 
 X = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
 DATA = {"x": X, "y": X.sum(-1)}

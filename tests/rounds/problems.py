@@ -44,6 +44,16 @@ def varying_softmax_loss(weights, batch, rng):
     return losses, example_weights(batch) + 1 / (1 + losses)
 
 
+def _centred_softmax_loss(weights, state, batch, rng):
+    mean = 0.9 * state["mean"] + 0.1 * batch["x"].mean(0)
+    centred = {**batch, "x": batch["x"] - state["mean"][None]}
+    return softmax_loss(weights, centred, rng), {"mean": mean}
+
+
+stateful_softmax_loss = hetjax.StatefulLoss(_centred_softmax_loss, {"mean": np.ones(FEATURES)})
+"""Of features less their running mean, which is the model's state."""
+
+
 def press_ctrl_c(when):
     """A callback that ends the run as Ctrl-C does, after a round for which `when(line)` is true."""
 

@@ -42,6 +42,11 @@ CASES = {
         "loss_fn": "weighted_softmax_loss",
     },
     "weighted_private": {"data": {"sharing": "private"}, "loss_fn": "weighted_softmax_loss"},
+    "stateful": {"loss_fn": "stateful_softmax_loss"},
+    "stateful_gossip": {
+        "reducer": {"name": "d_psgd", "graph": "ring"},
+        "loss_fn": "stateful_softmax_loss",
+    },
     "varying": {"loss_fn": "varying_softmax_loss"},
     "varying_private": {"data": {"sharing": "private"}, "loss_fn": "varying_softmax_loss"},
     "measured": {"loss_fn": "measured_softmax_loss"},
@@ -127,6 +132,7 @@ SHARED = (
     "d_psgd",
     "weighted_gossip",
     "weighted_private",
+    "stateful",
     "varying",
     "measured",
 )

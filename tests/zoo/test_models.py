@@ -24,6 +24,7 @@ from hetjax.zoo.models import layers
         ("mlp", (28, 28, 1), {"hidden": (256, 128)}, 235_146),
         ("small_cnn", (8, 8, 1), {}, 6_186),
         ("resnet8", (32, 32, 3), {}, 77_850),
+        ("resnet18", (32, 32, 3), {"norm": "batch"}, 11_173_962),
     ],
 )
 def test_number_of_parameters(name, shape, options, count):

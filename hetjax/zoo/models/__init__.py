@@ -8,8 +8,9 @@ NNX module. `TAKES` says which field of an example a model takes:
 - tokens `i32[B, length + 1]` give logits `f32[B, length, num_classes]`;
 - the past of a series, `f[B, past]`, gives its next points.
 
-None of the models keeps state across examples. `dense`, `convolutional` and `residual` have those
-of images, `text` those of words and tokens, `forecasting` that of series; `layers` are shared.
+Residual networks keep state with `norm="batch"`, the others never. `dense`, `convolutional` and
+`residual` have those of images, `text` those of words and tokens, `forecasting` that of series;
+`layers` are shared.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ MODELS: dict[str, Callable[..., nnx.Module]] = {
     "mlp": dense.MLP,
     "lenet": convolutional.LeNet,
     "small_cnn": convolutional.SmallCNN,
-    "resnet8": residual.ResNet8,
+    "resnet8": residual.resnet8,
+    "resnet18": residual.resnet18,
     "bag_of_words": text.BagOfWords,
     "lstm": text.LSTM,
     "transformer": text.Transformer,
@@ -40,6 +42,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "lenet": ("image",),
     "small_cnn": ("image",),
     "resnet8": ("image",),
+    "resnet18": ("image",),
     "bag_of_words": ("words",),
     "lstm": ("tokens",),
     "transformer": ("tokens",),
@@ -65,9 +68,10 @@ def make(
       example_shape: of the field that the model takes; `(height, width, channels)` of an image.
       num_classes: number of logits, words of the vocabulary, or points forecast at once.
       rngs: keys for the initial parameters.
-      **options: of the model: `hidden` (mlp, lstm, forecaster), `width` (resnet8, transformer),
-        `blocks` and `heads` (transformer), `input_max` (those that take images: the largest value
-        of a pixel, 255.0 by default, 16.0 for the digits), `param_dtype` (all).
+      **options: of the model: `hidden` (mlp, lstm, forecaster), `width` (resnet8, resnet18,
+        transformer), `norm` ('group' or 'batch': resnet8, resnet18), `blocks` and `heads`
+        (transformer), `input_max` (those that take images: the largest value of a pixel, 255.0 by
+        default, 16.0 for the digits), `param_dtype` (all).
 
     Returns:
       A Flax NNX module.

@@ -34,6 +34,14 @@ def group_norm(width: int, **shared: Any) -> nnx.GroupNorm:
     return nnx.GroupNorm(width, num_groups=None, group_size=8, **shared)
 
 
+def batch_norm(width: int, **shared: Any) -> nnx.BatchNorm:
+    """Normalisation by a microbatch's statistics; a tenth of them enters the running averages."""
+    return nnx.BatchNorm(width, momentum=0.9, **shared)
+
+
+NORMS = {"group": group_norm, "batch": batch_norm}
+
+
 def normalized(norm: Any, features: jax.Array) -> jax.Array:
     """`norm(features)`. Inside, Flax takes the wider of two types, even if JAX is strict."""
     with jax.numpy_dtype_promotion("standard"):

@@ -1,0 +1,230 @@
+"""Models with state that training changes and gradients do not: running statistics, counters.
+
+Each microbatch begins at the round's state. What it changes is added up over the microbatches,
+weighted by their numbers of examples, and divided once. So a round is one step of a running
+average, by the mean of the microbatches' statistics (ghost batch normalisation), whatever the
+quotas are.
+
+References:
+    Hoffer, Hubara, Soudry, "Train longer, generalize better", 2017, arXiv 1705.08741, for the
+    statistics of parts of a batch.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hetjax import options, parts, trees, types
+
+MEAN, SUM = "mean", "sum"
+_FORM = "loss_fn(params, state, batch, rng) -> (losses, new_state), or with a fifth argument mask"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StatefulLoss:
+    """A loss of a model that keeps state, and the state at the beginning.
+
+    `fit` and `Run` take it as `loss_fn`. `nnx_loss` and `linen_loss` return one for a model that
+    has such variables; `fit(loss_fn, …, model_state=state)` makes one of a function.
+
+    Args:
+        function: `(params, state, batch, rng) -> (losses, new_state)`. `losses` are what any
+            `loss_fn` may return. With a fifth argument it gets `mask f32[B]`, 0 for padding.
+        model_state: a pytree of arrays.
+        state_reduce: what a round makes of the changes of its microbatches, by the path of a leaf
+            or of all under it: "mean" (the default of floating point), weighted by examples; or
+            "sum", such as of counters. Integers have no default.
+
+    Raises:
+        ValueError: the function takes other arguments.
+    """
+
+    function: Callable[..., Any]
+    model_state: types.PyTree
+    state_reduce: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not callable(self.function) or not parts.takes(self.function, 4 + self.takes_mask):
+            raise ValueError(
+                f"fit: with model_state loss_fn is called as {_FORM}; got "
+                f"{parts.shown(self.function)}"
+            )
+
+    @functools.cached_property
+    def takes_mask(self) -> bool:
+        """Whether the function is told what is padding."""
+        takes = functools.partial(parts.takes, self.function)
+        return takes(5) and not takes(4)
+
+    @functools.cached_property
+    def modes(self) -> tuple[str, ...]:
+        """What is made of the changes of each leaf of the state.
+
+        Raises:
+            ValueError: a path is not there, or an integer has nothing said of it.
+        """
+        paths = [path_of(path) for path, _ in jax.tree.leaves_with_path(self.model_state)]
+        for name, mode in self.state_reduce.items():
+            if not any(_is_under(path, name) for path in paths):
+                raise ValueError(
+                    f"state_reduce: {name!r} is no path of model_state, which has "
+                    f"{', '.join(paths)}.{options.nearest(name, paths)}"
+                )
+            if mode not in (MEAN, SUM):
+                raise ValueError(f"state_reduce[{name!r}]: got {mode!r}, must be 'mean' or 'sum'")
+        found = []
+        for path, leaf in zip(paths, jax.tree.leaves(self.model_state), strict=True):
+            kind = jnp.result_type(leaf)
+            asked = [name for name in self.state_reduce if _is_under(path, name)]
+            mode = self.state_reduce[max(asked, key=len)] if asked else MEAN
+            if mode == MEAN and not jnp.issubdtype(kind, jnp.floating):
+                raise ValueError(
+                    f"model_state: {path} has dtype {kind}, of which no mean is taken. A counter "
+                    f"is added up: state_reduce={{{path!r}: 'sum'}}. What training does not change "
+                    "needs no place in the state (close over it)"
+                )
+            found.append(mode)
+        return tuple(found)
+
+    def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> Any:
+        """The losses at the state of the beginning, without padding."""
+        return self.apply(params, self.model_state, examples, rng)[0]
+
+    def apply(
+        self,
+        params: types.PyTree,
+        state: types.PyTree,
+        examples: types.PyTree,
+        rng: jax.Array,
+        mask: Any = None,
+    ) -> tuple[Any, types.PyTree]:
+        """`(losses, new_state)`.
+
+        Raises:
+            ValueError: it returned no state, or one of another structure, shape or type.
+        """
+        more: tuple[Any, ...] = ()
+        if self.takes_mask:
+            size = jax.tree.leaves(examples)[0].shape[0]
+            more = (jnp.ones(size, jnp.float32) if mask is None else mask,)
+        returned = self.function(params, state, examples, rng, *more)
+        is_pair = type(returned) is tuple and len(returned) == 2
+        if not is_pair:
+            raise ValueError(
+                f"loss_fn returned {parts.shown(returned)}, and a model_state was given: it is "
+                f"called as {_FORM}"
+            )
+        losses, after = returned
+        _check_like(after, state)
+        return losses, after
+
+    def change(
+        self, before: types.PyTree, after: types.PyTree, count: jax.Array
+    ) -> types.StateChange:
+        """What a microbatch of `count f[]` examples changes of the state; float32 or wider.
+
+        Differences, so that what a microbatch leaves as it was stays as it was to the bit.
+        """
+        olds, treedef = jax.tree.flatten(before)
+        differences = []
+        for old, new, mode in zip(olds, jax.tree.leaves(after), self.modes, strict=True):
+            kind = jnp.result_type(old)
+            if not jnp.issubdtype(kind, jnp.floating):
+                times = (count > 0).astype(kind)
+                differences.append((jnp.asarray(new) - jnp.asarray(old)) * times)
+                continue
+            wide = trees.wider(kind, jnp.float32)
+            times = (count if mode == MEAN else count > 0).astype(wide)
+            differences.append((jnp.asarray(new, wide) - jnp.asarray(old, wide)) * times)
+        return self._split(treedef, differences)
+
+    def zeros(self, state: types.PyTree) -> types.StateChange:
+        """Before the first microbatch of a round."""
+        leaves, treedef = jax.tree.flatten(state)
+        kinds = [jnp.result_type(leaf) for leaf in leaves]
+        wide = [
+            trees.wider(k, jnp.float32) if jnp.issubdtype(k, jnp.floating) else k for k in kinds
+        ]
+        zeros = [jnp.zeros(jnp.shape(leaf), k) for leaf, k in zip(leaves, wide, strict=True)]
+        return self._split(treedef, zeros)
+
+    def _split(self, treedef: Any, values: list[Any]) -> types.StateChange:
+        pairs = list(zip(values, self.modes, strict=True))
+        means = treedef.unflatten([value if mode == MEAN else None for value, mode in pairs])
+        sums = treedef.unflatten([value if mode == SUM else None for value, mode in pairs])
+        return types.StateChange(means, sums)
+
+
+def of(loss_fn: Any, model_state: types.PyTree | None, state_reduce: Any = None) -> Any:
+    """The loss of a run: with a state where one is given; any other as it is.
+
+    Raises:
+        ValueError: as of `StatefulLoss`, or `state_reduce` is given without a state.
+    """
+    is_stateful = isinstance(loss_fn, StatefulLoss)
+    if model_state is None and not is_stateful:
+        if state_reduce:
+            raise ValueError("fit: state_reduce is given, and no model_state that it is about")
+        return loss_fn
+    function = loss_fn.function if is_stateful else loss_fn
+    begun = loss_fn.model_state if is_stateful and model_state is None else model_state
+    modes = loss_fn.state_reduce if is_stateful and state_reduce is None else state_reduce
+    made = StatefulLoss(function, begun, dict(modes or {}))
+    _ = made.modes  # refuses what cannot be added up
+    return made
+
+
+def changed(state: types.PyTree, change: types.PyTree, num_examples: Any) -> types.PyTree:
+    """The state after a round.
+
+    Args:
+        state: before it.
+        change: a `StateChange` of all its examples; () where no rule changes the state.
+        num_examples: f[]: their number.
+    """
+    if not isinstance(change, types.StateChange):
+        return state
+    scale = 1 / jnp.where(num_examples > 0, num_examples, 1)
+
+    def one(old: Any, mean: Any, total: Any) -> Any:
+        step = total if mean is None else mean * scale.astype(mean.dtype)
+        return (old.astype(step.dtype) + step).astype(old.dtype)
+
+    # Its leaves are None where the other one of the two has a number.
+    return jax.tree.map(one, state, change.means, change.sums)
+
+
+def path_of(path: Any) -> str:
+    """A path of keys as text: `BatchNorm_0.mean`."""
+    keys = [getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path]
+    return ".".join(map(str, keys))
+
+
+def _is_under(path: str, name: str) -> bool:
+    return path == name or path.startswith(f"{name}.")
+
+
+def _check_like(after: types.PyTree, before: types.PyTree) -> None:
+    own = {path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(before)}
+    new = {path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(after)}
+    wrong = [f"{name} is missing" for name in own if name not in new]
+    wrong += [f"{name} was not there before" for name in new if name not in own]
+    for name, leaf in own.items():
+        if name in new and _shown(new[name]) != _shown(leaf):
+            wrong.append(f"{name} was {_shown(leaf)} and is {_shown(new[name])}")
+    structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]
+    if not wrong and structures[0] != structures[1]:
+        wrong.append(f"it was {structures[0]} and is {structures[1]}")
+    if wrong:
+        raise ValueError(
+            f"loss_fn: the model state that it returned is not like the one that it got: "
+            f"{'; '.join(wrong[:4])}. Tree, shapes and types stay in a run"
+        )
+
+
+def _shown(leaf: Any) -> str:
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"

@@ -1,0 +1,219 @@
+"""Flax models that keep state: what the adapters make of them, and what stays fixed."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import hetjax
+
+X = np.random.default_rng(0).normal(2.0, 3.0, size=(50, 4)).astype(np.float32)
+DATA = {"x": X, "y": (X.sum(-1) > 8).astype(np.int32)}
+QUICK = {"microbatch_size": 6, "budget": 4, "epochs": 30, "workers": 2, "progress": False}
+OPTIMIZER = optax.sgd(0.3)
+
+
+class Counter(nnx.Variable):
+    """A variable of the user's own kind."""
+
+
+class Normed(nnx.Module):
+    def __init__(self, rngs, *, counts=False):
+        self.norm = nnx.BatchNorm(4, momentum=0.8, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.out = nnx.Linear(4, 2, rngs=rngs)
+        self.calls = Counter(jnp.zeros((), jnp.int32))
+        self.counts = counts
+
+    def __call__(self, x):
+        if self.counts:
+            self.calls[...] += jnp.ones((), jnp.int32)
+        return self.out(self.drop(self.norm(x)))
+
+
+class LinenNormed(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.8)(x)
+        return nn.Dense(2)(nn.Dropout(0.1, deterministic=not train)(x))
+
+
+def cross_entropy(logits, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+
+
+def loss(model, batch):
+    return cross_entropy(model(batch["x"]), batch)
+
+
+def training_loss(model, batch):
+    return cross_entropy(model(batch["x"], train=True), batch)
+
+
+def metrics(model, batch):
+    logits = model(batch["x"])
+    return {"loss": cross_entropy(logits, batch), "accuracy": logits.argmax(-1) == batch["y"]}
+
+
+def linen():
+    module = LinenNormed()
+    return module, module.init(jax.random.key(0), X[:1])
+
+
+def test_a_model_with_batch_norm_trains_is_evaluated_and_comes_back_whole_nnx(tmp_path):
+    model = Normed(nnx.Rngs(0))
+    loss_fn, params = hetjax.nnx_loss(model, loss)
+    assert isinstance(loss_fn, hetjax.StatefulLoss)
+    metrics_fn = hetjax.nnx_metrics(model, metrics)
+    fields = {"eval_source": DATA, "metrics_fn": metrics_fn, "workdir": tmp_path}
+    result = hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **fields, **QUICK)
+    np.testing.assert_allclose(result.model_state["norm"]["mean"], X.mean(0), atol=0.6)
+    trained = hetjax.nnx_model(model, result.params, result.model_state)
+    trained.eval()
+    accuracy = (trained(X).argmax(-1) == DATA["y"]).mean()
+    assert result.summary["test_accuracy"] == pytest.approx(float(accuracy))
+    assert accuracy > 0.85
+    loaded = hetjax.load(tmp_path)
+    again = hetjax.nnx_model(model, loaded.params, loaded.model_state)
+    np.testing.assert_array_equal(again.norm.mean[...], trained.norm.mean[...])
+    np.testing.assert_array_equal(model.norm.mean[...], 0)
+
+
+def test_a_model_with_batch_norm_trains_is_evaluated_and_comes_back_whole_linen():
+    module, variables = linen()
+    loss_fn, params = hetjax.linen_loss(module, variables, training_loss)
+    metrics_fn = hetjax.linen_metrics(module, variables, metrics)
+    fields = {"eval_source": DATA, "metrics_fn": metrics_fn}
+    result = hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **fields, **QUICK)
+    trained = hetjax.linen_variables(variables, result.params, result.model_state)
+    assert sorted(trained) == ["batch_stats", "params"]
+    accuracy = (module.apply(trained, X).argmax(-1) == DATA["y"]).mean()
+    assert result.summary["test_accuracy"] == pytest.approx(float(accuracy))
+    assert accuracy > 0.85
+    again = hetjax.evaluate(result.params, DATA, metrics_fn, model_state=result.model_state)
+    assert again["accuracy"] == pytest.approx(float(accuracy))
+
+
+def test_one_script_trains_with_state_and_without():
+    """What `nnx_loss` returns is given to `fit` in the same way."""
+    for model in (Normed(nnx.Rngs(0)), nnx.Sequential(nnx.Linear(4, 2, rngs=nnx.Rngs(0)))):
+        loss_fn, params = hetjax.nnx_loss(model, loss)
+        result = hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **QUICK)
+        hetjax.nnx_model(model, result.params, result.model_state)
+
+
+# --- Fixed state ---
+
+
+def frozen_nnx():
+    model = Normed(nnx.Rngs(0))
+    model.eval()
+    return hetjax.nnx_loss(model, loss)
+
+
+def frozen_linen():
+    return hetjax.linen_loss(*linen(), loss)
+
+
+def frozen_backbone():
+    model = Normed(nnx.Rngs(0))
+    model.norm.eval()
+    return hetjax.nnx_loss(model, loss, wrt=nnx.PathContains("out"))
+
+
+@pytest.mark.parametrize("made", [frozen_nnx, frozen_linen, frozen_backbone])
+def test_fixed_statistics_stay_and_let_every_order_pass(made):
+    loss_fn, params = made()
+    before = jax.device_get(loss_fn.model_state)
+    result = hetjax.fit(loss_fn, params, OPTIMIZER, DATA, ordering="d_grab", **QUICK)
+    jax.tree.map(np.testing.assert_array_equal, before, result.model_state)
+    assert result.summary["train_loss"] < 0.6
+
+
+def test_a_head_trains_while_statistics_go_on():
+    model = Normed(nnx.Rngs(0))
+    loss_fn, params = hetjax.nnx_loss(model, loss, wrt=nnx.PathContains("out"))
+    assert sorted(params) == ["out"]
+    result = hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **QUICK)
+    assert np.abs(result.model_state["norm"]["mean"]).min() > 0.5
+
+
+# --- Other state ---
+
+
+def test_variables_of_ones_own_kind_are_state_where_they_are_named():
+    model = Normed(nnx.Rngs(0), counts=True)
+    loss_fn, params = hetjax.nnx_loss(model, loss)
+    with pytest.raises(ValueError, match=r"changes calls.*state=\(nnx\.BatchStat, YourVariable\)"):
+        hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **QUICK)
+    loss_fn, params = hetjax.nnx_loss(model, loss, state=(nnx.BatchStat, Counter))
+    with pytest.raises(ValueError, match=r"calls has dtype int32.*'calls': 'sum'"):
+        hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **QUICK)
+    result = hetjax.fit(loss_fn, params, OPTIMIZER, DATA, state_reduce={"calls": "sum"}, **QUICK)
+    assert int(result.model_state["calls"]) == 30 * 9
+
+
+class Counted(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        calls = self.variable("counts", "calls", lambda: jnp.zeros((), jnp.int32))
+        if not self.is_initializing():
+            calls.value += jnp.ones((), jnp.int32)
+        return nn.Dense(2)(x)
+
+
+def test_collections_of_ones_own_are_state_where_they_are_named():
+    module = Counted()
+    variables = module.init(jax.random.key(0), X[:1])
+    loss_fn, params = hetjax.linen_loss(module, variables, loss)
+    with pytest.raises(ValueError, match=r"changes counts\.calls.*mutable=\('batch_stats', 'yo"):
+        hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **QUICK)
+    loss_fn, params = hetjax.linen_loss(module, variables, loss, mutable=("counts",))
+    more = {"state_reduce": {"counts": "sum"}}
+    result = hetjax.fit(loss_fn, params, OPTIMIZER, DATA, **more, **QUICK)
+    assert int(result.model_state["counts"]["calls"]) == 30 * 9
+
+
+@pytest.mark.parametrize("made", ["nnx", "linen"])
+def test_two_calls_in_a_loss_go_on_from_each_other(made):
+    """As plain Flax does it."""
+
+    def twice(model, batch):
+        more = {"train": True} if made == "linen" else {}
+        model(batch["x"], **more)
+        return cross_entropy(model(batch["x"] + 1, **more), batch)
+
+    if made == "nnx":
+        loss_fn, params = hetjax.nnx_loss(Normed(nnx.Rngs(0)), twice)
+        (mean,) = [loss_fn.apply(params, loss_fn.model_state, DATA, jax.random.key(0))[1]["norm"]]
+    else:
+        loss_fn, params = hetjax.linen_loss(*linen(), twice)
+        _, state = loss_fn.apply(params, loss_fn.model_state, DATA, jax.random.key(0))
+        mean = state["batch_stats"]["BatchNorm_0"]
+    expected = 0.8 * 0.2 * X.mean(0) + 0.2 * (X + 1).mean(0)
+    np.testing.assert_allclose(mean["mean"], expected, rtol=1e-5)
+
+
+def test_a_model_that_runs_eagerly_changes_no_array_that_it_was_given():
+    loss_fn, params = hetjax.nnx_loss(Normed(nnx.Rngs(0)), loss)
+    state = jax.tree.map(np.array, loss_fn.model_state)
+    _, after = loss_fn.apply(params, state, DATA, jax.random.key(0))
+    np.testing.assert_array_equal(state["norm"]["mean"], 0)
+    assert np.abs(after["norm"]["mean"]).min() > 0.1
+
+
+def test_what_does_not_fit_a_model_with_state_is_refused():
+    model = Normed(nnx.Rngs(0))
+    loss_fn, params = hetjax.nnx_loss(model, loss)
+    with pytest.raises(ValueError, match="per_example_rng"):
+        hetjax.fit(loss_fn, params, OPTIMIZER, DATA, per_example_rng=True, **QUICK)
+    with pytest.raises(
+        ValueError, match=r"nnx_model: model_state do not fit.*norm\.var is missing"
+    ):
+        hetjax.nnx_model(model, params, {"norm": {"mean": np.zeros(4)}})
+    plain = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"the function takes a mask.*the model keeps no state"):
+        hetjax.nnx_loss(plain, lambda model, batch, mask: mask)
