@@ -9,15 +9,19 @@ import pytest
 from flax import nnx
 
 import hetjax
-
-SIZE = 6
-VIRTUAL = {"num_workers": 4, "secs_per_microbatch": [1.0, 1.5, 2.0, 4.0], "clock": "virtual"}
-
-
-def examples(num=100):
-    drawn = np.random.default_rng(0)
-    x = drawn.normal(size=(num, 3))
-    return {"x": x, "y": (x[:, 0] * x[:, 1] > 0).astype(np.int32)}  # 16 whole microbatches, and 4
+from tests.rounds.stateful_problem import (
+    FIELDS,
+    SIZE,
+    VIRTUAL,
+    begun,
+    by_hand,
+    distance,
+    examples,
+    fit,
+    loss_with_mask,
+    of_means,
+    weights,
+)
 
 
 class Normed(nnx.Module):
@@ -80,40 +84,6 @@ PARTS = [  # each pair of form, gate and reducer that sums, and each policy
 ]
 
 
-def by_hand(loss_fn, optimizer):
-    """`(params, model state, optimiser's state, microbatches) -> the same after a round`."""
-
-    @jax.jit
-    def of_microbatch(params, state, batch):
-        def total(params):
-            size = len(batch["y"])
-            losses, after = loss_fn.function(params, state, batch, jax.random.key(0), np.ones(size))
-            return losses.sum(), after
-
-        return jax.grad(total, has_aux=True)(params)
-
-    def round_of(params, state, opt_state, microbatches):
-        found = [of_microbatch(params, state, batch) for batch in microbatches]
-        counts = [len(batch["y"]) for batch in microbatches]
-        num = sum(counts)
-        grads = jax.tree.map(lambda *each: sum(each) / num, *[grads for grads, _ in found])
-        weighted = [
-            jax.tree.map(lambda x, n=n: n * x, s) for (_, s), n in zip(found, counts, strict=True)
-        ]
-        state = jax.tree.map(lambda *each: sum(each) / num, *weighted)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), state, opt_state
-
-    return round_of
-
-
-def distance(one, other):
-    return max(
-        np.abs(np.subtract(*pair)).max()
-        for pair in zip(*map(jax.tree.leaves, (one, other)), strict=True)
-    )
-
-
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("parts", PARTS, ids="-".join)
 def test_each_of_fifty_rounds_is_that_of_one_device(adapter, parts, float64):
@@ -154,56 +124,6 @@ def test_each_of_fifty_rounds_is_that_of_one_device(adapter, parts, float64):
 
 
 # --- A function of one's own, with a counter ---
-
-
-def moments(h, mask):
-    mean = (h * mask[:, None]).sum(0) / mask.sum()
-    return mean, (((h - mean[None]) ** 2) * mask[:, None]).sum(0) / mask.sum()
-
-
-def loss_with_mask(params, state, batch, rng, mask):
-    mean, var = moments(batch["x"] @ params, mask)
-    after = {
-        "mean": 0.9 * state["mean"] + 0.1 * mean,
-        "var": 0.9 * state["var"] + 0.1 * var,
-        "calls": state["calls"] + 1,
-    }
-    h = (batch["x"] @ params - mean[None]) / jnp.sqrt(var + 1e-3)[None]
-    return (h.sum(-1) - batch["y"]) ** 2, after
-
-
-def loss_without_mask(params, state, batch, rng):
-    return loss_with_mask(params, state, batch, rng, jnp.ones(batch["y"].shape))
-
-
-def of_means(loss_fn):
-    """Without the counter, which gossip does not take."""
-
-    def loss(params, state, batch, rng, mask):
-        losses, after = loss_fn(params, {**state, "calls": 0}, batch, rng, mask)
-        return losses, {name: after[name] for name in ("mean", "var")}
-
-    return loss
-
-
-def weights():
-    return np.random.default_rng(1).normal(size=(3, 4))
-
-
-def begun(*names):
-    state = {"mean": np.zeros(4), "var": np.ones(4), "calls": np.zeros((), int)}
-    return {name: state[name] for name in names or state}
-
-
-SUM = {"state_reduce": {"calls": "sum"}}
-FIELDS = {"microbatch_size": SIZE, "budget": 8, "cluster": VIRTUAL, "quota": "adaptive"}
-
-
-def fit(loss_fn=loss_with_mask, **fields):
-    fields = {"epochs": 3, "progress": False, **SUM, **FIELDS, **fields}
-    return hetjax.fit(
-        loss_fn, weights(), optax.sgd(0.01), examples(), model_state=begun(), **fields
-    )
 
 
 @pytest.mark.parametrize("form", ["stepped", "fused", "virtual"])
@@ -316,127 +236,3 @@ def test_a_round_without_update_moves_the_state_and_other_kinds_do_not(float64):
         assert report.mean.shape == (4, 3, 4)
         state, _ = run.round(state, kind="again")
         assert int(run.model_state(state)["calls"]) == 8
-
-
-# --- Padding ---
-
-
-@pytest.mark.parametrize("form", ["stepped", "fused", "virtual"])
-@pytest.mark.parametrize("feed", ["resident", "streamed"])
-def test_a_microbatch_that_is_filled_up_has_the_statistics_of_all_in_it(form, feed, float64):
-    data, optimizer, last = examples(), optax.sgd(0.01), None
-    with hetjax.Run(
-        loss_without_mask,
-        weights(),
-        optimizer,
-        data,
-        model_state=begun(),
-        local=form,
-        data={"feed": feed},
-        epochs=1,
-        **SUM,
-        **FIELDS,
-    ) as run:
-        state = run.init()
-        while not run.done(state):
-            before = jax.device_get((run.params(state)[0], run.model_state(state)))
-            state, last = run.round(state)
-        (row,) = [row for row in last.done.example_ids if (row < 0).any()]
-        others = -2 - row[row < -1]
-        assert len(row[row >= 0]) == 4
-        assert len(set(others.tolist()) | set(row[row >= 0].tolist())) == SIZE
-        params, model_state = before
-        changes, counts, grads = [], [], []
-        for ids in last.done.example_ids:
-            rows = np.where(ids < 0, -2 - ids, ids)
-            batch = jax.tree.map(lambda leaf, rows=rows: leaf[rows], data)
-            counted = ids >= 0
-
-            def total(params, batch=batch, counted=counted):
-                losses, after = loss_without_mask(params, model_state, batch, None)
-                return (losses * counted).sum(), after
-
-            grad, after = jax.grad(total, has_aux=True)(params)
-            grads.append(grad)
-            counts.append(counted.sum())
-            changes.append(after["mean"] - model_state["mean"])
-        mean = model_state["mean"] + np.average(changes, axis=0, weights=counts)
-        assert distance(mean, run.model_state(state)["mean"]) < 1e-12
-        expected = params - 0.01 * sum(grads) / sum(counts)
-        assert distance(expected, run.params(state)[0]) < 1e-12
-
-
-def test_the_ledger_tells_what_was_dropped_from_what_is_missing(float64):
-    result = fit(loss_without_mask, data={"last": "drop"})
-    summary = result.summary
-    assert summary["examples_processed"] == 3 * 96
-    assert summary["examples_dropped"] == 3 * 4
-    assert summary["examples_missing"] == summary["examples_duplicated"] == 0
-    assert summary["epochs"] == 3
-
-
-# --- What is refused ---
-
-
-def returns_none(params, state, batch, rng):
-    return loss_without_mask(params, state, batch, rng)[0]
-
-
-def other_shape(params, state, batch, rng):
-    losses, after = loss_without_mask(params, state, batch, rng)
-    return losses, {**after, "mean": after["mean"][None]}
-
-
-def other_type(params, state, batch, rng):
-    losses, after = loss_without_mask(params, state, batch, rng)
-    return losses, {**after, "var": after["var"].astype(jnp.float16)}
-
-
-def loses_a_leaf(params, state, batch, rng):
-    losses, after = loss_without_mask(params, state, batch, rng)
-    return losses, {name: after[name] for name in ("mean", "calls")}
-
-
-@pytest.mark.parametrize(
-    ("loss_fn", "message"),
-    [
-        (returns_none, r"returned .*and a model_state was given.*\(losses, new_state\)"),
-        (other_shape, r"mean was float64\[4\] and is float64\[1, 4\]"),
-        (other_type, r"var was float64\[4\] and is float16\[4\]"),
-        (loses_a_leaf, r"var is missing"),
-        (lambda params, batch, rng: 0, r"with model_state loss_fn is called as .*params, state"),
-    ],
-)
-def test_a_loss_that_does_not_keep_the_state_is_refused(loss_fn, message, float64):
-    with pytest.raises(ValueError, match=message):
-        fit(loss_fn)
-
-
-def test_a_loss_with_a_state_and_none_given_is_refused():
-    def loss_fn(params, batch, rng):
-        return loss_without_mask(params, begun(), batch, rng)
-
-    with pytest.raises(ValueError, match=r"model_state="):
-        hetjax.fit(loss_fn, weights(), optax.sgd(0.01), examples(), progress=False, **FIELDS)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, r"calls has dtype int64.*state_reduce=\{'calls': 'sum'\}"),
-        ({"state_reduce": {"cals": "sum"}}, r"'cals' is no path.*Did you mean 'calls'\?"),
-        ({"state_reduce": {"calls": "add"}}, r"must be 'mean' or 'sum'"),
-        ({**SUM, "reducer": "d_psgd"}, r"'sum' with a reducer that gossips"),
-        ({**SUM, "data": {"last": "pad"}}, r"state would be made of padding.*'fill' or 'drop'"),
-        ({**SUM, "ordering": "d_grab"}, r"'d_grab' needs the gradient of each example, and the m"),
-        ({**SUM, "microbatch_size": 102, "data": {"last": "drop"}}, r"fewer than microbatch_size"),
-    ],
-)
-def test_what_cannot_be_done_with_a_state_is_refused(given, message, float64):
-    with pytest.raises(ValueError, match=message):
-        fit(loss_without_mask, **{"state_reduce": None, **given})
-
-
-def test_metrics_of_a_model_with_state_take_it():
-    with pytest.raises(ValueError, match=r"the model keeps state.*\(params, state, examples\)"):
-        fit(eval_source=examples(), metrics_fn=lambda params, batch: {})

@@ -1,0 +1,143 @@
+"""Models with state: what fills a last microbatch up, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from tests.rounds.stateful_problem import (
+    FIELDS,
+    SIZE,
+    SUM,
+    begun,
+    distance,
+    examples,
+    fit,
+    loss_without_mask,
+    weights,
+)
+
+# --- Padding ---
+
+
+@pytest.mark.parametrize("form", ["stepped", "fused", "virtual"])
+@pytest.mark.parametrize("feed", ["resident", "streamed"])
+def test_a_microbatch_that_is_filled_up_has_the_statistics_of_all_in_it(form, feed, float64):
+    data, optimizer, last = examples(), optax.sgd(0.01), None
+    with hetjax.Run(
+        loss_without_mask,
+        weights(),
+        optimizer,
+        data,
+        model_state=begun(),
+        local=form,
+        data={"feed": feed},
+        epochs=1,
+        **SUM,
+        **FIELDS,
+    ) as run:
+        state = run.init()
+        while not run.done(state):
+            before = jax.device_get((run.params(state)[0], run.model_state(state)))
+            state, last = run.round(state)
+        (row,) = [row for row in last.done.example_ids if (row < 0).any()]
+        others = -2 - row[row < -1]
+        assert len(row[row >= 0]) == 4
+        assert len(set(others.tolist()) | set(row[row >= 0].tolist())) == SIZE
+        params, model_state = before
+        changes, counts, grads = [], [], []
+        for ids in last.done.example_ids:
+            rows = np.where(ids < 0, -2 - ids, ids)
+            batch = jax.tree.map(lambda leaf, rows=rows: leaf[rows], data)
+            counted = ids >= 0
+
+            def total(params, batch=batch, counted=counted):
+                losses, after = loss_without_mask(params, model_state, batch, None)
+                return (losses * counted).sum(), after
+
+            grad, after = jax.grad(total, has_aux=True)(params)
+            grads.append(grad)
+            counts.append(counted.sum())
+            changes.append(after["mean"] - model_state["mean"])
+        mean = model_state["mean"] + np.average(changes, axis=0, weights=counts)
+        assert distance(mean, run.model_state(state)["mean"]) < 1e-12
+        expected = params - 0.01 * sum(grads) / sum(counts)
+        assert distance(expected, run.params(state)[0]) < 1e-12
+
+
+def test_the_ledger_tells_what_was_dropped_from_what_is_missing(float64):
+    result = fit(loss_without_mask, data={"last": "drop"})
+    summary = result.summary
+    assert summary["examples_processed"] == 3 * 96
+    assert summary["examples_dropped"] == 3 * 4
+    assert summary["examples_missing"] == summary["examples_duplicated"] == 0
+    assert summary["epochs"] == 3
+
+
+# --- What is refused ---
+
+
+def returns_none(params, state, batch, rng):
+    return loss_without_mask(params, state, batch, rng)[0]
+
+
+def other_shape(params, state, batch, rng):
+    losses, after = loss_without_mask(params, state, batch, rng)
+    return losses, {**after, "mean": after["mean"][None]}
+
+
+def other_type(params, state, batch, rng):
+    losses, after = loss_without_mask(params, state, batch, rng)
+    return losses, {**after, "var": after["var"].astype(jnp.float16)}
+
+
+def loses_a_leaf(params, state, batch, rng):
+    losses, after = loss_without_mask(params, state, batch, rng)
+    return losses, {name: after[name] for name in ("mean", "calls")}
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "message"),
+    [
+        (returns_none, r"returned .*and a model_state was given.*\(losses, new_state\)"),
+        (other_shape, r"mean was float64\[4\] and is float64\[1, 4\]"),
+        (other_type, r"var was float64\[4\] and is float16\[4\]"),
+        (loses_a_leaf, r"var is missing"),
+        (lambda params, batch, rng: 0, r"with model_state loss_fn is called as .*params, state"),
+    ],
+)
+def test_a_loss_that_does_not_keep_the_state_is_refused(loss_fn, message, float64):
+    with pytest.raises(ValueError, match=message):
+        fit(loss_fn)
+
+
+def test_a_loss_with_a_state_and_none_given_is_refused():
+    def loss_fn(params, batch, rng):
+        return loss_without_mask(params, begun(), batch, rng)
+
+    with pytest.raises(ValueError, match=r"model_state="):
+        hetjax.fit(loss_fn, weights(), optax.sgd(0.01), examples(), progress=False, **FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"calls has dtype int64.*state_reduce=\{'calls': 'sum'\}"),
+        ({"state_reduce": {"cals": "sum"}}, r"'cals' is no path.*Did you mean 'calls'\?"),
+        ({"state_reduce": {"calls": "add"}}, r"must be 'mean' or 'sum'"),
+        ({**SUM, "reducer": "d_psgd"}, r"'sum' with a reducer that gossips"),
+        ({**SUM, "data": {"last": "pad"}}, r"state would be made of padding.*'fill' or 'drop'"),
+        ({**SUM, "ordering": "d_grab"}, r"'d_grab' needs the gradient of each example, and the m"),
+        ({**SUM, "microbatch_size": 102, "data": {"last": "drop"}}, r"fewer than microbatch_size"),
+    ],
+)
+def test_what_cannot_be_done_with_a_state_is_refused(given, message, float64):
+    with pytest.raises(ValueError, match=message):
+        fit(loss_without_mask, **{"state_reduce": None, **given})
+
+
+def test_metrics_of_a_model_with_state_take_it():
+    with pytest.raises(ValueError, match=r"the model keeps state.*\(params, state, examples\)"):
+        fit(eval_source=examples(), metrics_fn=lambda params, batch: {})
