@@ -32,6 +32,8 @@ TASKS = {  # configuration: what makes it small, and the metric that it is judge
 IMAGES = [  # configuration, model, shape of a made image
     ("cifar10_lenet_papers", "lenet", (16, 16, 3)),
     ("cifar10_resnet8", "resnet8", (8, 8, 3)),
+    ("cifar10_resnet8_bn", "resnet8", (8, 8, 3)),
+    ("cifar10_resnet18", "resnet18", (8, 8, 3)),
     ("mnist_logistic", "logistic", (28, 28, 1)),
     ("fashion_mnist_mlp", "mlp", (28, 28, 1)),
 ]
@@ -117,7 +119,11 @@ def open_images(monkeypatch, name, shape):
 def test_a_task_of_images_learns_what_is_on_them(name, model, shape, tmp_path, monkeypatch):
     open_images(monkeypatch, name, shape)
     config = configured(
-        name, microbatch_size=4, epochs=12, optimizer={"warmup_epochs": 0.0, "learning_rate": 0.02}
+        name,
+        microbatch_size=4,
+        epochs=12,
+        model={"width": 8} if model == "resnet18" else {},
+        optimizer={"warmup_epochs": 0.0, "learning_rate": 0.02},
     )
     assert config.model.name == model
     result = train.train_and_evaluate(config, tmp_path, progress=False)
