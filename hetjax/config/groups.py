@@ -211,10 +211,10 @@ class ExperimentConfig:
     compilation_cache: Annotated[
         str, text(says="directory of compiled programs; auto: the user's cache; off: none")
     ] = "auto"
-    examples_apart: Annotated[
+    loss_over: Annotated[
         str,
-        choice("check", "assert", "skip", says="whether an example's loss may depend on others"),
-    ] = "check"
+        choice("auto", "example", "microbatch", says="what else an example's loss may depend on"),
+    ] = "auto"
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     quota: QuotaConfig = dataclasses.field(default_factory=QuotaConfig)
     ordering: OrderingConfig = dataclasses.field(default_factory=OrderingConfig)

@@ -13,7 +13,7 @@ References:
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +105,20 @@ def batch_loss(
     return BatchLoss(embed, loss)
 
 
+def check_evaluation(loss_fn: Any, metrics_fn: Any, *, is_asked: bool) -> None:
+    """Refuses to evaluate a loss over the round by itself: a batch of an evaluation is no round.
+
+    Raises:
+        ValueError: sets are to be evaluated, and no metrics are given.
+    """
+    if is_asked and metrics_fn is None and isinstance(loss_fn, BatchLoss):
+        raise ValueError(
+            "batch_loss: the sets would be evaluated by the loss, which is over a round, and a "
+            "batch of an evaluation is none. Give metrics_fn=(params, batch) -> {name: f32[B]}, "
+            "such as the accuracy of a nearest neighbour"
+        )
+
+
 def refuse(
     config: config_lib.ExperimentConfig, chosen: kinds.Parts, rule: rules.LocalRule | None
 ) -> None:
@@ -141,6 +155,8 @@ def refuse(
             "nonfinite='skip': what is not finite in one microbatch is in the loss of all of them, "
             "so none can be left out. Take nonfinite='stop'"
         )
+    elif config.loss_over == "example":
+        why = "loss_over='example': it is over all examples of a round. Leave out loss_over="
     elif rule is not None:
         why = "rule: its rounds have two rules of its own, and another was given. Leave out rule="
     if why:

@@ -55,7 +55,7 @@ def make(
     if changes_state or isinstance(loss_fn, batch_loss.BatchLoss):
         return None, ""  # that they see each other is meant
     if observer is None:
-        independence.check(config.examples_apart, loss_fn, params, examples, keys, leads=leads)
+        independence.check(config.loss_over, loss_fn, params, examples, keys, leads=leads)
         return None, ""
     rules.with_observer(rule, observer)  # or the rule computes something else
     independence.refuse(loss_fn, params, examples, keys)
