@@ -71,6 +71,7 @@ class Passes:
             return loss_fn.embed(params, examples, key)
 
         self._like = jax.tree.map(self._all_rows, like)
+        self.gathered = jax.eval_shape(trees.accumulator_zeros, self._like)
         self._uses = _uses(loss_fn.loss, params, self._like)
         self.first = self._first(embedded)
         self.second = self._second(embedded)
@@ -90,10 +91,7 @@ class Passes:
         """
 
         def begin(shared: types.Shared, worker: tuple) -> tuple:
-            wide = jax.tree.map(
-                lambda x: jnp.zeros(self._by_microbatch(x), trees.wider(x.dtype, jnp.float32)),
-                self._like,
-            )
+            wide = jax.tree.map(lambda x: jnp.zeros(self._by_microbatch(x), x.dtype), self.gathered)
             return worker, (wide, jnp.zeros((), jnp.float32))
 
         def add(
@@ -258,6 +256,12 @@ class Embedding(NamedTuple):
     def of(cls, passes: Passes | None, common: programs_lib.Common) -> "Embedding | None":
         """With its programs; None where there is one pass."""
         return None if passes is None else cls(passes, common.make(passes.first))
+
+
+def num_bytes(embedding: Embedding | None) -> int:
+    """Of all embeddings of a round, as they are sent; 0 where there are none."""
+    shapes = () if embedding is None else embedding.passes.gathered
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def passes_of(

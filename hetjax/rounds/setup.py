@@ -152,12 +152,12 @@ class RunParts:
 
     @functools.cached_property
     def copy_bytes(self) -> int:
-        """Of what one worker sends of its parameters; asked for in every round."""
+        """Of what one worker sends of its parameters, and of embeddings; asked for every round."""
         params = self.state.params
         if self.reducer.mixing is None:  # sums are sent, wider than some parameters
             params = jax.eval_shape(trees.accumulator_zeros, params)
         sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(params)]
-        return sum(sizes) // len(self.devices)
+        return sum(sizes) // len(self.devices) + embeddings.num_bytes(self.embedding)
 
     def close(self) -> None:
         """Frees threads."""
