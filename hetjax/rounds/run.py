@@ -210,11 +210,11 @@ class Run(engine.Engine):
         if not own.updates:
             is_main = plan.kind == programs.MAIN
             kept = train.kept if is_main else types.Kept(model_state=train.model_state)
-            given_plan = plan._replace(given=handed or plan.given)
-            executed = self.add_up(given_plan, train.params, kept, **options)
+            given = plan._replace(given=handed or plan.given)
+            executed = self.add_up(given, train.params, kept, **options)
             if is_main:
                 train = train._replace(**executed.sums.state._asdict())
-            return executed._replace(sums=executed.sums._replace(state=train))
+            return executed._replace(plan=plan, sums=executed.sums._replace(state=train))
         carried = plan.state.carried
         if jax.tree.leaves(plan.given) or plan.signed != plan.state.signed:
             carried = own.begin(train.params, train.kept, plan.given)
