@@ -28,6 +28,7 @@ _HOMES = {
     "Shared": "hetjax.types",
     "StatefulLoss": "hetjax.stateful",
     "TrainState": "hetjax.types",
+    "batch_loss": "hetjax.rounds.batch_loss",
     "evaluate": "hetjax.records.evaluate",
     "fit": "hetjax.fitting",
     "fit_bilevel": "hetjax.levels.fitting",

@@ -16,7 +16,7 @@ from hetjax.data import sources
 from hetjax.records import evaluate as evaluate_lib
 from hetjax.records import evaluations, fingerprint, keeper, results, summary
 from hetjax.records import workdir as workdir_lib
-from hetjax.rounds import inputs, round_report, rules
+from hetjax.rounds import batch_loss, inputs, round_report, rules
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
@@ -52,7 +52,8 @@ def fit(
             `(losses, weights)`, or a `hetjax.Losses` with metrics: an update descends
             `sum(weights * losses) / sum(weights)` over its round, both f32[B] or both f32[B, T];
             `data.weighting` says whose examples count how much. `hetjax.nnx_loss`
-            and `hetjax.linen_loss` make one from a Flax model.
+            and `hetjax.linen_loss` make one from a Flax model. Of a loss over all examples of a
+            round: `hetjax.batch_loss`.
         params: a pytree of arrays.
         optimizer: any optax optimiser; gradient clipping in its chain acts on the gradient of
             the whole round. Schedules: `hetjax.scale_by_progress`.
@@ -136,6 +137,7 @@ def fit(
     loss_fn = stateful.of(loss_fn, model_state, state_reduce)
     source, directory = sources.as_source(source), workdir_lib.absolute(workdir)
     eval_sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn)
+    batch_loss.check_evaluation(loss_fn, metrics_fn, is_asked=bool(eval_sets))
     with contextlib.ExitStack() as stack:
         begins = stack.enter_context(starting.Starting(shown=progress))
         run = stack.enter_context(

@@ -119,6 +119,14 @@ def everywhere(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
+def put_everywhere(array: np.ndarray, mesh: Mesh | None) -> jax.Array:
+    """On every device, as wide as JAX's numbers are; without a mesh on the first one."""
+    array = array.astype(jnp.result_type(float))
+    if mesh is None:
+        return jax.device_put(array)
+    return jax.make_array_from_callback(array.shape, everywhere(mesh), lambda index: array[index])
+
+
 def add_worker_axis(tree: types.PyTree, num_workers: int) -> types.PyTree:
     """The same values for every worker: leaves `[...]` become `[num_workers, ...]`, on the host."""
 

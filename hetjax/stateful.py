@@ -51,7 +51,7 @@ class StatefulLoss:
         if not callable(self.function) or not parts.takes(self.function, 4 + self.takes_mask):
             raise ValueError(
                 f"fit: with model_state loss_fn is called as {_FORM}; got "
-                f"{parts.shown(self.function)}"
+                f"{parts.shown(self.function)}{getattr(self.function, 'no_state', '')}"
             )
 
     @functools.cached_property

@@ -106,7 +106,7 @@ def cost_rows(turns: int = 60) -> list[Row]:
         "workers": 4,
         "microbatch_size": 64,
         "budget": 16,
-        "examples_apart": "skip",
+        "loss_over": "microbatch",
         "quota": "equal",
     }
     x = PerExample(np.zeros(num, np.float32))
@@ -279,7 +279,7 @@ def _fit(seed: int, outer_steps: int = 60, **fields: Any) -> hetjax.BilevelResul
     options: dict[str, Any] = {
         "local": "virtual",
         "microbatch_size": 10,
-        "examples_apart": "skip",
+        "loss_over": "microbatch",
         "progress": False,
         "eval_every": outer_steps,
         "seed": seed,

@@ -74,7 +74,6 @@ def _of_two_levels(kind: str, name: str, index: int) -> Arm:
         "outer_steps": 3 if processes == "1" else 4,  # several processes end a step later
         "eval_every": 1 + index % 2,
         "microbatch_size": 2,
-        "examples_apart": "skip",
         "lower.budget": 6,
         "upper.budget": 6,
     }

@@ -33,7 +33,7 @@ def fit(form: str, **fields: Any) -> Any:
         "microbatch_size": makers.SIZE,
         "budget": makers.BUDGET,
         "progress": False,
-        "examples_apart": "skip",
+        "loss_over": "microbatch",
         "cluster": {"secs_per_microbatch": makers.SPEEDS, "clock": "virtual"},
         **fields,
     }

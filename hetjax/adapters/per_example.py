@@ -17,7 +17,7 @@ OneExampleLoss = Callable[[Any, Any, jax.Array], Any]
 def per_example(one_example_loss: OneExampleLoss) -> Callable[[Any, Any, jax.Array], Any]:
     """The loss of a microbatch from that of one example: `jax.vmap` over the examples.
 
-    In it no example can depend on another. So `fit` does not check that (`examples_apart`), not
+    In it no example can depend on another. So `fit` does not check that (`loss_over`), not
     even with orders that balance gradients.
 
     Args:

@@ -259,17 +259,17 @@ class ExperimentConfig:
             "nowhere"
         ),
     ] = "auto"
-    examples_apart: Annotated[
+    loss_over: Annotated[
         str,
         choice(
-            "check",
-            "assert",
-            "skip",
-            says="whether the loss of an example may depend on the others of its microbatch: check "
-            "warns with numbers, assert refuses it, skip does not look; orders that balance "
-            "gradients always refuse it",
+            "auto",
+            "example",
+            "microbatch",
+            says="what else an example's loss may depend on: auto says so, with numbers, where the "
+            "examples of a microbatch see each other, example refuses that, microbatch means it; "
+            "orders that balance gradients always refuse it",
         ),
-    ] = "check"
+    ] = "auto"
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     quota: QuotaConfig = dataclasses.field(default_factory=QuotaConfig)
     ordering: OrderingConfig = dataclasses.field(default_factory=OrderingConfig)

@@ -12,7 +12,8 @@ _OF_NO_EFFECT = (
     "compilation_cache",
     "data.feed",
     "data.readers",
-    "examples_apart",
+    "examples_apart",  # as `loss_over` was called
+    "loss_over",
     "ordering.herding_every",
 )
 """Fields that change no number of a run, which goes on with other values of them too.

@@ -351,6 +351,10 @@ class Engine:
             work = work._replace(local_secs=float(local_secs))
             return Executed(plan, work, sums._replace(metrics=metrics or sums.metrics), asked)
 
+    def between_passes(self) -> None:
+        """Notes what the host needed after the gathering of the pass before, in the same round."""
+        self._tail_secs = time.perf_counter() - self._gathered
+
     def settle(self) -> None:
         """Waits for the last update, which belongs to its round, and ends that round.
 
@@ -373,5 +377,5 @@ class Engine:
 
     def warmed_up(self, kind: str, given: types.PyTree) -> None:
         """Notes that a kind is warm; its rounds are given values of these shapes."""
-        self._tail_secs = time.perf_counter() - self._gathered
+        self.between_passes()
         self._warm[kind] = run_state.shapes_of(given)

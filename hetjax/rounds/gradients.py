@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import parts, stateful, trees, types
+from hetjax.rounds import batch_loss, rules
 from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import rules
 
 
 class GradientSums(NamedTuple):
@@ -181,6 +181,11 @@ def rule_of(
         ValueError: it drops metrics of the loss, or the gradient of its weights.
     """
     metrics, weights_vary, changes_state = traced
+    if given is None and isinstance(loss_fn, batch_loss.BatchLoss):
+        raise ValueError(
+            "batch_loss: a round of it has two passes, which hetjax.fit and hetjax.Run do; here is "
+            "a step of one. Take one of them, or a loss over a microbatch"
+        )
     if given is None:
         return gradient_sums(
             loss_fn, per_example_rng=per_example_rng, metrics=metrics, weights_vary=weights_vary

@@ -41,7 +41,8 @@ def check(
     """Looks, where an order does not itself need examples that are apart.
 
     Args:
-        wanted: 'check': the process that leads warns; 'assert': all refuse; 'skip': nobody looks.
+        wanted: 'auto': the process that leads warns; 'example': all refuse; 'microbatch': nobody
+            looks.
         loss_fn: the user's.
         params: the parameters.
         examples: a microbatch of them.
@@ -49,9 +50,9 @@ def check(
         leads: whether this process tells the user.
 
     Raises:
-        ValueError: the examples see each other, with 'assert'.
+        ValueError: the examples see each other, with 'example'.
     """
-    if wanted == "skip" or (wanted == "check" and not leads):
+    if wanted == "microbatch" or (wanted == "auto" and not leads):
         return
     began = time.perf_counter()
     seen = find(loss_fn, params, examples, rng)
@@ -59,7 +60,7 @@ def check(
     if secs > _SLOW_SECS and leads:
         messages.say(
             f"it took {secs:.1f} s to see whether the examples of a microbatch see each "
-            "other; examples_apart='skip' leaves that out"
+            "other; loss_over='microbatch' leaves that out"
         )
     if seen is None:
         return
@@ -68,12 +69,12 @@ def check(
         f"the examples of a microbatch see each other: {_numbers(seen)}. So a loss that compares "
         f"examples, such as a contrastive one, has the negatives of one microbatch alone, "
         f"microbatch_size={size} examples: never those of the round's other microbatches or "
-        "workers, and no more of them with a larger quota or budget. For more of them raise "
-        "microbatch_size."
+        "workers, and no more of them with a larger quota or budget. hetjax.batch_loss has "
+        "those of the whole round."
     )
-    if wanted == "assert":
-        raise ValueError(f"examples_apart='assert': {told} To allow it: examples_apart='skip'")
-    messages.say(f"{told} If that is meant, set examples_apart='skip'.")
+    if wanted == "example":
+        raise ValueError(f"loss_over='example': {told} To allow it: loss_over='microbatch'")
+    messages.say(f"{told} If that is meant, set loss_over='microbatch'.")
 
 
 def refuse(

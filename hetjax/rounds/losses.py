@@ -267,6 +267,13 @@ def weighted(loss_fn: LossFn) -> Callable[[types.PyTree, types.PyTree, jax.Array
     return product
 
 
+def key_of(rng: jax.Array, ids: Any, *, per_example_rng: bool) -> jax.Array:
+    """The key of a microbatch of these ids, or one for each, `key[B]`; `rng` is the pass's."""
+    if per_example_rng:
+        return jax.vmap(jax.random.fold_in, (None, 0))(rng, ids)
+    return jax.random.fold_in(rng, ids[0])
+
+
 def masked(
     loss_fn: LossFn,
     microbatch: types.Microbatch,
@@ -301,10 +308,7 @@ def masked(
             ids, mask, examples = jax.tree.map(
                 lambda x: jnp.take(x, positions, axis=0), (ids, mask, examples)
             )
-        if per_example_rng:
-            key = jax.vmap(jax.random.fold_in, (None, 0))(rng, ids)
-        else:
-            key = jax.random.fold_in(rng, ids[0])
+        key = key_of(rng, ids, per_example_rng=per_example_rng)
         change: types.PyTree = ()
         if isinstance(loss_fn, stateful.StatefulLoss) and jax.tree.leaves(model_state):
             returned, after = loss_fn.apply(params, model_state, examples, key, mask)

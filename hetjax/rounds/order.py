@@ -6,7 +6,7 @@ import optax
 
 from hetjax import kinds, messages, ordering, types
 from hetjax.config import experiment as config_lib
-from hetjax.rounds import contract, independence, programs, rules, second_moments
+from hetjax.rounds import batch_loss, contract, independence, programs, rules, second_moments
 from hetjax.rounds import losses as losses_lib
 
 
@@ -52,10 +52,10 @@ def make(
             "ordering.method='random_reshuffling', or the model with its state fixed "
             "(use_running_average=True)"
         )
-    if changes_state:  # statistics of a microbatch are what is meant
-        return None, ""
+    if changes_state or isinstance(loss_fn, batch_loss.BatchLoss):
+        return None, ""  # that they see each other is meant
     if observer is None:
-        independence.check(config.examples_apart, loss_fn, params, examples, keys, leads=leads)
+        independence.check(config.loss_over, loss_fn, params, examples, keys, leads=leads)
         return None, ""
     rules.with_observer(rule, observer)  # or the rule computes something else
     independence.refuse(loss_fn, params, examples, keys)

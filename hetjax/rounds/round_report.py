@@ -233,7 +233,8 @@ class Report:
         position = int(self.totals.nonfinite_microbatch[worker])
         ids = self._plan.assigned.microbatches(worker)[position]
         or_skip = ", look at these examples, or set nonfinite='skip' to leave such microbatches out"
-        if not self._plan.programs.updates:  # of a sum that others go on from
+        is_one_sum = self._parts.embedding is not None  # over the examples of all workers
+        if is_one_sum or not self._plan.programs.updates:  # of a sum that others go on from
             or_skip = ", or look at these examples"
         raise NonFiniteError(
             f"round {self._plan.round_index}: the loss or a gradient of worker {worker}'s "

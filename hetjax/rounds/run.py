@@ -17,6 +17,7 @@ from hetjax import stateful, types
 from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
 from hetjax.rounds import (
+    embeddings,
     engine,
     gathering,
     inputs,
@@ -198,19 +199,28 @@ class Run(engine.Engine):
         """
         run_state.check_state(plan.state, self)
         assert isinstance(plan.state, RunState)
+        if self.parts.embedding is not None and plan.kind == programs.MAIN:
+            return embeddings.execute(self, plan, **options)
+        return self.execute_pass(plan, **options)
+
+    def execute_pass(self, plan: Plan, handed: types.PyTree = (), **options: Any) -> Executed:
+        """As `execute`; the last pass of a round, handed what the ones before it found."""
+        assert isinstance(plan.state, RunState)
         train, own = plan.state.train, plan.programs
         if not own.updates:
             is_main = plan.kind == programs.MAIN
             kept = train.kept if is_main else types.Kept(model_state=train.model_state)
-            executed = self.add_up(plan, train.params, kept, **options)
+            given = plan._replace(given=handed or plan.given)
+            executed = self.add_up(given, train.params, kept, **options)
             if is_main:
                 train = train._replace(**executed.sums.state._asdict())
-            return executed._replace(sums=executed.sums._replace(state=train))
+            return executed._replace(plan=plan, sums=executed.sums._replace(state=train))
         carried = plan.state.carried
         if jax.tree.leaves(plan.given) or plan.signed != plan.state.signed:
             carried = own.begin(train.params, train.kept, plan.given)
         train, carried = self.renewed(plan, train, carried)
-        shared = types.Shared(train.params, plan.given, model_state=train.model_state)
+        given = handed or plan.given
+        shared = types.Shared(train.params, given, model_state=train.model_state)
         if own.steps.moments is not None:
             shared = shared._replace(moments=own.steps.moments(train.opt_state))
         return self.work(plan, train, shared, carried, **options)

@@ -38,6 +38,7 @@ from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import solutions
 from hetjax.quota import asking
 from hetjax.rounds import (
+    embeddings,
     gathering,
     gradients,
     order,
@@ -67,11 +68,11 @@ class RunParts:
     policy: quota.QuotaPolicy
     cluster: emulate.EmulatedCluster | None
     emulated: bool  # the cluster's speeds are those of this run
-    virtual_clock: bool
     trace: list[replay.TracedRound] | None
     feed: feed_lib.Feed
     programs: dict[str, programs_lib.Programs]  # of each kind of round
     unsigned: programs_lib.Programs | None  # of the main kind, in passes that need no signs
+    embedding: embeddings.Embedding | None  # before the main kind, where the loss is over a round
     method: ordering.Ordering
     observer: ordering.Observer | None  # the order's part on the devices
     gate: gates.Gate
@@ -104,6 +105,10 @@ class RunParts:
     def is_stateful(self) -> bool:
         """Whether the model keeps state beside its parameters."""
         return isinstance(self.loss_fn, stateful.StatefulLoss)
+
+    @property
+    def virtual_clock(self) -> bool:
+        return self.clock.virtual
 
     @property
     def main(self) -> programs_lib.Programs:
@@ -147,16 +152,17 @@ class RunParts:
 
     @functools.cached_property
     def copy_bytes(self) -> int:
-        """Of what one worker sends of its parameters; asked for in every round."""
+        """Of what one worker sends of its parameters, and of embeddings; asked for every round."""
         params = self.state.params
         if self.reducer.mixing is None:  # sums are sent, wider than some parameters
             params = jax.eval_shape(trees.accumulator_zeros, params)
         sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(params)]
-        return sum(sizes) // len(self.devices)
+        return sum(sizes) // len(self.devices) + embeddings.num_bytes(self.embedding)
 
     def close(self) -> None:
         """Frees threads."""
-        for programs in filter(None, (*self.programs.values(), self.unsigned)):
+        first = self.embedding and self.embedding.programs
+        for programs in filter(None, (*self.programs.values(), self.unsigned, first)):
             programs.local.close()
         self.feed.close()
 
@@ -196,6 +202,7 @@ def build(
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
     traced = losses_lib.check_loss(loss_fn, params, first, keys)
     model_state = _state_of(loss_fn, chosen.reducer)
+    passes, rule = embeddings.passes_of(loss_fn, params, first, keys, config, chosen, rule)
     rule_identity.check(rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng)
     rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
     tried = rule, loss_fn, params, first, keys, optimizer
@@ -229,11 +236,11 @@ def build(
         policy=asking.of_epochs(chosen.quota, math.ceil(len(source) / nominal)),
         cluster=cluster,
         emulated=emulated,
-        virtual_clock=clock.virtual,
         trace=trace,
         feed=feed,
         programs=programs,
         unsigned=common.make_unsigned(rule, observer, optimizer),
+        embedding=embeddings.Embedding.of(passes, common),
         method=chosen.ordering,
         observer=observer,
         gate=chosen.gate,
@@ -242,7 +249,7 @@ def build(
         second_pass=refusal,
         new_pass=_make_new_pass(observer, where.mesh),
         state=state.make_train_state(params, optimizer, **of_state, mesh=where.mesh),
-        shares=_place_shares(stream.shares, where.mesh),
+        shares=mesh_lib.put_everywhere(stream.shares, where.mesh),
         optimizer=optimizer,
         reducer=reducer,
         clock=clock,
@@ -338,15 +345,6 @@ def _make_new_pass(observer: ordering.Observer | None, mesh: Mesh | None) -> Cal
         return None
     of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
     return jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows)
-
-
-def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
-    """On every device, as wide as JAX's numbers are; the sync phase takes the run's type."""
-    shares = shares.astype(jax.numpy.result_type(float))
-    if mesh is None:
-        return jax.device_put(shares)
-    whole = mesh_lib.everywhere(mesh)
-    return jax.make_array_from_callback(shares.shape, whole, lambda index: shares[index])
 
 
 def _make_stream(

@@ -137,7 +137,7 @@ def in_rounds(problem, x, y, estimator, tx, steps, *, sets=None, **fields):
     A round is (what was asked, the microbatches that were done, the report).
     """
     of_upper, of_lower = sources() if sets is None else sets
-    options = {"microbatch_size": 2, "workers": 4, "examples_apart": "skip", **fields}
+    options = {"microbatch_size": 2, "workers": 4, "loss_over": "microbatch", **fields}
     with run_lib.BilevelRun(
         problem, x, y, estimator, tx, upper_source=of_upper, lower_source=of_lower, **options
     ) as run:

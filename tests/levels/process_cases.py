@@ -48,7 +48,7 @@ def main(process_id, num_processes, coordinator, cases, out):
             eval_source=of_upper,
             callbacks=[callback],
             progress=False,
-            examples_apart="skip",
+            loss_over="microbatch",
             microbatch_size=2,
             **case,
         )

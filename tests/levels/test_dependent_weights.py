@@ -208,7 +208,7 @@ def sent(problem, name):
         workers=2,
         local="virtual",
         microbatch_size=2,
-        examples_apart="skip",
+        loss_over="microbatch",
     ) as run:
         return run.step(run.init())[1].bytes_sent
 

@@ -28,7 +28,7 @@ def fit(name="value_gap", steps=4, **fields):
         "local": "virtual",
         "cluster": SPEEDS,
         "progress": False,
-        "examples_apart": "skip",
+        "loss_over": "microbatch",
         **fields,
     }
     return hetjax.fit_bilevel(problem, x, y, estimator, optax.sgd(0.2, momentum=0.5), **options)
@@ -205,7 +205,7 @@ def test_something_else_is_not_gone_on_with(tmp_path):
         "local": "virtual",
         "cluster": SPEEDS,
         "progress": False,
-        "examples_apart": "skip",
+        "loss_over": "microbatch",
         "workdir": tmp_path,
     }
     tx = optax.sgd(0.2, momentum=0.5)
@@ -260,7 +260,7 @@ def test_what_is_kept_belongs_to_the_estimator(tmp_path, other):
             local="virtual",
             cluster=SPEEDS,
             progress=False,
-            examples_apart="skip",
+            loss_over="microbatch",
             workdir=tmp_path,
         )
 
@@ -336,7 +336,7 @@ def test_a_callback_ends_the_run_also_where_the_step_is_saved(tmp_path):
 
 def test_fields_of_no_effect_may_differ_when_a_run_goes_on(tmp_path):
     fit(steps=4, workdir=tmp_path, callbacks=[interrupt])
-    result = fit(steps=4, workdir=tmp_path, data={"feed": "resident"}, examples_apart="check")
+    result = fit(steps=4, workdir=tmp_path, data={"feed": "resident"}, loss_over="auto")
     assert result.summary["outer_steps"] == 4
     with pytest.raises(ValueError, match=r"upper.ordering.method: .* there"):
         fit(steps=6, workdir=tmp_path, upper={"ordering": "shuffle_once"})
@@ -356,7 +356,7 @@ def test_a_result_of_many_rounds_holds_none_of_their_arrays():
         workers=2,
         local="virtual",
         microbatch_size=2,
-        examples_apart="skip",
+        loss_over="microbatch",
     ) as run:
         _, step = run.step(run.init())
         for asked in step.asked:  # of the devices' arrays it holds numbers, at most one a worker

@@ -161,7 +161,7 @@ def test_replicas_are_those_of_the_reference(float64, name, local, weights, weig
         quota=quota.static(proportions=(3.0, 1.0, 2.0, 2.0)),
         reducer=reducer,
         data={"weighting": weighting},
-        examples_apart="skip",
+        loss_over="microbatch",
     ) as run:
         state = run.init()
         for _ in range(2):
@@ -198,7 +198,7 @@ def test_rows_of_examples_stay_alike_with_gossip(float64, outer):
         local="fused",
         microbatch_size=2,
         reducer="d_psgd",
-        examples_apart="skip",
+        loss_over="microbatch",
     ) as run:
         state, _ = run.step(run.init())
         rows = np.asarray(state.x["weight"].values)
@@ -226,7 +226,7 @@ def test_a_worker_that_does_nothing_stays_where_it_is(float64):
         local="virtual",
         microbatch_size=2,
         reducer="d_psgd",  # it mixes before the step, and all begin alike
-        examples_apart="skip",
+        loss_over="microbatch",
     ) as run:
         state, step = run.step(run.init())
         info = run.own_row(step.info)

@@ -1,5 +1,6 @@
 """Small problems with known answers, and traces that script the quotas of a run."""
 
+import functools
 import json
 import signal
 
@@ -52,6 +53,33 @@ def _centred_softmax_loss(weights, state, batch, rng):
 
 stateful_softmax_loss = hetjax.StatefulLoss(_centred_softmax_loss, {"mean": np.ones(FEATURES)})
 """Of features less their running mean, which is the model's state."""
+
+
+def embed(weights, batch, rng):
+    """Of length 1, of features of which some are dropped; and what tells the classes."""
+    x = batch["x"]
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 0.8, x.shape[1:]))
+    if not rng.ndim:  # one key for all
+        kept = functools.partial(jax.random.bernoulli, p=0.8, shape=x.shape)
+    rows = (x * kept(rng).astype(x.dtype)) @ weights
+    is_of = batch["y"][:, None] == jnp.arange(CLASSES)[None].astype(batch["y"].dtype)
+    return {"rows": rows / jnp.linalg.norm(rows, axis=1, keepdims=True), "y": is_of.astype(x.dtype)}
+
+
+def contrast(weights, embedded, mask):
+    """Of each example to those of its class, by a temperature that is trained, too."""
+    rows, y = embedded["rows"], embedded["y"]
+    mask = mask.astype(rows.dtype)
+    scores = jnp.exp(weights[0, 0]) * (rows @ rows.T)
+    is_other = mask[None] * (1 - jnp.eye(len(rows), dtype=rows.dtype))
+    log_chances = jax.nn.log_softmax(jnp.where(is_other > 0, scores, -1e9), axis=1)
+    is_like = is_other * (y @ y.T)
+    num = jnp.maximum(is_like.sum(axis=1), 1)
+    return -jnp.sum(mask * (is_like * log_chances).sum(axis=1) / num) / jnp.sum(mask)
+
+
+contrastive_loss = hetjax.batch_loss(embed, contrast)
+"""Over all examples of a round."""
 
 
 def press_ctrl_c(when):

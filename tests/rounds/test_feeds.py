@@ -95,10 +95,10 @@ def test_a_run_that_was_recorded_with_another_feed_goes_on(tmp_path):
     written = json.loads(path.read_text())
     assert written["data"].pop("feed") == "resident"
     written["data"]["feed"] = "resident"
-    del written["data"]["readers"], written["examples_apart"]
+    del written["data"]["readers"], written["loss_over"]
     path.write_text(json.dumps(written))
     result = fit(
-        data, epochs=4, workdir=tmp_path, data={"readers": 3}, examples_apart="skip", **common
+        data, epochs=4, workdir=tmp_path, data={"readers": 3}, loss_over="microbatch", **common
     )
     assert result.summary["rounds"] == whole.summary["rounds"]
     np.testing.assert_array_equal(result.params, whole.params)

@@ -93,7 +93,7 @@ def test_a_warning_has_the_numbers_and_says_what_they_mean(loss_fn, method, caps
     assert abs(one - other) > 1e-3
     assert "the negatives of one microbatch alone, microbatch_size=4 examples" in said
     assert "no more of them with a larger quota" in said
-    assert "examples_apart='skip'" in said
+    assert "loss_over='microbatch'" in said
 
 
 def test_the_numbers_are_those_of_the_loss():
@@ -120,23 +120,23 @@ def test_the_numbers_are_those_of_the_loss():
 )
 def test_losses_of_single_examples_pass_without_a_word(loss_fn, capsys):
     assert fit(capsys, loss_fn) == ""
-    assert fit(capsys, loss_fn, examples_apart="assert") == ""
+    assert fit(capsys, loss_fn, loss_over="example") == ""
 
 
 def test_a_key_for_each_example_passes_too(capsys):
-    assert fit(capsys, one_by_one, per_example_rng=True, examples_apart="assert") == ""
+    assert fit(capsys, one_by_one, per_example_rng=True, loss_over="example") == ""
 
 
-def test_assert_refuses_and_skip_does_not_look(capsys):
-    with pytest.raises(ValueError, match=r"examples_apart='assert'.*see each other.*loss -?\d"):
-        fit(capsys, contrastive, examples_apart="assert")
-    assert fit(capsys, contrastive, examples_apart="skip") == ""
+def test_a_loss_over_examples_is_held_to_it_and_one_over_microbatches_is_not_looked_at(capsys):
+    with pytest.raises(ValueError, match=r"loss_over='example'.*see each other.*loss -?\d"):
+        fit(capsys, contrastive, loss_over="example")
+    assert fit(capsys, contrastive, loss_over="microbatch") == ""
 
 
-@pytest.mark.parametrize("wanted", ["check", "assert", "skip"])
+@pytest.mark.parametrize("wanted", ["auto", "example", "microbatch"])
 def test_orders_that_balance_refuse_whatever_is_asked_for(wanted, capsys):
     with pytest.raises(ValueError, match=r"beside others.*orders that balance gradients cannot"):
-        fit(capsys, contrastive, ordering="d_grab", examples_apart=wanted)
+        fit(capsys, contrastive, ordering="d_grab", loss_over=wanted)
 
 
 def test_what_the_program_shows_is_not_computed():

@@ -100,7 +100,7 @@ def loss(params, batch, rng):
     return (h**2).sum(-1)
 
 data = {"x": np.ones((64, 64), np.float32)}
-fields = {"compilation_cache": "off", "examples_apart": "skip", "progress": False}
+fields = {"compilation_cache": "off", "loss_over": "microbatch", "progress": False}
 hetjax.fit(loss, params, optax.adam(1e-3), data, epochs=1, budget=4, **fields)
 """
 

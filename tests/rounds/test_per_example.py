@@ -108,7 +108,7 @@ def test_nobody_looks_whether_its_examples_see_each_other(monkeypatch, capsys):
 
     monkeypatch.setattr(independence, "_is_proven", never)
     monkeypatch.setattr(independence, "_perturbed", never)
-    fit(hetjax.per_example(one_with_dropout), examples_apart="assert")
+    fit(hetjax.per_example(one_with_dropout), loss_over="example")
     fit(hetjax.per_example(one_with_dropout), ordering="grab")
     assert "hetjax: " not in capsys.readouterr().err
 

@@ -47,6 +47,9 @@ CASES = {
         "reducer": {"name": "d_psgd", "graph": "ring"},
         "loss_fn": "stateful_softmax_loss",
     },
+    "batch": {"loss_fn": "contrastive_loss"},
+    "batch_fused": {"local": "fused", "reducer": {"name": "ring"}, "loss_fn": "contrastive_loss"},
+    "batch_quorum": {"gate": {"trigger": "quorum", "quorum": 4}, "loss_fn": "contrastive_loss"},
     "varying": {"loss_fn": "varying_softmax_loss"},
     "varying_private": {"data": {"sharing": "private"}, "loss_fn": "varying_softmax_loss"},
     "measured": {"loss_fn": "measured_softmax_loss"},
@@ -70,6 +73,7 @@ WALL = {"num_workers": 4, "secs_per_microbatch": [0.02, 0.02, 0.02, 0.2]}
 LIVE = {
     "live_first": {"gate": {"trigger": "first"}},
     "live_quorum": {"gate": {"trigger": "quorum", "quorum": 5}},
+    "live_batch": {"gate": {"trigger": "first"}, "loss_fn": "contrastive_loss"},
     "live_deadline": {"gate": {"trigger": "deadline", "deadline_secs": 0.05}},
     "live_own": {"gate": {"trigger": "tests.own_parts.gate:after", "most": 5}},
 }
@@ -133,6 +137,7 @@ SHARED = (
     "weighted_gossip",
     "weighted_private",
     "stateful",
+    "batch",
     "varying",
     "measured",
 )

@@ -1,0 +1,163 @@
+"""A loss over all examples of a round: contrastive, of two towers, of a distribution.
+
+Its gradient needs the embeddings of all examples, and the memory of one microbatch is enough for
+it. A round has two passes over the same microbatches, with the same random keys. The first gathers
+the embeddings. Then each process takes the gradient of the loss in them, and in the parameters that
+the loss itself uses. The second pass pulls the gradient back through each microbatch.
+
+References:
+    Gao, Zhang, Han, Callan, "Scaling deep contrastive learning batch size under memory limited
+    setup", 2021, arXiv 2101.06983 (GradCache). Here the batch is divided among unequal workers, and
+    the loss may use parameters of its own.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from hetjax import kinds, parts, types
+from hetjax.config import experiment as config_lib
+from hetjax.rounds import rules
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BatchLoss:
+    """What `batch_loss` returns; of one microbatch alone it is a loss like any other."""
+
+    embed: Callable[[types.PyTree, types.PyTree, jax.Array], types.PyTree]
+    loss: Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array]
+    no_state: ClassVar[str] = (
+        ". hetjax.batch_loss takes no model_state: a round calls embed twice for each example, and "
+        "which of the calls is to change the state? Give the model with its state fixed "
+        "(use_running_average=True), or with GroupNorm or LayerNorm"
+    )
+
+    def __call__(self, params: types.PyTree, examples: types.PyTree, rng: jax.Array) -> jax.Array:
+        """`f[B]`, B times the loss of these examples alone.
+
+        Raises:
+            ValueError: `embed` or `loss` returned something else than they may.
+        """
+        size = jax.tree.leaves(examples)[0].shape[0]
+        embedded = self.embed(params, examples, rng)
+        wrong = [
+            f"{jax.tree_util.keystr(path)} {parts.shown(leaf)}"
+            for path, leaf in jax.tree.leaves_with_path(embedded)
+            if jnp.shape(leaf)[:1] != (size,) or not jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
+        if wrong or not jax.tree.leaves(embedded):
+            raise ValueError(
+                f"batch_loss: embed returned {', '.join(wrong) or 'no arrays'} for {size} "
+                f"examples; each array must be floating point [{size}, …], a row an example. Give "
+                "labels that the loss needs as floating point, too (whole numbers below 2**24 are "
+                "exact in float32)"
+            )
+        value = self.loss(params, embedded, jnp.ones(size, jnp.float32))
+        if jnp.shape(value) or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            raise ValueError(
+                f"batch_loss: loss returned {parts.shown(value)}; it must return one floating "
+                "point number, over all examples whose mask is 1, such as jnp.sum(losses * mask) / "
+                "jnp.sum(mask)"
+            )
+        return jnp.broadcast_to(value, (size,))
+
+
+def batch_loss(
+    embed: Callable[[types.PyTree, types.PyTree, jax.Array], types.PyTree],
+    loss: Callable[[types.PyTree, types.PyTree, jax.Array], jax.Array],
+) -> BatchLoss:
+    """A loss over all examples of a round, exact for any quotas, in the memory of a microbatch.
+
+    `fit` and `Run` take it as `loss_fn`. An update descends `loss(params, e, mask)`, where e are
+    the embeddings of all N = budget * microbatch_size examples of a round, in the round's order.
+    A round calls `embed` twice for each example, forwards, and once backwards.
+
+    Args:
+        embed: `(params, batch, rng) -> e`, a pytree of floating point arrays `[B, ...]`, a row an
+            example, such as of two towers. `rng` is the same key in both calls.
+        loss: `(params, e, mask f32[N]) -> f[]`, with leaves `[N, ...]`. Where a round has fewer
+            examples, the mask is 0 and the row is another example's: leave it out.
+
+    Returns:
+        a record; called as `loss_fn(params, batch, rng)` it is the loss of one microbatch alone.
+
+    Raises:
+        ValueError: one of the two takes other arguments.
+
+    Example:
+        >>> def embed(params, batch, rng):
+        ...     return batch["x"] @ params["w"]
+        >>> def loss(params, e, mask):  # as far from each other as can be
+        ...     is_pair = mask[:, None] * mask * (1 - jnp.eye(len(mask)))
+        ...     return jnp.sum(is_pair * jnp.exp(-((e[:, None] - e) ** 2))) / jnp.sum(is_pair)
+        >>> loss_fn = batch_loss(embed, loss)
+        >>> params, batch = {"w": jnp.ones(2)}, {"x": jnp.array([[0.0, 0.0], [1.0, 0.0]])}
+        >>> loss_fn(params, batch, jax.random.key(0)).round(3).tolist()
+        [0.368, 0.368]
+    """
+    forms = {"embed": "embed(params, batch, rng) -> e[B, …]", "loss": "loss(params, e, mask)"}
+    for (name, form), function in zip(forms.items(), (embed, loss), strict=True):
+        if not callable(function) or not parts.takes(function, 3):
+            raise ValueError(f"batch_loss: {name} is called as {form}; got {parts.shown(function)}")
+    return BatchLoss(embed, loss)
+
+
+def check_evaluation(loss_fn: Any, metrics_fn: Any, *, is_asked: bool) -> None:
+    """Refuses to evaluate a loss over the round by itself: a batch of an evaluation is no round.
+
+    Raises:
+        ValueError: sets are to be evaluated, and no metrics are given.
+    """
+    if is_asked and metrics_fn is None and isinstance(loss_fn, BatchLoss):
+        raise ValueError(
+            "batch_loss: the sets would be evaluated by the loss, which is over a round, and a "
+            "batch of an evaluation is none. Give metrics_fn=(params, batch) -> {name: f32[B]}, "
+            "such as the accuracy of a nearest neighbour"
+        )
+
+
+def refuse(
+    config: config_lib.ExperimentConfig, chosen: kinds.Parts, rule: rules.LocalRule | None
+) -> None:
+    """Refuses what a loss over the round cannot go with.
+
+    Raises:
+        ValueError: it is one of them; with the reason, and what to do.
+    """
+    why = ""
+    if chosen.reducer.gossips:
+        why = (
+            f"reducer={kinds.name_of('reducer', chosen.reducer)!r}: with gossip each worker "
+            "updates from its own gradients at its own parameters, and this loss is of all "
+            "workers' examples. Take reducer='all_reduce'"
+        )
+    elif config.data.sharing != "shared":
+        why = (
+            "data.sharing='private': a sum over shards counts each by its weight, and this loss is "
+            "no sum over examples. Take data.sharing='shared'"
+        )
+    elif chosen.ordering.make_observer is not None:
+        why = (
+            f"ordering.method={kinds.name_of('ordering', chosen.ordering)!r} balances the "
+            "gradients of single examples, and of this loss there is none. Take "
+            "ordering.method='random_reshuffling'"
+        )
+    elif config.ordering.herding_every > 0:
+        why = (
+            "ordering.herding_every: the bound is of the gradients of single examples, and of this "
+            "loss there is none. Leave it out"
+        )
+    elif config.nonfinite == "skip":
+        why = (
+            "nonfinite='skip': what is not finite in one microbatch is in the loss of all of them, "
+            "so none can be left out. Take nonfinite='stop'"
+        )
+    elif config.loss_over == "example":
+        why = "loss_over='example': it is over all examples of a round. Leave out loss_over="
+    elif rule is not None:
+        why = "rule: its rounds have two rules of its own, and another was given. Leave out rule="
+    if why:
+        raise ValueError(f"batch_loss: {why}")
