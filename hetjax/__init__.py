@@ -28,6 +28,7 @@ _HOMES = {
     "Shared": "hetjax.types",
     "StatefulLoss": "hetjax.stateful",
     "TrainState": "hetjax.types",
+    "augmented": "hetjax.data.augmenting",
     "evaluate": "hetjax.records.evaluate",
     "fit": "hetjax.fitting",
     "fit_bilevel": "hetjax.levels.fitting",

@@ -145,6 +145,42 @@ def first(source: Source, num_examples: int) -> Source:
     return _First(source, num_examples)
 
 
+def of_epoch(source: Source, epoch: int) -> Source:
+    """The source as it is in an epoch, counted from 0: one that knows epochs says it itself."""
+    if not knows_epochs(source):
+        return source
+    if isinstance(source, _First):
+        return _First(of_epoch(source.whole, epoch), len(source))
+    return source.of_epoch(epoch)  # type: ignore[attr-defined]
+
+
+def of_run(source: Source, seed: int) -> Source:
+    """The source of a run, where what it draws begins with the run's seed."""
+    if isinstance(source, _First):
+        return _First(of_run(source.whole, seed), len(source))
+    return source.of_run(seed) if hasattr(source, "of_run") else source
+
+
+def knows_epochs(source: Source) -> bool:
+    """Whether it has other views of its examples in each epoch, and the same ones in each run."""
+    return hasattr(source.whole if isinstance(source, _First) else source, "of_epoch")
+
+
+class Reading:
+    """Reads examples of a source; what readers call.
+
+    Args:
+      source: the source.
+      like: an example from `read`, to compare the shapes with.
+    """
+
+    def __init__(self, source: Source, like: PyTree) -> None:
+        self._source, self._like = source, like
+
+    def __call__(self, ids: np.ndarray, epoch: int = 0) -> PyTree:
+        return fetch(of_epoch(self._source, epoch), ids, like=self._like)
+
+
 def read(source: Source, index: int) -> PyTree:
     """Reads one example as a pytree of NumPy arrays.
 
@@ -197,7 +233,7 @@ def fetch(source: Source, ids: np.ndarray, *, like: PyTree = None) -> PyTree:
 def load_all(
     source: Source,
     *,
-    num_readers: int = 1,
+    crew: readers.Crew = readers.ALONE,
     on_read: Callable[[int], object] = lambda count: None,
 ) -> ArraySource:
     """Reads a whole source into memory, for the resident feed.
@@ -206,22 +242,29 @@ def load_all(
 
     Args:
       source: the source.
-      num_readers: threads that read; 1: the calling thread does.
+      crew: who reads; of one thread the calling one does.
       on_read: called with the number of records that were read since the last call.
 
     Raises:
       ValueError: a record cannot be read or differs from example 0. The message names its index.
+        Or there is too little memory.
     """
     if isinstance(source, ArraySource):
         return source
     if len(source) == 0:
         raise ValueError("a source needs at least one example; it has length 0")
     like = read(source, 0)
-    columns = _columns(like, len(source))
-    if num_readers == 1:
+    try:
+        columns = _columns(like, len(source))
+    except MemoryError as error:
+        raise ValueError(
+            f"the {len(source):,} examples of {_described(source)} do not fit into memory: "
+            f"{error}. data.feed='streamed' reads them ahead instead"
+        ) from error
+    if crew == readers.ALONE:
         _load(columns, source, like, on_read)
     else:
-        _load_by_threads(columns, source, like, on_read, num_readers)
+        _load_together(columns, source, like, on_read, crew)
     return ArraySource(leaves.rebuild(like, iter(columns)))
 
 
@@ -243,19 +286,19 @@ def _load(
         on_read(len(ids))
 
 
-def _load_by_threads(
+def _load_together(
     columns: list[np.ndarray],
     source: Source,
     like: PyTree,
     on_read: Callable[[int], object],
-    num_readers: int,
+    crew: readers.Crew,
 ) -> None:
     """Begins and takes pieces in order, so that the message names the first bad record."""
     starts = iter(range(0, len(source), _PIECE))
     begun: collections.deque = collections.deque()
-    with readers.Readers(lambda ids: fetch(source, ids, like=like), num_readers) as threads:
+    with readers.start(Reading(source, like), crew) as threads:
         while True:
-            while len(begun) < 2 * num_readers and (start := next(starts, None)) is not None:
+            while len(begun) < 2 * crew.size and (start := next(starts, None)) is not None:
                 ids = np.arange(start, min(start + _PIECE, len(source)))
                 begun.append((ids, threads.submit(ids)))
             if not begun:

@@ -80,7 +80,7 @@ class Engine:
         given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
         self.config, self.recorded = given.config, given.recorded
         compiled.keep(self.config.compilation_cache)
-        source = sources.as_source(source)
+        source = sources.of_run(sources.as_source(source), self.config.seed)
         self._is_guest = beside is not None
         self.beacons: beacons_lib.Beacons = beside.beacons if beside else beacons_lib.start()
         if beside is None:
@@ -273,7 +273,7 @@ class Engine:
         plan = planning.plan(self.parts, rounds, kind=kind, given=given, again=again)
         if self.parts.feed.reads_ahead and again is None:
             upcoming = self.parts.stream.upcoming(rounds.stream, plan.quotas, self.parts.workers)
-            self.parts.feed.read_ahead(upcoming)
+            self.parts.feed.read_ahead(*upcoming)
         return plan._replace(state=state)
 
     def add_up(self, plan: Plan, point: types.PyTree, kept: types.Kept, **options: Any) -> Executed:

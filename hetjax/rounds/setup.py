@@ -296,7 +296,9 @@ def first_examples(
 ) -> tuple[types.PyTree, jax.Array]:
     """A microbatch, by which the loss and the order are tried, and its key or keys."""
     rng = jax.random.key(config.seed)
-    first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
+    ids = np.arange(config.microbatch_size) % len(source)
+    first = sources.fetch(source, ids)
+    feed_lib.check_narrow(first, ids)
     return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
 
 

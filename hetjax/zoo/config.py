@@ -224,6 +224,7 @@ def mutable(config: Any) -> ml_collections.ConfigDict:
 
     plain = dataclasses.asdict(config)
     plain["cluster"]["changes"] = tuple(to_dict(config)["cluster"]["changes"])
-    overhead = ml_collections.FieldReference(config.cluster.overhead_secs, field_type=object)
-    plain["cluster"]["overhead_secs"] = overhead
+    for group, name in (("cluster", "overhead_secs"), ("data", "readers")):
+        value = plain[group][name]
+        plain[group][name] = ml_collections.FieldReference(value, field_type=object)
     return ml_collections.ConfigDict(plain)
