@@ -45,6 +45,7 @@ _HOMES = {
     "nnx_model": "hetjax.adapters",
     "per_example": "hetjax.adapters.per_example",
     "scale_by_progress": "hetjax.schedules",
+    "stream": "hetjax.data.iterables",
     "use_cpu_workers": "hetjax.mesh",
 }
 

@@ -10,7 +10,7 @@ import jax
 from hetjax import messages, starting
 from hetjax.data import feed as feed_lib
 from hetjax.data import held as held_lib
-from hetjax.data import memory, readers, sources, trial
+from hetjax.data import iterable_feed, iterables, memory, readers, sources, trial
 from hetjax.processes import join
 
 _STREAM = "data.feed='streamed' reads the examples anew in each pass"
@@ -48,6 +48,8 @@ def training_feed(
     Raises:
         ValueError: an example cannot be read, or the source cannot be read by so many threads.
     """
+    if isinstance(source, iterables.Streamed):
+        return iterable_feed.IterableFeed(source, devices, leads=leads)
     looked: list[trial.Trial] = []
     crew = readers.asked(num_readers)
     num_tried = 1 if crew.processes else crew.size  # their own copies need not be thread-safe
@@ -101,6 +103,11 @@ def evaluation_feed(source: Any, device: jax.Device, *, progress: bool = False) 
     Raises:
         ValueError: an example cannot be read.
     """
+    if isinstance(source, iterables.Streamed):
+        raise ValueError(
+            "eval_source: got a hetjax.stream, whose examples come once, and each evaluation is of "
+            "the same ones. Give a source by index, such as list(itertools.islice(iterable, 1000))"
+        )
     found = trial.look(source)
     if found.difference is not None:
         messages.say(

@@ -35,6 +35,9 @@ class Feed:
     reads_ahead = False
     """Whether hints of what comes next are of any use."""
 
+    reads_all = False
+    """Whether the hints are to be of what all workers do, those of other processes too."""
+
     def __init__(self, held: held_lib.Held | None) -> None:
         self._held = held
 
@@ -51,6 +54,26 @@ class Feed:
 
     def wait(self, example_ids: np.ndarray, pass_index: int = 0) -> None:
         """Returns when these microbatches i32[k, B] are in memory, host or device."""
+
+    def came(self, pass_index: int, count: int) -> int | None:
+        """How many examples a pass has, as far as its first `count` tell; None: all of them."""
+        del pass_index, count
+        return None
+
+    def first(self) -> types.PyTree:
+        """Of what comes once: the first example, which all processes must have alike."""
+        return ()
+
+    def ended(self, pass_index: int) -> str:
+        """What to tell where a pass has fewer examples than it was to have."""
+        raise NotImplementedError
+
+    def saved(self, state: stream.StreamState) -> Any:
+        """What a checkpoint keeps of the source itself, as JSON values."""
+        del state
+
+    def go_on(self, state: stream.StreamState, saved: Any) -> None:
+        """Has the source go on where a checkpoint was made, by what `saved` gave."""
 
     def compare(self, epoch: int) -> None:
         """Tells what of the source has changed since epoch 0; call it once an epoch."""
@@ -77,7 +100,7 @@ def is_narrow() -> bool:
     return jax.dtypes.canonicalize_dtype(np.int64) == np.int32
 
 
-def _rows(example_ids: Any, xp: Any) -> Any:
+def rows(example_ids: Any, xp: Any) -> Any:
     """Which example is read for each id `[..., B]`: of padding the first of its microbatch."""
     of_padding = xp.where(example_ids == stream.PADDING, example_ids[..., :1], example_ids)
     return xp.where(of_padding < stream.PADDING, passes.filling(of_padding), of_padding)
@@ -85,9 +108,9 @@ def _rows(example_ids: Any, xp: Any) -> Any:
 
 def _gather(arrays: types.PyTree, example_ids: jax.Array) -> types.Microbatch:
     is_example = example_ids >= 0
-    rows = jnp.maximum(_rows(example_ids, jnp), 0)
+    places = jnp.maximum(rows(example_ids, jnp), 0)
     with jax.named_scope("gather"):
-        examples = jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0), arrays)
+        examples = jax.tree.map(lambda leaf: jnp.take(leaf, places, axis=0), arrays)
     return types.Microbatch(example_ids, is_example.astype(jnp.float32), examples)
 
 
@@ -180,7 +203,7 @@ class StreamedFeed(Feed):
     def _submit(self, pass_index: int, microbatches: list[np.ndarray]) -> None:
         """Has microbatches i32[B] read as one block: at once, or in parts by several threads."""
         ids = np.stack(microbatches)
-        ids = _rows(ids, np).reshape(-1)
+        ids = rows(ids, np).reshape(-1)
         size = -(-len(ids) // self._num_readers)
         parts = [ids[start : start + size] for start in range(0, len(ids), size)]
         block = _Block([self._readers.submit(part, pass_index) for part in parts])
@@ -204,7 +227,7 @@ class StreamedFeed(Feed):
         block, place = self._block_of(ids, pass_index)
         del self._ready[pass_index, ids.tobytes()]
         examples = block.examples(place * len(ids), (place + 1) * len(ids))
-        check_narrow(examples, _rows(ids, np))
+        check_narrow(examples, rows(ids, np))
         return examples
 
     def wait(self, example_ids: np.ndarray, pass_index: int = 0) -> None:
@@ -214,9 +237,9 @@ class StreamedFeed(Feed):
 
     def load(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> types.Microbatch:
         shape = example_ids.shape
-        rows = example_ids.reshape(-1, shape[-1])
+        flat = example_ids.reshape(-1, shape[-1])
         each = np.broadcast_to(passes, shape[:-1]).reshape(-1).tolist()
-        examples = [self._examples(*pair) for pair in zip(rows, each, strict=True)]
+        examples = [self._examples(*pair) for pair in zip(flat, each, strict=True)]
 
         def join(*each: np.ndarray) -> np.ndarray:
             joined = each[0] if len(each) == 1 else np.stack(each)
@@ -234,9 +257,9 @@ class StreamedFeed(Feed):
         missing = [(key[0], ids) for key, ids in wanted.items() if key not in self._ready]
         size = _BLOCK_MICROBATCHES if self._num_readers == 1 else 1  # so the first are there soon
         for pass_index, of_pass in itertools.groupby(missing, key=lambda pair: pair[0]):
-            rows = [ids for _, ids in of_pass]
-            for start in range(0, len(rows), size):
-                self._submit(pass_index, rows[start : start + size])
+            own = [ids for _, ids in of_pass]
+            for start in range(0, len(own), size):
+                self._submit(pass_index, own[start : start + size])
 
     def close(self) -> None:
         self._readers.close()

@@ -14,7 +14,7 @@ source. It needs NumPy alone.
 
 import collections
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -147,18 +147,18 @@ def first(source: Source, num_examples: int) -> Source:
 
 def of_epoch(source: Source, epoch: int) -> Source:
     """The source as it is in an epoch, counted from 0: one that knows epochs says it itself."""
-    if not knows_epochs(source):
-        return source
-    if isinstance(source, _First):
-        return _First(of_epoch(source.whole, epoch), len(source))
-    return source.of_epoch(epoch)  # type: ignore[attr-defined]
+    return _told(source, "of_epoch", epoch)
 
 
 def of_run(source: Source, seed: int) -> Source:
     """The source of a run, where what it draws begins with the run's seed."""
+    return _told(source, "of_run", seed)
+
+
+def _told(source: Source, what: str, value: int) -> Source:
     if isinstance(source, _First):
-        return _First(of_run(source.whole, seed), len(source))
-    return source.of_run(seed) if hasattr(source, "of_run") else source
+        return _First(_told(source.whole, what, value), len(source))
+    return getattr(source, what)(value) if hasattr(source, what) else source
 
 
 def knows_epochs(source: Source) -> bool:
@@ -312,18 +312,38 @@ def _load_together(
 
 def _read_into(columns: list[np.ndarray], source: Source, ids: list[int], like: PyTree) -> None:
     """Writes the leaves of record `ids[j]` to place j of the columns."""
-    expected = [(path, leaf.shape, leaf.dtype) for path, leaf in leaves.walk(like)]
+    expected = _shapes(leaves.walk(like))
     for place, (index, record) in enumerate(zip(ids, _records(source, ids), strict=True)):
-        found = [(path, leaf.shape, leaf.dtype) for path, leaf in record]
-        if found != expected:
-            raise ValueError(
-                f"example {index} differs from the first of the {_described(source)}: it has "
-                f"{leaves.describe(found)}, the first has {leaves.describe(expected)}; every "
-                "example of a source must have the same structure, shapes and dtypes (pad or crop "
-                "sequences beforehand)"
-            )
+        _check_shapes(record, index, expected, source)
         for column, (_, leaf) in zip(columns, record, strict=True):
             column[place] = leaf
+
+
+def checked(item: PyTree, index: int, like: PyTree, name: str) -> list[np.ndarray]:
+    """The leaves of an example that was read already, compared with those of `like`.
+
+    Raises:
+      ValueError: it has other leaves, or one that is not a number; with its index and source.
+    """
+    record, expected = leaves.of_item(item, index), _shapes(leaves.walk(like))
+    _check_shapes(record, index, expected, name)
+    return [leaf for _, leaf in record]
+
+
+def _shapes(record: Iterable[tuple[str, np.ndarray]]) -> list[Any]:
+    return [(path, leaf.shape, leaf.dtype) for path, leaf in record]
+
+
+def _check_shapes(
+    record: list[tuple[str, np.ndarray]], index: int, expected: list[Any], source: Any
+) -> None:
+    if (found := _shapes(record)) != expected:
+        raise ValueError(
+            f"example {index} differs from the first of the {_described(source)}: it has "
+            f"{leaves.describe(found)}, the first has {leaves.describe(expected)}; every "
+            "example of a source must have the same structure, shapes and dtypes (pad or crop "
+            "sequences beforehand)"
+        )
 
 
 def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray]]]:
@@ -350,10 +370,10 @@ def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray
 
 
 def _described(source: Any) -> str:
-    """The source's type, and where the files of a prepared data set are, which may be damaged."""
+    """The source's type or name, and where a prepared data set's files are, maybe damaged."""
     while isinstance(source, _First):
         source = source.whole
-    name = type(source).__name__
+    name = source if isinstance(source, str) else type(source).__name__
     folder = getattr(getattr(source, "dataset_info", None), "data_dir", None)
     if folder is None:
         return name

@@ -75,7 +75,7 @@ class SharedStream:
         microbatch_size: B, even.
         ordering: makes the order.
         seed: of the order's random numbers.
-        last: of a pass's last microbatch: see `passes.Shard`.
+        last, comes_once: of a pass: see `passes.Shard`.
 
     Example:
         >>> from hetjax import ordering
@@ -101,6 +101,7 @@ class SharedStream:
         ordering: ordering_lib.Ordering,
         seed: int,
         last: str = "pad",
+        comes_once: bool = False,
     ) -> None:
         self.num_workers = num_workers
         self.num_examples = num_examples
@@ -109,8 +110,14 @@ class SharedStream:
         example_ids = np.arange(num_examples, dtype=np.int32)
         self.shards = [example_ids]
         self._shard = passes_lib.Shard(
-            ordering, example_ids, microbatch_size=microbatch_size, seed=(seed,), last=last
+            ordering,
+            example_ids,
+            microbatch_size=microbatch_size,
+            seed=(seed,),
+            last=last,
+            comes_once=comes_once,
         )
+        self.cut = self._shard.cut
         self.examples_per_epoch = num_examples - self._shard.num_dropped
 
     def init(self) -> StreamState:
