@@ -1,6 +1,5 @@
 """Examples that come once: each position of the stream is done once, killed and resumed or not."""
 
-import contextlib
 import os
 import pathlib
 import signal
@@ -8,13 +7,14 @@ import subprocess
 import sys
 import textwrap
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import optax
 import pytest
 
 import hetjax
-from hetjax.data import iterable_states
+from hetjax.data import iterable_feed, iterable_states
+from hetjax.rounds import feeding as feeding_lib
 from tests.data import iterables_examples as given
 from tests.rounds import problems
 
@@ -22,27 +22,15 @@ GATED = {"num_workers": 4, "secs_per_microbatch": (1.0, 2.0, 3.0, 4.0), "clock":
 LENGTH = 61
 
 
-def positions(params, batch, rng):
-    """The losses of the problem; the gradient of `params["seen"]` counts the positions."""
-    seen = params["seen"][batch["at"] % given.COUNT]
-    return problems.softmax_loss(params["w"], batch, rng) + seen - jnp.float32(0)
+def loss_fn(params, batch, rng):
+    """That of the problem; `params["seen"]` changes where a position is trained on."""
+    return problems.softmax_loss(params["w"], batch, rng) + params["seen"][batch["at"]]
 
 
 def fit(source, *, epochs=3, **fields):
-    """The result, and how often each position was done."""
     begun = {"w": problems.initial_weights(np.float32), "seen": np.zeros(given.COUNT, np.float32)}
-    rates = optax.multi_transform(
-        {"w": optax.sgd(0.3), "seen": optax.sgd(1.0)}, {"w": "w", "seen": "seen"}
-    )
-    counts = np.zeros(given.COUNT)
-
-    def loss_fn(params, batch, rng):
-        return positions(params, batch, rng)
-
-    result = problems.fit(
-        source, begun, loss_fn=loss_fn, optimizer=rates, epochs=epochs, **fields
-    )
-    return result, counts
+    rates = optax.sgd(0.3)
+    return problems.fit(source, begun, loss_fn=loss_fn, optimizer=rates, epochs=epochs, **fields)
 
 
 def trained(result):
@@ -63,10 +51,10 @@ def test_each_position_is_done_once_and_none_is_taken_too_many(local, buffer_siz
     source = hetjax.stream(
         given.generator(given=taken), examples_per_epoch=LENGTH, buffer_size=buffer_size
     )
-    result, _ = fit(source, local=local)
+    result = fit(source, local=local)
     whole(result, 3 * LENGTH)
     assert taken == list(range(3 * LENGTH))
-    more, _ = fit(source, epochs=2, init_state=result.state)  # where the generator stands
+    more = fit(source, epochs=2, init_state=result.state)  # where the generator stands
     np.testing.assert_array_equal(trained(more), np.arange(5 * LENGTH))
 
 
@@ -74,59 +62,48 @@ def test_a_stream_trains_as_the_same_examples_by_index():
     """Without a buffer in the order in which they come; rounds are the same to the bit."""
     rows = [given.example(at) for at in range(LENGTH)]
     fields = {"epochs": 1, "quota": "equal"}
-    in_order = fit(rows, ordering="fixed_map", **fields)[0]
-    found = fit(hetjax.stream(iter(rows), examples_per_epoch=LENGTH), **fields)[0]
+    in_order = fit(rows, ordering=feeding_lib.as_it_comes(), **fields)
+    found = fit(hetjax.stream(iter(rows), examples_per_epoch=LENGTH), **fields)
     np.testing.assert_array_equal(found.params["w"], in_order.params["w"])
 
 
 def test_a_buffer_shuffles_as_the_page_says():
     """Blocks of the buffer's size, each by the seed, the pass and its number; a pass cuts them."""
-    source = hetjax.stream(given.generator(), examples_per_epoch=11, buffer_size=4)
-    wanted = []
+    source = hetjax.stream(given.generator(), examples_per_epoch=11, buffer_size=4).of_run(5)
+    feeding = iterable_feed.IterableFeed(source, [jax.devices()[0]], leads=True)
     for start in (0, 11):
+        wanted = []
         for block, first in enumerate(range(start, start + 11, 4)):
             size = min(4, start + 11 - first)
             order = np.random.default_rng((5, start // 11, block)).permutation(size)
             wanted += (first + order).tolist()
-    found = []
-
-    def note(params, batch, rng):
-        return params[batch["at"]]
-
-    fields = {"epochs": 2, "seed": 5, "microbatch_size": 1, "budget": 1, "workers": 1}
-    params = np.zeros(22, np.float32)
-
-    def noted(line):
-        found.append(int(np.flatnonzero(line.params())[-1]) if False else line.params().copy())
-
-    hetjax.fit(
-        note, params, optax.sgd(1.0), source, callbacks=[noted], progress=False, **fields
-    )
-    steps = [np.flatnonzero(after != before) for before, after in zip([params, *found], found)]
-    assert [int(step[0]) for step in steps if len(step)][-22:] == wanted[-len(found) :]
+        ids = np.append(np.arange(11, dtype=np.int32), np.int32(-1))
+        assert feeding.came(start // 11, 11) == 11
+        found = feeding.load(0, ids.reshape(2, 6), start // 11).examples["at"]
+        assert found.reshape(-1)[:11].tolist() == wanted
+    feeding.close()
 
 
-@pytest.mark.parametrize("gate", ["first", "quorum"])
-def test_what_a_gate_returns_is_kept_and_done(gate):
+@pytest.mark.parametrize("trigger", [{"trigger": "first"}, {"trigger": "quorum", "quorum": 5}])
+def test_what_a_gate_returns_is_kept_and_done(trigger):
     source = hetjax.stream(given.generator(), examples_per_epoch=LENGTH, buffer_size=9)
-    trigger = {"trigger": gate, "in_flight": "drop"}
-    result, _ = fit(source, gate=trigger, cluster=GATED, local="virtual")
+    result = fit(source, gate={**trigger, "in_flight": "drop"}, cluster=GATED, local="virtual")
     whole(result, 3 * LENGTH)
 
 
 def test_what_can_be_gone_through_again_is_begun_again_with_its_epoch():
     again = given.Again(LENGTH)
-    result, _ = fit(hetjax.stream(again, examples_per_epoch=LENGTH, buffer_size=7))
+    result = fit(hetjax.stream(again, examples_per_epoch=LENGTH, buffer_size=7))
     whole(result, 3 * LENGTH)
     assert again.epoch == 2
 
 
 def test_batches_are_split():
     loader = given.Loader(122, 8)  # the last batch has 2
-    result, _ = fit(hetjax.stream(loader, examples_per_epoch=61), epochs=2)
+    result = fit(hetjax.stream(loader, examples_per_epoch=61), epochs=2)
     whole(result, 122)
     batches = iter(given.Loader(64, 16))
-    result, _ = fit(hetjax.stream(batches, examples_per_epoch=64, batched=True), epochs=1)
+    result = fit(hetjax.stream(batches, examples_per_epoch=64, batched=True), epochs=1)
     whole(result, 64)
     with pytest.raises(ValueError, match=r"gave no batch after 0 examples.*batched=False"):
         fit(hetjax.stream(given.generator(), examples_per_epoch=8, batched=True))
@@ -138,9 +115,11 @@ def test_an_iterable_that_ends_within_an_epoch_ends_the_run_with_what_came(last,
         return hetjax.stream(given.generator(count), examples_per_epoch=LENGTH, buffer_size=8)
 
     fields = {"data": {"last": last}, "workdir": tmp_path, "quota": "equal"}
-    result, _ = fit(source(99), **fields)
+    result = fit(source(99), **fields)
     (line,) = capsys.readouterr().err.splitlines()
-    assert "the generator ended in epoch 1: 38 examples of it came, and examples_per_epoch=61" in line
+    assert (
+        "the generator ended in epoch 1: 38 examples of it came, and examples_per_epoch=61" in line
+    )
     assert "The run ends here, after" in line
     came = 99 if last != "drop" else 60 + 36
     assert result.summary["examples_processed"] == came
@@ -150,7 +129,7 @@ def test_an_iterable_that_ends_within_an_epoch_ends_the_run_with_what_came(last,
     loaded = hetjax.load(tmp_path)  # it is saved
     np.testing.assert_array_equal(loaded.params["seen"], result.params["seen"])
     if last == "pad":  # the run goes on where more come
-        more, _ = fit(source(500), **fields)
+        more = fit(source(500), **fields)
         whole(more, 3 * LENGTH)
 
 
@@ -184,7 +163,7 @@ def test_a_run_that_goes_on_misses_and_doubles_nothing(kind, buffer_size, tmp_pa
     def run(taken, **more):
         iterable = make(given=taken) if kind == "generator" else make(taken)
         source = hetjax.stream(iterable, examples_per_epoch=LENGTH, buffer_size=buffer_size)
-        return fit(source, **fields, **more)[0]
+        return fit(source, **fields, **more)
 
     plain = run([])
 
@@ -221,12 +200,14 @@ PROGRAM = """
         if dies == "dies" and line.round == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    result, _ = here.fit(source, workdir=workdir, callbacks=[die], checkpoint={"every_rounds": 2})
+    result = here.fit(source, workdir=workdir, callbacks=[die], checkpoint={"every_rounds": 2})
     here.whole(result, 3 * here.LENGTH)
 """
 
 
-@pytest.mark.parametrize("kind", ["again", "state of the iterable"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("again", marks=pytest.mark.slow), "state of the iterable"]
+)
 def test_a_process_that_is_killed_loses_nothing(kind, tmp_path):
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(PROGRAM))
@@ -278,7 +259,7 @@ def test_what_needs_examples_that_come_again_is_refused(name):
 
 def test_what_is_given_in_place_of_a_stream_is_told_of_it():
     stream = hetjax.stream(given.generator(), examples_per_epoch=LENGTH)
-    with pytest.raises(ValueError, match="eval_source: got a hetjax.stream"):
+    with pytest.raises(ValueError, match=r"eval_source: got a hetjax\.stream"):
         fit([given.example(at) for at in range(8)], eval_source=stream)
     for iterable in (given.generator(), given.Again(9), given.Loader(9, 3)):
         with pytest.raises(ValueError, match=r"hetjax\.stream\(…, examples_per_epoch=N\)"):
@@ -292,7 +273,12 @@ def test_what_is_given_in_place_of_a_stream_is_told_of_it():
 
 
 def test_states_come_back_as_they_were():
-    state = {"a": [1, (2.5, None)], 3: {"b": b"\x00\xff"}, "c": np.arange(6).reshape(2, 3), "d": True}
+    state = {
+        "a": [1, (2.5, None)],
+        3: {"b": b"\x00\xff"},
+        "c": np.arange(6).reshape(2, 3),
+        "d": True,
+    }
     state["e"] = np.float32(0.1)
     found = iterable_states.decode(iterable_states.encode(state))
     np.testing.assert_array_equal(found.pop("c"), state.pop("c"))
@@ -306,7 +292,7 @@ def test_loaders_of_pytorch():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     rows = [given.example(at) for at in range(LENGTH)]
     loader = torch.utils.data.DataLoader(rows, batch_size=8)
-    result, _ = fit(hetjax.stream(loader, examples_per_epoch=LENGTH), epochs=1)
+    result = fit(hetjax.stream(loader, examples_per_epoch=LENGTH), epochs=1)
     whole(result, LENGTH)
     state = torch.arange(5, dtype=torch.uint8)
     assert torch.equal(iterable_states.decode(iterable_states.encode(state)), state)
@@ -316,5 +302,5 @@ def test_loaders_of_grain(tmp_path):
     grain = pytest.importorskip("grain.python", reason="grain is not installed")
     rows = [given.example(at) for at in range(LENGTH)]
     loader = grain.load(rows, num_epochs=1, shuffle=False)
-    result, _ = fit(hetjax.stream(loader, examples_per_epoch=LENGTH), epochs=1)
+    result = fit(hetjax.stream(loader, examples_per_epoch=LENGTH), epochs=1)
     whole(result, LENGTH)
