@@ -41,6 +41,9 @@ class DataConfig(groups.DataConfig, NamedDataConfig):
     """What the examples are and how they reach the workers."""
 
     num_train: Annotated[int, integer(says="use only the first num_train examples; 0: all")] = 0
+    augmentation: Annotated[
+        str, choice("none", "crops_and_flips", says="of images: other views in each epoch")
+    ] = "none"
     vocabulary: Annotated[
         int, integer(says="of wikitext2: the most frequent words that are kept; 0: all")
     ] = 10_000
