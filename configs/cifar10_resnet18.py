@@ -1,7 +1,7 @@
 """CIFAR-10 with ResNet-18 and BatchNorm as the field trains it, for workers with a GPU each.
 
-SGD with Nesterov momentum, batches of 128, 200 epochs of a cosine. Microbatches of 32 are what a
-BatchNorm's statistics are of.
+SGD with Nesterov momentum, batches of 128, 200 epochs of a cosine, crops and flips. Microbatches
+of 32 are what a BatchNorm's statistics are of.
 """
 
 import ml_collections
@@ -12,6 +12,7 @@ from hetjax.zoo import config
 def get_config() -> ml_collections.ConfigDict:
     experiment = config.base()
     experiment.data.name = "cifar10"
+    experiment.data.augmentation = "crops_and_flips"
     experiment.model.name = "resnet18"
     experiment.model.norm = "batch"
     experiment.microbatch_size = 32

@@ -19,7 +19,7 @@ import hetjax
 from hetjax import options as options_lib
 from hetjax.data import sources
 from hetjax.zoo import config as config_lib
-from hetjax.zoo import datasets, models
+from hetjax.zoo import datasets, images, models
 from hetjax.zoo.models import forecasting
 
 _AT_ONCE = 16  # chunks of text whose logits an evaluation holds at a time
@@ -151,6 +151,13 @@ def _training(config: config_lib.ExperimentConfig, dataset: datasets.Dataset) ->
         )
     if wanted:
         train = sources.first(train, wanted)
+    if config.data.augmentation != "none":
+        if dataset.kind != "image":
+            raise ValueError(
+                f"data.augmentation: got {config.data.augmentation!r}, which is of images; "
+                f"{dataset.name!r} has {dataset.kind!r}. Set it to 'none'"
+            )
+        return hetjax.augmented(train, images.AUGMENTATIONS[config.data.augmentation])
     if isinstance(train, sources.ArraySource) and dataset.notes:
         train = sources.ArraySource(train.arrays, notes=(*train.notes, optimizer_note(config)))
     return train

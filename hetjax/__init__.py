@@ -28,6 +28,7 @@ _HOMES = {
     "Shared": "hetjax.types",
     "StatefulLoss": "hetjax.stateful",
     "TrainState": "hetjax.types",
+    "augmented": "hetjax.data.augmenting",
     "batch_loss": "hetjax.rounds.batch_loss",
     "evaluate": "hetjax.records.evaluate",
     "fit": "hetjax.fitting",
@@ -45,6 +46,7 @@ _HOMES = {
     "nnx_model": "hetjax.adapters",
     "per_example": "hetjax.adapters.per_example",
     "scale_by_progress": "hetjax.schedules",
+    "stream": "hetjax.data.iterables",
     "use_cpu_workers": "hetjax.mesh",
 }
 

@@ -137,7 +137,7 @@ class Driver:
             try:
                 while not (task.is_complete or task.summary.stopped_by):
                     self._ask()
-                    if self._asked.ends or self._trace_ends():
+                    if self._asked.ends or self._trace_ends() or self._source_ends():
                         break
                     with watch.taking_part():
                         self._step()
@@ -174,6 +174,13 @@ class Driver:
                 "before its end."
             )
         return bool(trace)
+
+    def _source_ends(self) -> bool:
+        """Whether an iterable has ended before the run; process 0 says so."""
+        told, task = self._task.ended_source(), self._task
+        if told and task.parts.leads:
+            messages.say(f"{told}. The run ends here, after {task.how_far}; nothing of it is lost.")
+        return bool(told)
 
     def _step(self) -> None:
         """One step, the line of the one before, and what is due after it."""

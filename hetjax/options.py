@@ -261,6 +261,20 @@ def one_or_several(one: Option, *, says: str = "") -> Option:
     return Option(Rule(words, parse), "", says)
 
 
+def count_or(prefix: str, *, says: str = "") -> Option:
+    """A whole number, or a text of a prefix and a number of at least 1."""
+    count = integer().rule
+
+    def parse(value: Any) -> Any:
+        if not isinstance(value, str):
+            return count.parse(value)
+        if not re.fullmatch(re.escape(prefix) + "[1-9][0-9]{0,3}", value):
+            raise Refused
+        return value
+
+    return Option(Rule(f"{count.allowed}, or a text such as '{prefix}4'", parse), "", says)
+
+
 def text_or_object(allowed: str, *types: type, says: str = "") -> Option:
     """A string, not empty, or an object of one of `types`; `allowed` says so in words."""
 

@@ -108,6 +108,10 @@ class Task(abc.ABC):
     def ended_trace(self) -> str:
         """The trace that is replayed and has no more rounds; '' where there is none."""
 
+    def ended_source(self) -> str:
+        """What to tell of an iterable that has no more examples; '' where there is none."""
+        return ""
+
     @property
     @abc.abstractmethod
     def how_far(self) -> str:

@@ -106,6 +106,9 @@ class Training(task_lib.Task):
     def ended_trace(self) -> str:
         return self._run.config.replay if self._run.is_end_of_trace(self.state) else ""
 
+    def ended_source(self) -> str:
+        return self._run.end_of_source(self.state)
+
     @property
     def how_far(self) -> str:
         epochs = self.state.stream.examples_processed / self.parts.stream.examples_per_epoch
@@ -225,6 +228,7 @@ class Training(task_lib.Task):
             "params": self.parts.state.params,
             "model_state": leaves.form_of(self.parts.state.model_state),
             "quota": resume.policy_of(self.parts),
+            "source": self.parts.feed.saved(self.state.stream) if self.parts.leads else None,
             "examples_recomputed": self.summary.examples_recomputed,
         }
 

@@ -11,11 +11,17 @@ from typing import Annotated, Any
 
 from hetjax import kinds
 from hetjax.config import fields as fields
-from hetjax.options import choice, flag, integer, number, numbers, one_or_several, text
+from hetjax.options import choice, count_or, flag, integer, number, numbers, one_or_several, text
 
 LINE_SEARCH = (
     "L-BFGS and line searches try several points in an update and need the loss and the gradient "
     "at each; an update has the gradient of a round, at one point"
+)
+
+
+_READERS = count_or(
+    "processes:",
+    says="threads that read a source; 0: several where they help; 'processes:4': as many processes",
 )
 
 
@@ -32,9 +38,7 @@ class DataConfig:
             says="all data on each device, or read ahead; auto: ahead where a source changes",
         ),
     ] = "auto"
-    readers: Annotated[
-        int, integer(says="threads that read a source; 0: several where they help")
-    ] = 0
+    readers: Annotated[int | str, _READERS] = 0
     last: Annotated[
         str,
         choice(

@@ -1,6 +1,7 @@
 """Which feed a run takes, how many threads read for it, and what its user is told of both."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ import jax
 from hetjax import messages, starting
 from hetjax.data import feed as feed_lib
 from hetjax.data import held as held_lib
-from hetjax.data import trial
+from hetjax.data import iterable_feed, iterables, memory, readers, sources, trial
+from hetjax.processes import join
 
 _STREAM = "data.feed='streamed' reads the examples anew in each pass"
 
 AUTO = "auto"  # 'resident', unless the source changes what it gives
 _BAR_AFTER_SECS = 1.0
+_SHARE = 0.75  # of the free memory, that examples may take: the model needs some, too
 
 Agree = Callable[[str, Callable[[], list[float]]], list[float]]
 """`(problem, solve) -> numbers`: one process solves, and all get its numbers."""
@@ -25,7 +28,7 @@ def training_feed(
     devices: Sequence[jax.Device],
     *,
     asked: str,
-    num_readers: int,
+    num_readers: int | str,
     leads: bool,
     agree: Agree,
     progress: bool = False,
@@ -36,7 +39,8 @@ def training_feed(
         source: a data source.
         devices: the device of each worker.
         asked: 'auto', 'resident' or 'streamed', as `data.feed`.
-        num_readers: threads that read; 0: several if they are found to help, as `data.readers`.
+        num_readers: threads that read; 0: several if they are found to help; 'processes:N', as
+            `data.readers`.
         leads: whether this process tells the user.
         agree: makes all processes take the same feed.
         progress: show a bar if a resident set takes long to read.
@@ -44,47 +48,66 @@ def training_feed(
     Raises:
         ValueError: an example cannot be read, or the source cannot be read by so many threads.
     """
+    if isinstance(source, iterables.Streamed):
+        return iterable_feed.IterableFeed(source, devices, leads=leads)
     looked: list[trial.Trial] = []
+    crew = readers.asked(num_readers)
+    num_tried = 1 if crew.processes else crew.size  # their own copies need not be thread-safe
+    knows_epochs = sources.knows_epochs(source)
 
     def changes() -> list[float]:
-        looked.append(trial.look(source, num_readers=num_readers))
-        return [float(looked[0].difference is not None)]
+        narrow = feed_lib.is_narrow()
+        looked.append(trial.look(source, num_readers=num_tried, narrow=narrow))
+        changing = looked[0].difference is not None or knows_epochs
+        return [float(changing or bool(_too_large(source, looked[0], devices)))]
 
     name = asked
     if asked == AUTO:
         name = "streamed" if agree("source-changes", changes)[0] else "resident"
-    if asked == "streamed" and num_readers == 1:  # nothing is left to find out
+    if asked == "streamed" and crew == (1, False):  # nothing is left to find out
         looked.append(trial.Trial())
     if not looked:
         changes()
     (found,) = looked
     if leads:
-        for line in _lines(source, found, asked=asked, num_asked=num_readers):
+        large = "" if asked == "streamed" else _too_large(source, found, devices)
+        for line in _lines(source, found, asked=asked, num_asked=num_tried, large=large):
             messages.say(line)
+        if crew.processes and found.difference is not None:
+            messages.say(
+                f"{crew.size} processes read copies of {type(source).__name__}: a random "
+                "generator in it draws the same numbers in each. hetjax.augmented(source, f) "
+                "gives f a generator for each example and epoch"
+            )
+    if not crew.processes:
+        crew = crew._replace(size=found.num_readers)
     is_streamed, same_again = name == "streamed", found.difference is None
     held = None
     if leads:
         values = same_again and not is_streamed
         held = held_lib.Held(source, name="the source", values=values, way=_STREAM)
     if is_streamed:
-        return feed_lib.StreamedFeed(source, devices, num_readers=found.num_readers, held=held)
+        return feed_lib.StreamedFeed(source, devices, crew=crew, held=held)
     with _bar(len(source), "reading the source", shown=progress) as on_read:
-        return feed_lib.ResidentFeed(
-            source, devices, num_readers=found.num_readers, on_read=on_read, held=held
-        )
+        return feed_lib.ResidentFeed(source, devices, crew=crew, on_read=on_read, held=held)
 
 
 def evaluation_feed(source: Any, device: jax.Device, *, progress: bool = False) -> feed_lib.Feed:
     """The examples of an evaluation, on the device. Tells the user if the source changes them.
 
     Args:
-        source: a data source; read once, as a whole.
+        source: a data source; read once, as a whole, where there is memory for it.
         device: of the evaluation.
         progress: show a bar if that takes long.
 
     Raises:
         ValueError: an example cannot be read.
     """
+    if isinstance(source, iterables.Streamed):
+        raise ValueError(
+            "eval_source: got a hetjax.stream, whose examples come once, and each evaluation is of "
+            "the same ones. Give a source by index, such as list(itertools.islice(iterable, 1000))"
+        )
     found = trial.look(source)
     if found.difference is not None:
         messages.say(
@@ -92,6 +115,17 @@ def evaluation_feed(source: Any, device: jax.Device, *, progress: bool = False) 
             "every evaluation has those values, so that evaluations can be compared. To evaluate "
             "the examples themselves, give an eval_source without random augmentation."
         )
+    if sources.knows_epochs(source):
+        messages.say(
+            f"eval_source: {type(source).__name__} has other examples in each epoch, and every "
+            "evaluation has those of the first. To evaluate the examples themselves, give an "
+            "eval_source without augmentation."
+        )
+    crew = readers.Crew(found.num_readers)
+    large = _too_large(source, found, [device])
+    if large and found.difference is None:
+        messages.say(f"eval_source: {large}. So each evaluation reads it anew.")
+        return feed_lib.StreamedFeed(source, [device], crew=crew)
     held = held_lib.Held(
         source,
         name="the eval_source",
@@ -99,9 +133,39 @@ def evaluation_feed(source: Any, device: jax.Device, *, progress: bool = False) 
         way="All evaluations have them, so that they can be compared",
     )
     with _bar(len(source), "reading the eval_source", shown=progress) as on_read:
-        return feed_lib.ResidentFeed(
-            source, [device], num_readers=found.num_readers, on_read=on_read, held=held
-        )
+        return feed_lib.ResidentFeed(source, [device], crew=crew, on_read=on_read, held=held)
+
+
+def _too_large(source: Any, found: trial.Trial, devices: Sequence[jax.Device]) -> str:
+    """Why the examples cannot be kept in memory, in words; '' where they can, as far as is known.
+
+    On CPUs each device has a copy, beside the one that is read.
+    """
+    size = found.example_bytes * len(source)
+    own = {device for device in devices if device.process_index == jax.process_index()}
+    copies = 1 + sum(device.platform == "cpu" for device in own)
+    of_machine = memory.free_bytes()
+    if of_machine is not None and os.environ.get(join.SHARED_MEMORY):
+        of_machine //= jax.process_count()  # all of this machine
+    for needed, free, where in (
+        (copies * size, of_machine, "memory"),
+        *[(size, _free_on(device), f"memory of {device}") for device in own],
+    ):
+        if free is not None and needed > _SHARE * free:
+            more = "" if needed == size else f" ({memory.in_words(needed)} with a copy a device)"
+            return (
+                f"the {len(source):,} examples of {type(source).__name__} take about "
+                f"{memory.in_words(size)}{more}, and {memory.in_words(free)} of {where} are free"
+            )
+    return ""
+
+
+def _free_on(device: jax.Device) -> int | None:
+    """Bytes of its own memory that are free; None: it has none, or does not say."""
+    stats = None if device.platform == "cpu" else device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
 
 
 def _changed(source: Any, difference: trial.Difference) -> str:
@@ -111,9 +175,30 @@ def _changed(source: Any, difference: trial.Difference) -> str:
     )
 
 
-def _lines(source: Any, found: trial.Trial, *, asked: str, num_asked: int) -> Iterator[str]:
+def _lines(
+    source: Any, found: trial.Trial, *, asked: str, num_asked: int, large: str
+) -> Iterator[str]:
     """What the user is told of what the trial found."""
     name = type(source).__name__
+    if large and asked == "resident":
+        yield f"{large}, where data.feed='resident' keeps them; data.feed='streamed' reads ahead."
+    if sources.knows_epochs(source):
+        if asked == "resident":
+            yield (
+                f"{name} has other examples in each epoch, and data.feed='resident' reads it once: "
+                "all epochs have those of the first. data.feed='streamed' reads each epoch's."
+            )
+        if found.difference is not None:
+            yield (
+                f"{_changed(source, found.difference)}, within one epoch: it draws numbers that "
+                "do not come from the generator that it is given. So no run can be repeated."
+            )
+        return
+    if large and asked == AUTO and found.difference is None:
+        yield (
+            f"{large}. So the feed is 'streamed': examples are read ahead, anew in each epoch. "
+            "data.feed='streamed' says so beforehand; data.feed='resident' reads all at once."
+        )
     if found.difference is not None and asked == AUTO:
         yield (
             f"{_changed(source, found.difference)}. So the feed is 'streamed': each epoch reads "

@@ -10,6 +10,7 @@ finite for padding, and masking it leaves no NaN in the gradient (0 * inf).
 """
 
 import concurrent.futures
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from hetjax import types
 from hetjax.data import held as held_lib
-from hetjax.data import passes, readers, sources, stream
+from hetjax.data import leaves, passes, readers, sources, stream
 
 _BLOCK_MICROBATCHES = 8  # that one thread reads at a time
 
@@ -34,18 +35,45 @@ class Feed:
     reads_ahead = False
     """Whether hints of what comes next are of any use."""
 
+    reads_all = False
+    """Whether the hints are to be of what all workers do, those of other processes too."""
+
     def __init__(self, held: held_lib.Held | None) -> None:
         self._held = held
 
-    def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
-        """`example_ids i32[..., B]` as a microbatch on the worker's device."""
+    def load(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> types.Microbatch:
+        """`example_ids i32[..., B]` as a microbatch on the worker's device.
+
+        `passes` i64[...] says of which pass each is, or one number of all of them: a source may
+        give another view of an example in each.
+        """
         raise NotImplementedError
 
-    def read_ahead(self, example_ids: np.ndarray) -> None:
-        """A hint: these microbatches i32[k, B] come next."""
+    def read_ahead(self, example_ids: np.ndarray, passes: np.ndarray) -> None:
+        """A hint: these microbatches i32[k, B] of these passes i64[k] come next."""
 
-    def wait(self, example_ids: np.ndarray) -> None:
+    def wait(self, example_ids: np.ndarray, pass_index: int = 0) -> None:
         """Returns when these microbatches i32[k, B] are in memory, host or device."""
+
+    def came(self, pass_index: int, count: int) -> int | None:
+        """How many examples a pass has, as far as its first `count` tell; None: all of them."""
+        del pass_index, count
+        return None
+
+    def first(self) -> types.PyTree:
+        """Of what comes once: the first example, which all processes must have alike."""
+        return ()
+
+    def ended(self, pass_index: int) -> str:
+        """What to tell where a pass has fewer examples than it was to have."""
+        raise NotImplementedError
+
+    def saved(self, state: stream.StreamState) -> Any:
+        """What a checkpoint keeps of the source itself, as JSON values."""
+        del state
+
+    def go_on(self, state: stream.StreamState, saved: Any) -> None:
+        """Has the source go on where a checkpoint was made, by what `saved` gave."""
 
     def compare(self, epoch: int) -> None:
         """Tells what of the source has changed since epoch 0; call it once an epoch."""
@@ -56,7 +84,23 @@ class Feed:
         """Frees threads."""
 
 
-def _rows(example_ids: Any, xp: Any) -> Any:
+def check_narrow(arrays: types.PyTree, example_ids: np.ndarray | None = None) -> None:
+    """Refuses whole numbers of 64 bits that JAX would cut to 32.
+
+    Args:
+        arrays: leaves `[k, ...]`.
+        example_ids: of these examples; None: 0 to k - 1.
+    """
+    if is_narrow():
+        leaves.check_narrow(arrays, example_ids)
+
+
+def is_narrow() -> bool:
+    """Whether JAX keeps whole numbers in 32 bits, as by default."""
+    return jax.dtypes.canonicalize_dtype(np.int64) == np.int32
+
+
+def rows(example_ids: Any, xp: Any) -> Any:
     """Which example is read for each id `[..., B]`: of padding the first of its microbatch."""
     of_padding = xp.where(example_ids == stream.PADDING, example_ids[..., :1], example_ids)
     return xp.where(of_padding < stream.PADDING, passes.filling(of_padding), of_padding)
@@ -64,9 +108,9 @@ def _rows(example_ids: Any, xp: Any) -> Any:
 
 def _gather(arrays: types.PyTree, example_ids: jax.Array) -> types.Microbatch:
     is_example = example_ids >= 0
-    rows = jnp.maximum(_rows(example_ids, jnp), 0)
+    places = jnp.maximum(rows(example_ids, jnp), 0)
     with jax.named_scope("gather"):
-        examples = jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=0), arrays)
+        examples = jax.tree.map(lambda leaf: jnp.take(leaf, places, axis=0), arrays)
     return types.Microbatch(example_ids, is_example.astype(jnp.float32), examples)
 
 
@@ -77,7 +121,7 @@ class ResidentFeed(Feed):
         source: a data source; read once, as a whole.
         devices: the device of each worker. One that serves several workers holds one copy; other
             processes fill theirs.
-        num_readers: threads that read it; 1: the calling thread does.
+        crew: who reads it; of one thread the calling one does.
         on_read: called with the number of examples that were read since the last call.
         held: what the run holds of the source; None: nobody is told of changes.
     """
@@ -87,12 +131,14 @@ class ResidentFeed(Feed):
         source: Any,
         devices: Sequence[jax.Device],
         *,
-        num_readers: int = 1,
+        crew: readers.Crew = readers.ALONE,
         on_read: Callable[[int], object] = lambda count: None,
         held: held_lib.Held | None = None,
     ) -> None:
         super().__init__(held)
-        loaded = sources.load_all(source, num_readers=num_readers, on_read=on_read)
+        source = sources.of_epoch(source, 0)
+        loaded = sources.load_all(source, crew=crew, on_read=on_read)
+        check_narrow(loaded.arrays)
         arrays = loaded.arrays
         if loaded is source:  # the user's own arrays, which a CPU device may use as they are
             arrays = jax.tree.map(np.array, arrays)
@@ -101,8 +147,12 @@ class ResidentFeed(Feed):
         self._arrays = [copies.get(device) for device in devices]
         self._gather = jax.jit(_gather)
 
-    def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
+    def load(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> types.Microbatch:
+        del passes  # its values were read once
         return self._gather(self._arrays[worker], example_ids)
+
+
+_Key = tuple[int, bytes]
 
 
 class _Block(NamedTuple):
@@ -113,8 +163,8 @@ class _Block(NamedTuple):
     def examples(self, start: int, stop: int) -> types.PyTree:
         """The examples from one place to another; all parts have to be read."""
 
-        def cut(*leaves: np.ndarray) -> np.ndarray:
-            return (leaves[0] if len(leaves) == 1 else np.concatenate(leaves))[start:stop]
+        def cut(*pieces: np.ndarray) -> np.ndarray:
+            return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces))[start:stop]
 
         return jax.tree.map(cut, *[part.result() for part in self.parts])
 
@@ -122,13 +172,13 @@ class _Block(NamedTuple):
 class StreamedFeed(Feed):
     """Reads from the source while training goes on; memory is the microbatches of two rounds.
 
-    Which examples are read, and how often, does not depend on the number of threads. With one, no
-    other thread ever touches the source, and it reads in the order of the run.
+    Which examples are read, and how often, does not depend on who reads. With one thread, no
+    other one ever touches the source, and it reads in the order of the run.
 
     Args:
         source: anything with `__len__` and `__getitem__`.
         devices: the device of each worker.
-        num_readers: threads that read it.
+        crew: who reads it.
         held: what the run holds of the source, its length; None: nobody is told of changes.
     """
 
@@ -139,70 +189,77 @@ class StreamedFeed(Feed):
         source: Any,
         devices: Sequence[jax.Device],
         *,
-        num_readers: int = 1,
+        crew: readers.Crew = readers.ALONE,
         held: held_lib.Held | None = None,
     ) -> None:
         super().__init__(held)
         self._like = like = sources.read(source, 0)
         self._devices = list(devices)
-        self._num_readers = num_readers
-        self._readers = readers.Readers(
-            lambda ids: sources.fetch(source, ids, like=like), num_readers
-        )
-        # Microbatches read or being read: {bytes of the ids: (the block, the place in it)}.
-        self._ready: dict[bytes, tuple[_Block, int]] = {}
+        self._num_readers = crew.size
+        self._readers = readers.start(sources.Reading(source, like), crew)
+        # Microbatches read or being read: {(pass, bytes of the ids): (the block, its place there)}.
+        self._ready: dict[_Key, tuple[_Block, int]] = {}
 
-    def _submit(self, microbatches: list[np.ndarray]) -> None:
+    def _submit(self, pass_index: int, microbatches: list[np.ndarray]) -> None:
         """Has microbatches i32[B] read as one block: at once, or in parts by several threads."""
         ids = np.stack(microbatches)
-        ids = _rows(ids, np).reshape(-1)
+        ids = rows(ids, np).reshape(-1)
         size = -(-len(ids) // self._num_readers)
         parts = [ids[start : start + size] for start in range(0, len(ids), size)]
-        block = _Block([self._readers.submit(part) for part in parts])
-        self._ready |= {one.tobytes(): (block, place) for place, one in enumerate(microbatches)}
+        block = _Block([self._readers.submit(part, pass_index) for part in parts])
+        for place, one in enumerate(microbatches):
+            self._ready[pass_index, one.tobytes()] = block, place
 
-    def _block_of(self, ids: np.ndarray) -> tuple[_Block, int]:
+    def _block_of(self, ids: np.ndarray, pass_index: int) -> tuple[_Block, int]:
         """The block with the examples of a microbatch, and its place there; waits for them."""
-        if ids.tobytes() not in self._ready:
-            self._submit([ids])
-        block, place = self._ready[ids.tobytes()]
+        key = pass_index, ids.tobytes()
+        if key not in self._ready:
+            self._submit(pass_index, [ids])
+        block, place = self._ready[key]
         for part in block.parts:
             self._readers.result(part)
         return block, place
 
-    def _examples(self, ids: np.ndarray) -> types.PyTree:
+    def _examples(self, ids: np.ndarray, pass_index: int) -> types.PyTree:
         """The examples of one microbatch, `[B, ...]`, on the host."""
         if ids[0] == stream.PADDING:
             return jax.tree.map(lambda leaf: np.stack([leaf] * len(ids)), self._like)
-        block, place = self._block_of(ids)
-        del self._ready[ids.tobytes()]
-        return block.examples(place * len(ids), (place + 1) * len(ids))
+        block, place = self._block_of(ids, pass_index)
+        del self._ready[pass_index, ids.tobytes()]
+        examples = block.examples(place * len(ids), (place + 1) * len(ids))
+        check_narrow(examples, rows(ids, np))
+        return examples
 
-    def wait(self, example_ids: np.ndarray) -> None:
+    def wait(self, example_ids: np.ndarray, pass_index: int = 0) -> None:
         for ids in example_ids:
             if ids[0] != stream.PADDING:
-                self._block_of(ids)
+                self._block_of(ids, pass_index)
 
-    def load(self, worker: int, example_ids: np.ndarray) -> types.Microbatch:
-        examples = [self._examples(ids) for ids in example_ids.reshape(-1, example_ids.shape[-1])]
+    def load(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> types.Microbatch:
         shape = example_ids.shape
+        flat = example_ids.reshape(-1, shape[-1])
+        each = np.broadcast_to(passes, shape[:-1]).reshape(-1).tolist()
+        examples = [self._examples(*pair) for pair in zip(flat, each, strict=True)]
 
-        def join(*leaves: np.ndarray) -> np.ndarray:
-            joined = leaves[0] if len(leaves) == 1 else np.stack(leaves)
-            return joined.reshape(*shape, *leaves[0].shape[1:])
+        def join(*each: np.ndarray) -> np.ndarray:
+            joined = each[0] if len(each) == 1 else np.stack(each)
+            return joined.reshape(*shape, *each[0].shape[1:])
 
         mask = (example_ids >= 0).astype(np.float32)
         microbatch = types.Microbatch(example_ids, mask, jax.tree.map(join, *examples))
         return jax.device_put(microbatch, self._devices[worker])
 
-    def read_ahead(self, example_ids: np.ndarray) -> None:
-        wanted = {ids.tobytes(): ids for ids in example_ids}
+    def read_ahead(self, example_ids: np.ndarray, passes: np.ndarray) -> None:
+        pairs = zip(passes.tolist(), example_ids, strict=True)
+        wanted = {(pass_index, ids.tobytes()): ids for pass_index, ids in pairs}
         for key in self._ready.keys() - wanted.keys():
             del self._ready[key]
-        missing = [ids for key, ids in wanted.items() if key not in self._ready]
+        missing = [(key[0], ids) for key, ids in wanted.items() if key not in self._ready]
         size = _BLOCK_MICROBATCHES if self._num_readers == 1 else 1  # so the first are there soon
-        for start in range(0, len(missing), size):
-            self._submit(missing[start : start + size])
+        for pass_index, of_pass in itertools.groupby(missing, key=lambda pair: pair[0]):
+            own = [ids for _, ids in of_pass]
+            for start in range(0, len(own), size):
+                self._submit(pass_index, own[start : start + size])
 
     def close(self) -> None:
         self._readers.close()

@@ -19,6 +19,11 @@ TOKENISE = (
     "padded to one length, or drop the field"
 )
 
+WIDE = (
+    "Number the values anew, as np.unique(ids, return_inverse=True)[1] does, drop the field where "
+    "the loss does not need it, or call jax.config.update('jax_enable_x64', True) first"
+)
+
 _CLASSES = "; number labels of classes, as np.unique(labels, return_inverse=True)[1] does"
 _NUMBERS_ALONE = "entry {at} is {value!r}, which is no number; give one, or leave the example out"
 
@@ -85,6 +90,30 @@ def of_arrays(arrays: PyTree) -> list[tuple[str, np.ndarray]]:
     return [(path, _array_leaf(path, leaf)) for path, leaf in walk(arrays)]
 
 
+def check_narrow(arrays: PyTree, example_ids: np.ndarray | None = None) -> None:
+    """Refuses whole numbers that 32 bits do not hold, in arrays of 64 bits.
+
+    Args:
+        arrays: leaves `[k, ...]`, one entry an example.
+        example_ids: i[k], for the message; None: 0 to k - 1.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for path, leaf in walk(arrays):
+        if leaf.dtype.kind not in "iu" or leaf.dtype.itemsize < 8 or not leaf.size:
+            continue
+        narrow = np.iinfo(f"{leaf.dtype.kind}4")
+        if leaf.max() <= narrow.max and leaf.min() >= narrow.min:
+            continue
+        at = np.argwhere((leaf > narrow.max) | (leaf < narrow.min))[0]
+        which = at[0] if example_ids is None else example_ids[at[0]]
+        raise ValueError(
+            f"example {which}: leaf {path or 'item'} is {leaf.dtype} and holds {leaf[tuple(at)]}, "
+            f"which does not fit into the 32 bits that JAX has by default. {WIDE}"
+        )
+
+
 def describe(leaves: list[tuple[str, tuple[int, ...], np.dtype]]) -> str:
     """The first few leaves, by path, shape and dtype, in words."""
     shown = [f"{path or 'item'} {dtype}{list(shape)}" for path, shape, dtype in leaves[:6]]
@@ -97,7 +126,10 @@ def _number_array(leaf: Any) -> np.ndarray:
         dots = "" if len(leaf) <= _SHOWN else "…"
         raise ValueError(f"is {type(leaf).__name__} ({shown!r}{dots}), and {TOKENISE}")
     if type(leaf) is int:
-        return np.asarray(leaf, np.int32)
+        try:
+            return np.asarray(leaf, np.int32)
+        except OverflowError:
+            raise ValueError(f"is {leaf}, which does not fit into 32 bits. {WIDE}") from None
     array = np.asarray(leaf)
     if not _is_numeric(array.dtype):
         raise ValueError(f"is {type(leaf).__name__} of dtype {array.dtype}, and {_mend(array)}")

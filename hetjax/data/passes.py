@@ -42,6 +42,8 @@ class Shard:
         place_of: i32[N]: the inverse of `example_ids`; None if those are 0 .. N - 1.
         last: what becomes of a last microbatch that is not full: 'pad', 'fill' it up with other
             examples of the pass, which do not count, or 'drop' it.
+        comes_once: examples of earlier rounds cannot be had again, and a pass may have fewer than
+            it was to have: `cut` says so.
 
     Raises:
         ValueError: dropping it leaves nothing.
@@ -56,13 +58,15 @@ class Shard:
         seed: tuple[int, ...],
         place_of: np.ndarray | None = None,
         last: str = "pad",
+        comes_once: bool = False,
     ) -> None:
         if last == "drop" and len(example_ids) < microbatch_size:
             raise ValueError(
                 f"data.last='drop': {len(example_ids)} examples are fewer than microbatch_size="
                 f"{microbatch_size}, so that nothing would be left of a pass; take 'pad' or 'fill'"
             )
-        self._last = last
+        self._last, self._comes_once = last, comes_once
+        self._came: int | None = None
         self.num_dropped = len(example_ids) % microbatch_size if last == "drop" else 0
         self._ordering = ordering
         self._example_ids = example_ids
@@ -82,9 +86,20 @@ class Shard:
         """i32[m]: all examples of the pass, in order; a copy."""
         return self._example_ids[order_state.order]
 
+    def cut(self, came: int) -> None:
+        """The source has ended: of the open pass there are only the first examples, in order."""
+        self._came = came if came < len(self._example_ids) else None
+
+    def _left(self, own: PassState) -> int:
+        """Examples left of this pass."""
+        if self._came is None:
+            return len(own.remaining) - self.num_dropped
+        left = int(np.sum(own.remaining < self._came))
+        return left - left % self._microbatch_size if self._last == "drop" else left
+
     def microbatches_left(self, own: PassState) -> int:
         """Microbatches left of this pass; the last may hold padding."""
-        return -(-(len(own.remaining) - self.num_dropped) // self._microbatch_size)
+        return -(-self._left(own) // self._microbatch_size)
 
     def peek(self, own: PassState, count: int) -> np.ndarray:
         """i32[<= count, microbatch_size]: the next microbatches; the last may hold padding.
@@ -92,13 +107,17 @@ class Shard:
         They are a copy: `commit` writes into the queue.
         """
         size = self._microbatch_size
-        example_ids = own.remaining[: min(count, self.microbatches_left(own)) * size]
+        stop = min(count, self.microbatches_left(own)) * size
+        example_ids = own.remaining[: stop if self._came is None else min(stop, self._left(own))]
         microbatches = np.full((-(-len(example_ids) // size), size), PADDING, np.int32)
         microbatches.reshape(-1)[: len(example_ids)] = example_ids
         if self._last == "fill" and len(example_ids) % size:
             of_last = len(example_ids) % size
-            others = self.ordered(own.order_state)  # of the pass, whatever has returned
-            others = others[~np.isin(others, example_ids[-of_last:])]
+            if self._comes_once:  # of the same round
+                others = example_ids[:-of_last]
+            else:
+                others = self.ordered(own.order_state)  # of the pass, whatever has returned
+                others = others[~np.isin(others, example_ids[-of_last:])]
             others = others if len(others) else example_ids
             microbatches[-1, of_last:] = filling(np.resize(others, size - of_last))
         return microbatches
@@ -122,7 +141,7 @@ class Shard:
             example_signs = example_signs.reshape(-1)[processed.reshape(-1) >= 0]
         ledger = ledger_lib.commit(ledger, example_ids)
         of_pass = len(own.queue) - self.num_dropped
-        end = min(own.head + taken * self._microbatch_size, of_pass)
+        end = own.head + min(taken * self._microbatch_size, self._left(own))
         head = end - len(back)
         own.queue[head:end] = back
         is_over = head == of_pass

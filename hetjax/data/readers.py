@@ -1,5 +1,7 @@
 """Threads that read examples ahead, so that several reads wait for a slow disk or network at once.
 
+Where `data.readers` is 'processes:N', each of the threads has a process read (`reader_processes`).
+
 Reads are begun in the order in which they were asked for, and each is done once. Python runs one
 thread at a time. So threads help as far as a read waits, or computes in a library that lets other
 threads run meanwhile, as decoders of images and NumPy do.
@@ -10,11 +12,36 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hetjax.data import reader_processes
+
 _PATIENCE_SECS = 0.2  # between two looks at whether the threads were closed
+
+
+class Crew(NamedTuple):
+    """Who reads a source."""
+
+    size: int = 1
+    processes: bool = False  # not threads
+
+
+ALONE = Crew()
+_PROCESSES = "processes:"
+
+
+def asked(text: int | str) -> Crew:
+    """Who is to read, by `data.readers`: a number of threads (0: to be found out), or processes.
+
+    Example:
+        >>> asked("processes:4"), asked(0)
+        (Crew(size=4, processes=True), Crew(size=0, processes=False))
+    """
+    if isinstance(text, str):
+        return Crew(int(text.removeprefix(_PROCESSES)), processes=True)
+    return Crew(text)
 
 
 class Readers:
@@ -23,12 +50,19 @@ class Readers:
     They are daemons: a source that blocks for ever must not keep the process alive.
 
     Args:
-        read: `(example_ids i64[k]) -> examples`.
+        read: `(example_ids i64[k], pass_index) -> examples`.
         count: how many threads there are. With one, no other ever calls the function.
+        on_close: called when they are closed.
     """
 
-    def __init__(self, read: Callable[[np.ndarray], Any], count: int) -> None:
-        self._read, self._count = read, count
+    def __init__(
+        self,
+        read: reader_processes.Read,
+        count: int,
+        *,
+        on_close: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._read, self._count, self._on_close = read, count, on_close
         self._wanted: queue.SimpleQueue = queue.SimpleQueue()
         self._closing = threading.Event()
         for _ in range(count):
@@ -40,10 +74,10 @@ class Readers:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def submit(self, example_ids: np.ndarray) -> concurrent.futures.Future:
-        """Has examples read, after all that were asked for before."""
+    def submit(self, example_ids: np.ndarray, pass_index: int = 0) -> concurrent.futures.Future:
+        """Has examples read, as they are in a pass, after all that were asked for before."""
         future: concurrent.futures.Future = concurrent.futures.Future()
-        self._wanted.put((future, example_ids))
+        self._wanted.put((future, (example_ids, pass_index)))
         return future
 
     def result(self, future: concurrent.futures.Future) -> Any:
@@ -62,13 +96,30 @@ class Readers:
         self._closing.set()
         for _ in range(self._count):
             self._wanted.put(None)
+        self._on_close()
 
     def _work(self) -> None:
         while (task := self._wanted.get()) is not None:
-            future, example_ids = task
+            future, asked = task
             if self._closing.is_set() or not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(self._read(example_ids))
+                future.set_result(self._read(*asked))
             except Exception as error:  # `result` raises it again
                 future.set_exception(error)
+
+
+def start(read: reader_processes.Read, crew: Crew) -> Readers:
+    """Has a crew ready to read.
+
+    Args:
+        read: as of `Readers`; processes get copies of it.
+        crew: who they are.
+
+    Raises:
+        ValueError: no processes can be had for it.
+    """
+    if not crew.processes:
+        return Readers(read, crew.size)
+    processes = reader_processes.Processes(read, crew.size)
+    return Readers(processes, crew.size, on_close=processes.close)

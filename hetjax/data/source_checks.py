@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+_STREAM = "hetjax.stream(…, examples_per_epoch=N), which goes through it as it comes"
 _MOST_EXAMPLES = 2**31 - 1  # ids are i32
 
 _SOURCES = (
@@ -76,21 +77,22 @@ def _without_index(data: Any) -> str:
         return (
             "a loader cuts batches in an order of its own, which hetjax does here. Give the data "
             "set in it, loader.dataset; microbatch_size= says the size, ordering= the order, "
-            "data={'readers': N} how many threads read"
+            "data={'readers': N} how many threads read. Where the data have no index, give "
+            f"{_STREAM}"
         )
     if hasattr(data, "__next__"):
         return (
             "what can be gone through once, in one order, is no source: hetjax reads by index, "
-            "each epoch in another order. Give list(…) of it if it ends and fits into memory "
-            "(list(itertools.islice(…, N)) of one without end), or an object with __len__ and "
-            "__getitem__"
+            f"each epoch in another order. Give {_STREAM}; or list(…) of it if it ends and fits "
+            "into memory (list(itertools.islice(…, N)) of one without end), or an object with "
+            "__len__ and __getitem__"
         )
     if hasattr(data, "__iter__"):
         return (
             "it is made to be gone through, and hetjax reads by index, each epoch in another "
-            "order. Give list(…) of it if it ends and fits into memory, or a form of it with "
-            "__getitem__ and __len__ (a Hugging Face data set without streaming, tfds.data_source "
-            "for tf.data)"
+            f"order. Give {_STREAM}; or list(…) of it if it ends and fits into memory, or a form "
+            "of it with __getitem__ and __len__ (a Hugging Face data set without streaming, "
+            "tfds.data_source for tf.data)"
         )
     return f"it has no __getitem__ and no examples. Give {_SOURCES}"
 

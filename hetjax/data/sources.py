@@ -14,7 +14,7 @@ source. It needs NumPy alone.
 
 import collections
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -145,6 +145,42 @@ def first(source: Source, num_examples: int) -> Source:
     return _First(source, num_examples)
 
 
+def of_epoch(source: Source, epoch: int) -> Source:
+    """The source as it is in an epoch, counted from 0: one that knows epochs says it itself."""
+    return _told(source, "of_epoch", epoch)
+
+
+def of_run(source: Source, seed: int) -> Source:
+    """The source of a run, where what it draws begins with the run's seed."""
+    return _told(source, "of_run", seed)
+
+
+def _told(source: Source, what: str, value: int) -> Source:
+    if isinstance(source, _First):
+        return _First(_told(source.whole, what, value), len(source))
+    return getattr(source, what)(value) if hasattr(source, what) else source
+
+
+def knows_epochs(source: Source) -> bool:
+    """Whether it has other views of its examples in each epoch, and the same ones in each run."""
+    return hasattr(source.whole if isinstance(source, _First) else source, "of_epoch")
+
+
+class Reading:
+    """Reads examples of a source; what readers call.
+
+    Args:
+      source: the source.
+      like: an example from `read`, to compare the shapes with.
+    """
+
+    def __init__(self, source: Source, like: PyTree) -> None:
+        self._source, self._like = source, like
+
+    def __call__(self, ids: np.ndarray, epoch: int = 0) -> PyTree:
+        return fetch(of_epoch(self._source, epoch), ids, like=self._like)
+
+
 def read(source: Source, index: int) -> PyTree:
     """Reads one example as a pytree of NumPy arrays.
 
@@ -197,7 +233,7 @@ def fetch(source: Source, ids: np.ndarray, *, like: PyTree = None) -> PyTree:
 def load_all(
     source: Source,
     *,
-    num_readers: int = 1,
+    crew: readers.Crew = readers.ALONE,
     on_read: Callable[[int], object] = lambda count: None,
 ) -> ArraySource:
     """Reads a whole source into memory, for the resident feed.
@@ -206,22 +242,29 @@ def load_all(
 
     Args:
       source: the source.
-      num_readers: threads that read; 1: the calling thread does.
+      crew: who reads; of one thread the calling one does.
       on_read: called with the number of records that were read since the last call.
 
     Raises:
       ValueError: a record cannot be read or differs from example 0. The message names its index.
+        Or there is too little memory.
     """
     if isinstance(source, ArraySource):
         return source
     if len(source) == 0:
         raise ValueError("a source needs at least one example; it has length 0")
     like = read(source, 0)
-    columns = _columns(like, len(source))
-    if num_readers == 1:
+    try:
+        columns = _columns(like, len(source))
+    except MemoryError as error:
+        raise ValueError(
+            f"the {len(source):,} examples of {_described(source)} do not fit into memory: "
+            f"{error}. data.feed='streamed' reads them ahead instead"
+        ) from error
+    if crew == readers.ALONE:
         _load(columns, source, like, on_read)
     else:
-        _load_by_threads(columns, source, like, on_read, num_readers)
+        _load_together(columns, source, like, on_read, crew)
     return ArraySource(leaves.rebuild(like, iter(columns)))
 
 
@@ -243,19 +286,19 @@ def _load(
         on_read(len(ids))
 
 
-def _load_by_threads(
+def _load_together(
     columns: list[np.ndarray],
     source: Source,
     like: PyTree,
     on_read: Callable[[int], object],
-    num_readers: int,
+    crew: readers.Crew,
 ) -> None:
     """Begins and takes pieces in order, so that the message names the first bad record."""
     starts = iter(range(0, len(source), _PIECE))
     begun: collections.deque = collections.deque()
-    with readers.Readers(lambda ids: fetch(source, ids, like=like), num_readers) as threads:
+    with readers.start(Reading(source, like), crew) as threads:
         while True:
-            while len(begun) < 2 * num_readers and (start := next(starts, None)) is not None:
+            while len(begun) < 2 * crew.size and (start := next(starts, None)) is not None:
                 ids = np.arange(start, min(start + _PIECE, len(source)))
                 begun.append((ids, threads.submit(ids)))
             if not begun:
@@ -269,18 +312,38 @@ def _load_by_threads(
 
 def _read_into(columns: list[np.ndarray], source: Source, ids: list[int], like: PyTree) -> None:
     """Writes the leaves of record `ids[j]` to place j of the columns."""
-    expected = [(path, leaf.shape, leaf.dtype) for path, leaf in leaves.walk(like)]
+    expected = _shapes(leaves.walk(like))
     for place, (index, record) in enumerate(zip(ids, _records(source, ids), strict=True)):
-        found = [(path, leaf.shape, leaf.dtype) for path, leaf in record]
-        if found != expected:
-            raise ValueError(
-                f"example {index} differs from the first of the {_described(source)}: it has "
-                f"{leaves.describe(found)}, the first has {leaves.describe(expected)}; every "
-                "example of a source must have the same structure, shapes and dtypes (pad or crop "
-                "sequences beforehand)"
-            )
+        _check_shapes(record, index, expected, source)
         for column, (_, leaf) in zip(columns, record, strict=True):
             column[place] = leaf
+
+
+def checked(item: PyTree, index: int, like: PyTree, name: str) -> list[np.ndarray]:
+    """The leaves of an example that was read already, compared with those of `like`.
+
+    Raises:
+      ValueError: it has other leaves, or one that is not a number; with its index and source.
+    """
+    record, expected = leaves.of_item(item, index), _shapes(leaves.walk(like))
+    _check_shapes(record, index, expected, name)
+    return [leaf for _, leaf in record]
+
+
+def _shapes(record: Iterable[tuple[str, np.ndarray]]) -> list[Any]:
+    return [(path, leaf.shape, leaf.dtype) for path, leaf in record]
+
+
+def _check_shapes(
+    record: list[tuple[str, np.ndarray]], index: int, expected: list[Any], source: Any
+) -> None:
+    if (found := _shapes(record)) != expected:
+        raise ValueError(
+            f"example {index} differs from the first of the {_described(source)}: it has "
+            f"{leaves.describe(found)}, the first has {leaves.describe(expected)}; every "
+            "example of a source must have the same structure, shapes and dtypes (pad or crop "
+            "sequences beforehand)"
+        )
 
 
 def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray]]]:
@@ -307,10 +370,10 @@ def _records(source: Any, ids: list[int]) -> Iterator[list[tuple[str, np.ndarray
 
 
 def _described(source: Any) -> str:
-    """The source's type, and where the files of a prepared data set are, which may be damaged."""
+    """The source's type or name, and where a prepared data set's files are, maybe damaged."""
     while isinstance(source, _First):
         source = source.whole
-    name = type(source).__name__
+    name = source if isinstance(source, str) else type(source).__name__
     folder = getattr(getattr(source, "dataset_info", None), "data_dir", None)
     if folder is None:
         return name

@@ -75,7 +75,7 @@ class SharedStream:
         microbatch_size: B, even.
         ordering: makes the order.
         seed: of the order's random numbers.
-        last: of a pass's last microbatch: see `passes.Shard`.
+        last, comes_once: of a pass: see `passes.Shard`.
 
     Example:
         >>> from hetjax import ordering
@@ -101,6 +101,7 @@ class SharedStream:
         ordering: ordering_lib.Ordering,
         seed: int,
         last: str = "pad",
+        comes_once: bool = False,
     ) -> None:
         self.num_workers = num_workers
         self.num_examples = num_examples
@@ -109,8 +110,14 @@ class SharedStream:
         example_ids = np.arange(num_examples, dtype=np.int32)
         self.shards = [example_ids]
         self._shard = passes_lib.Shard(
-            ordering, example_ids, microbatch_size=microbatch_size, seed=(seed,), last=last
+            ordering,
+            example_ids,
+            microbatch_size=microbatch_size,
+            seed=(seed,),
+            last=last,
+            comes_once=comes_once,
         )
+        self.cut = self._shard.cut
         self.examples_per_epoch = num_examples - self._shard.num_dropped
 
     def init(self) -> StreamState:
@@ -148,8 +155,12 @@ class SharedStream:
 
     def upcoming(
         self, state: StreamState, quotas: np.ndarray, workers: Sequence[int]
-    ) -> np.ndarray:
-        """i32[k, B]: what these workers do in the next two rounds, if quotas stay as they are."""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What these workers do in the next two rounds, if quotas stay as they are.
+
+        Returns:
+            microbatches i32[k, B], and of which pass each is, i64[k].
+        """
         total, stops = int(quotas.sum()), np.cumsum(quotas)
         microbatches = self._shard.peek(state.passes[0], 2 * total)
         cuts = [
@@ -157,7 +168,8 @@ class SharedStream:
             for start in (0, total)
             for worker in workers
         ]
-        return np.concatenate(cuts)
+        found = np.concatenate(cuts)
+        return found, np.full(len(found), state.passes[0].pass_index)
 
     def whole_pass(self, state: StreamState, quotas: np.ndarray) -> list[np.ndarray]:
         """The ids i32[k] of each round of a whole pass by the present order and these quotas."""
@@ -306,10 +318,11 @@ class PrivateStream:
 
     def upcoming(
         self, state: StreamState, quotas: np.ndarray, workers: Sequence[int]
-    ) -> np.ndarray:
-        """i32[k, B]: what these workers do in the next two rounds, if quotas stay as they are."""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `SharedStream.upcoming`."""
         microbatches = [self._shards[w].peek(state.passes[w], 2 * int(quotas[w])) for w in workers]
-        return np.concatenate(microbatches)
+        passes = [state.passes[w].pass_index for w in workers]
+        return np.concatenate(microbatches), np.repeat(passes, [len(own) for own in microbatches])
 
     def whole_pass(self, state: StreamState, quotas: np.ndarray) -> list[np.ndarray]:
         """The ids i32[k] of each round until each worker with a quota has done its whole pass."""

@@ -43,9 +43,11 @@ class Trial(NamedTuple):
     """Threads that are to read it."""
     unsafe: str = ""
     """Why several threads cannot read it, if they were tried."""
+    example_bytes: int = 0
+    """Of one in memory; 0: not looked at."""
 
 
-def look(source: Any, *, num_readers: int = 0) -> Trial:
+def look(source: Any, *, num_readers: int = 0, narrow: bool = False) -> Trial:
     """Reads 8 to 64 examples twice, and those of a slow source by several threads, too.
 
     The global generators of NumPy and Python are afterwards as before.
@@ -53,10 +55,11 @@ def look(source: Any, *, num_readers: int = 0) -> Trial:
     Args:
         source: a data source.
         num_readers: threads that are to read it; 0: as many as are found to help.
+        narrow: whether whole numbers must fit into 32 bits.
 
     Raises:
-        ValueError: an example cannot be read, or several threads are asked for although the source
-            says `thread_safe = False`.
+        ValueError: an example cannot be read or holds a number that does not fit, or several
+            threads are asked for although the source says `thread_safe = False`.
     """
     is_safe = getattr(source, "thread_safe", None)
     if num_readers > 1 and is_safe is False:
@@ -65,9 +68,10 @@ def look(source: Any, *, num_readers: int = 0) -> Trial:
             "False, so that one thread reads it. Set data.readers to 1, or to 0"
         )
     if isinstance(source, sources.ArraySource):
-        return Trial(num_readers=num_readers or 1)
+        of_all = sum(leaf.nbytes for _, leaf in leaves.walk(source.arrays))
+        return Trial(num_readers=num_readers or 1, example_bytes=of_all // len(source))
     with global_generators_as_they_are():
-        found, kept = _read_twice(source)
+        found, kept = _read_twice(source, narrow=narrow)
         if num_readers:
             return found._replace(num_readers=num_readers)
         if found.secs_per_example < SLOW_SECS or is_safe is False:
@@ -77,7 +81,7 @@ def look(source: Any, *, num_readers: int = 0) -> Trial:
         return _read_together(source, found, kept)
 
 
-def _read_twice(source: Any) -> tuple[Trial, dict[int, list[bytes]]]:
+def _read_twice(source: Any, *, narrow: bool) -> tuple[Trial, dict[int, list[bytes]]]:
     """What two readings of the same examples show, and the examples."""
     rng = np.random.default_rng(0)
     ids = rng.permutation(np.unique(rng.integers(0, len(source), _MOST)))
@@ -87,6 +91,8 @@ def _read_twice(source: Any) -> tuple[Trial, dict[int, list[bytes]]]:
     for start in range(0, len(ids), _BLOCK):
         block = ids[start : start + _BLOCK]
         first = sources.fetch(source, block, like=like)
+        if narrow:
+            leaves.check_narrow(first, block)
         before = time.perf_counter()
         second = sources.fetch(source, block, like=like)
         now = time.perf_counter()
@@ -95,7 +101,8 @@ def _read_twice(source: Any) -> tuple[Trial, dict[int, list[bytes]]]:
         found = difference(first, second, block)
         if found or (start + _BLOCK >= _LEAST and now - began > _LIMIT_SECS):
             break
-    return Trial(found, float(secs)), kept
+    example_bytes = sum(leaf.nbytes for _, leaf in leaves.walk(like))
+    return Trial(found, float(secs), example_bytes=example_bytes), kept
 
 
 def _bytes_of(examples: Any, place: int) -> list[bytes]:
@@ -124,7 +131,7 @@ def _read_together(source: Any, found: Trial, kept: dict[int, list[bytes]]) -> T
     like = sources.read(source, next(iter(kept)))
     ids = (list(kept) * NUM_READERS)[: 2 * NUM_READERS]
     alone_secs = found.secs_per_example * len(ids)
-    with readers.Readers(lambda ids: sources.fetch(source, ids, like=like), NUM_READERS) as threads:
+    with readers.Readers(sources.Reading(source, like), NUM_READERS) as threads:
         began = time.perf_counter()
         futures = [threads.submit(np.array([id_])) for id_ in ids]
         try:

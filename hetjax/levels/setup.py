@@ -15,7 +15,7 @@ from hetjax.bilevel import diagnosis, machine, per_example, trajectory
 from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
 from hetjax.config import experiment as config_lib
-from hetjax.data import sources
+from hetjax.data import iterables, sources
 from hetjax.levels import level, rules, stepping
 from hetjax.rounds import arguments, inputs, update
 
@@ -73,6 +73,11 @@ def build(
     for name in LEVELS:
         with _naming(f"fit_bilevel, {name} source"):
             at_level[name] = sources.as_source(given[name])
+            if isinstance(at_level[name], iterables.Streamed):
+                raise ValueError(
+                    "got a hetjax.stream, whose examples come once; the requests of an outer step "
+                    "go through the same ones several times. Give a source by index"
+                )
     x, y = _checked(x, y, at_level)
     _check_optimizer(optimizer, x)
     if estimator.needs_x and per_example.split(x)[1]:

@@ -168,8 +168,11 @@ class Evaluator:
         self._feed.compare(self._num_done)
         self._num_done += 1
         totals = self._zeros
-        for row in self._rows:
+        for index, row in enumerate(self._rows):
             self._on_batch()
+            if self._feed.reads_ahead:
+                ahead = self._rows[index : index + 2]
+                self._feed.read_ahead(ahead, np.zeros(len(ahead), int))
             totals = self._add(params, self._feed.load(0, row), totals)
         found: dict[str, float] = {}
         for name, pairs in jax.device_get(totals).items():

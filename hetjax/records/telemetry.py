@@ -37,12 +37,12 @@ class OrderTelemetry:
         parts = self._parts
         if parts.observer is None or parts.config.ordering.herding_every == 0:
             return {}
-        ids = parts.stream.plan(stream, np.ones(len(parts.devices), int)).example_ids[0]
+        plan = parts.stream.plan(stream, np.ones(len(parts.devices), int))
         return cost(
             parts.loss_fn,
             parts.observer,
             params,
-            parts.feed.load(0, ids),
+            parts.feed.load(0, plan.example_ids[0], plan.passes[0]),
             parts.rng,
             per_example_rng=parts.per_example_rng,
             moments=self._no_moments(),
@@ -102,7 +102,7 @@ class Herding:
         Args:
             params: without worker axis, on the first worker's device; or a `Model`.
             rounds: for each round of the order the ids of its examples, i32[k].
-            epoch: names the random order.
+            epoch: that begins; names the random order, and the views that a source has in it.
             opt_state: the optimiser's, leaves `[W, ...]`.
         """
         began = time.perf_counter()
@@ -111,7 +111,7 @@ class Herding:
         shuffled = np.arange(stream.num_examples)
         for shard in stream.shards:
             shuffled[shard] = random_order.permutation(shard)
-        sums = functools.partial(self._gradient_sums, params)
+        sums = functools.partial(self._gradient_sums, params, epoch)
         mean: Any = 0.0
         count = 0
         for gradient_sum, num_examples in sums(rounds):
@@ -133,7 +133,7 @@ class Herding:
         return {**found, "secs": time.perf_counter() - began}
 
     def _gradient_sums(
-        self, params: types.PyTree, rounds: Iterable[np.ndarray]
+        self, params: types.PyTree, epoch: int, rounds: Iterable[np.ndarray]
     ) -> Iterable[tuple[np.ndarray, int]]:
         """(f64[d], number of examples in it) of each round."""
         model = params if isinstance(params, types.Model) else types.Model(params, ())
@@ -146,7 +146,7 @@ class Herding:
                 part = ids[start : start + self._size]
                 row[: len(part)] = part
                 self._parts.beacons.at("evaluating")
-                microbatch = self._parts.feed.load(0, row)
+                microbatch = self._parts.feed.load(0, row, epoch)
                 carried, _ = self._add(shared, carried, microbatch, self._parts.rng)
             yield _flat(carried.sums.grad_sum), int(carried.tally.example_count)
 

@@ -80,7 +80,7 @@ class Engine:
         given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
         self.config, self.recorded = given.config, given.recorded
         compiled.keep(self.config.compilation_cache)
-        source = sources.as_source(source)
+        source = sources.of_run(sources.as_source(source), self.config.seed)
         self._is_guest = beside is not None
         self.beacons: beacons_lib.Beacons = beside.beacons if beside else beacons_lib.start()
         if beside is None:
@@ -114,6 +114,7 @@ class Engine:
                 shards=(parts.stream.shards, parts.stream.shares),
                 mixing=parts.reducer.mixing,
                 trace=parts.trace,
+                first=parts.feed.first(),
             )
         self.num_workers = len(parts.devices)
         self.is_closed = False
@@ -160,6 +161,20 @@ class Engine:
     def is_end_of_trace(self, state: RoundsState | RunState) -> bool:
         """Whether the trace that is replayed has no more rounds."""
         return self.parts.trace is not None and state.rounds_done >= len(self.parts.trace)
+
+    def end_of_source(self, state: RoundsState | RunState) -> str:
+        """Where an iterable has ended within an epoch, and all that came is done: what to tell."""
+        rounds = state.rounds if isinstance(state, RunState) else state
+        feed, stream_lib = self.parts.feed, self.parts.stream
+        if not (feed.reads_all and isinstance(stream_lib, stream.SharedStream)):
+            return ""
+        (own,), quotas = rounds.stream.passes, np.zeros(self.num_workers, int)
+        quotas[0] = stream_lib.total(rounds.stream, self.config.budget)
+        ids = stream_lib.plan(rounds.stream, quotas).example_ids
+        came = feed.came(own.pass_index, int(ids.max(initial=-1)) + 1)
+        stream_lib.cut(stream_lib.num_examples if came is None else came)
+        is_over = stream_lib.total(rounds.stream, self.config.budget) == 0
+        return feed.ended(own.pass_index) if is_over else ""
 
     def sum(
         self,
@@ -270,10 +285,13 @@ class Engine:
             self.parts.check_kind(kind)
         elif shapes or jax.tree.leaves(given):
             run_state.check_given(given, shapes)
+        if again is None and (ended := self.end_of_source(rounds)):
+            raise ValueError(ended)
         plan = planning.plan(self.parts, rounds, kind=kind, given=given, again=again)
         if self.parts.feed.reads_ahead and again is None:
-            upcoming = self.parts.stream.upcoming(rounds.stream, plan.quotas, self.parts.workers)
-            self.parts.feed.read_ahead(upcoming)
+            workers = range(self.num_workers) if self.parts.feed.reads_all else self.parts.workers
+            upcoming = self.parts.stream.upcoming(rounds.stream, plan.quotas, workers)
+            self.parts.feed.read_ahead(*upcoming)
         return plan._replace(state=state)
 
     def add_up(self, plan: Plan, point: types.PyTree, kept: types.Kept, **options: Any) -> Executed:

@@ -334,7 +334,7 @@ class Fused:
             rows = plan.microbatches(worker)
             example_ids = np.full(shape, stream.PADDING, np.int32)
             example_ids[0, : len(rows)] = rows
-            parts.append(self._feed.load(worker, example_ids))
+            parts.append(self._feed.load(worker, example_ids, plan.passes[worker]))
         return mesh_lib.join_rows(parts, self._mesh)
 
     def run(

@@ -103,7 +103,12 @@ def check_same_run(config: dict[str, Any], *, num_examples: int) -> None:
 
 
 def check_same_parts(
-    params: types.PyTree, *, shards: Any, mixing: reducers.Mixing | None, trace: Any
+    params: types.PyTree,
+    *,
+    shards: Any,
+    mixing: reducers.Mixing | None,
+    trace: Any,
+    first: types.PyTree = (),
 ) -> None:
     """Compares, by digests, what each process made for itself and all need alike in each round.
 
@@ -112,6 +117,7 @@ def check_same_parts(
         shards: the ids of private data's shards, and their shares of the examples.
         mixing: of a reducer that gossips: who exchanges, and with which weight.
         trace: the rounds that are replayed.
+        first: the first example of an iterable, which each process goes through.
 
     Raises:
         ValueError: it is not to the bit what process 0 has.
@@ -121,6 +127,7 @@ def check_same_parts(
         "shards": shards,
         "exchanges": mixing and (mixing.gossip.partners, mixing.gossip.weights),
         "replayed trace": trace,
+        "first example of the stream": first,
     }
     _compare(
         "same parts", {f"{name}, of SHA-256": _sha256_of(parts) for name, parts in made.items()}

@@ -214,6 +214,7 @@ class Stepped:
                     types.Shared(params, handed_out[index], moments, model_state),
                     begun,
                     plan.microbatches(worker, int(limits[worker])),
+                    int(plan.passes[worker]),
                     rngs[index],
                     gate,
                 )
@@ -251,6 +252,7 @@ class Stepped:
         shared: types.Shared,
         carried: types.Carried,
         rows: np.ndarray,
+        pass_index: int,
         rng: jax.Array,
         gate: gate_lib.Live | None,
     ) -> tuple[types.Contribution, int, float, float, int, list]:
@@ -265,14 +267,14 @@ class Stepped:
         finally:
             self._has_started()
         self._beacons.at("loading", round_index, worker)
-        self._feed.wait(rows[:1])  # nor is waiting for streamed data
+        self._feed.wait(rows[:1], pass_index)  # nor is waiting for streamed data
         start = time.perf_counter()
         for position, example_ids in enumerate(rows):
             is_open = gate is None or gate.is_open()
             if self._stopping.is_set() or (position and not is_open):
                 break
             self._beacons.at("loading", round_index, worker)
-            microbatch = self._feed.load(worker, example_ids)
+            microbatch = self._feed.load(worker, example_ids, pass_index)
             self._beacons.at("computing", round_index, worker)
             carried, example_signs = self._add(shared, carried, microbatch, rng)
             jax.tree.leaves(carried)[-1].block_until_ready()  # all are of one program

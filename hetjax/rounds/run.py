@@ -116,11 +116,14 @@ class Run(engine.Engine):
     def go_on(self, saved: checkpoint.Saved, given: types.PyTree = ()) -> tuple[RunState, Any]:
         """The state of a checkpoint, and the best parameters in it, if there are any."""
         state, best_params = resume.from_arrays(saved, self.init(given), self.parts)
+        self.parts.feed.go_on(state.stream, saved.about.get("source"))
         return state._replace(carried=self._carried(state.train, given)), best_params
 
     def done(self, state: RunState) -> bool:
-        """Whether all epochs or rounds are, or the trace that is replayed has no more rounds."""
-        return self.is_complete(state) or self.is_end_of_trace(state)
+        """Whether all epochs or rounds are, or the trace or the iterable has no more of them."""
+        if self.is_complete(state) or self.is_end_of_trace(state):
+            return True
+        return bool(self.end_of_source(state))
 
     def params(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
         """The parameters on this process's first device, and how far the replicas are from them.

@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from hetjax import (
     gates,
     kinds,
-    messages,
     ordering,
     quota,
     starting,
@@ -29,16 +28,16 @@ from hetjax import parts as parts_lib
 from hetjax.checkpoints import leaves
 from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
-from hetjax.data import choosing, sources
 from hetjax.data import feed as feed_lib
+from hetjax.data import sources
 from hetjax.data import stream as stream_lib
 from hetjax.processes import beacons as beacons_lib
-from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import solutions
 from hetjax.quota import asking
 from hetjax.rounds import (
     embeddings,
+    feeding,
     gathering,
     gradients,
     order,
@@ -199,6 +198,7 @@ def build(
     begins, chosen = begins or starting.Starting(), chosen or kinds.of_config(config, {})
     num_workers, where = config.cluster.num_workers, programs_lib.place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
+    feeding.check(config, source, chosen)
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
     traced = losses_lib.check_loss(loss_fn, params, first, keys)
     model_state = _state_of(loss_fn, chosen.reducer)
@@ -212,10 +212,10 @@ def build(
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     last = _last_of_pass(config, loss_fn, changes_state=traced.changes_state)
-    stream = _make_stream(config, len(source), chosen, last=last, leads=where.leads)
+    stream = feeding.make_stream(config, source, chosen, last=last, leads=where.leads)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     nominal = programs_lib.nominal_examples(config)
-    feed = _make_feed(config, source, where, progress=begins.shown)
+    feed = feeding.make_feed(config, source, where, progress=begins.shown)
     meeting = meeting or meeting_lib.make(where.mesh, num_workers)
     gather = _make_gathering(meeting, config, observer, [rule, *more_rules.values()])
     clock = programs_lib.make_clock(config, chosen.gate, cluster if emulated else None)
@@ -303,23 +303,10 @@ def first_examples(
 ) -> tuple[types.PyTree, jax.Array]:
     """A microbatch, by which the loss and the order are tried, and its key or keys."""
     rng = jax.random.key(config.seed)
-    first = sources.fetch(source, np.arange(config.microbatch_size) % len(source))
+    ids = np.arange(config.microbatch_size) % len(source)
+    first = sources.fetch(source, ids)
+    feed_lib.check_narrow(first, ids)
     return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
-
-
-def _make_feed(
-    config: config_lib.ExperimentConfig, source: Any, where: programs_lib.Workers, *, progress: bool
-) -> feed_lib.Feed:
-    leads, is_alone = where.leads, len(where.own) == len(where.devices)
-    return choosing.training_feed(
-        source,
-        where.devices,
-        asked=config.data.feed,
-        num_readers=config.data.readers,
-        leads=leads,
-        agree=solutions.Solutions(leads=leads, board=None if is_alone else board_lib.Board("feed")),
-        progress=progress and leads,
-    )
 
 
 def _make_gathering(
@@ -345,35 +332,6 @@ def _make_new_pass(observer: ordering.Observer | None, mesh: Mesh | None) -> Cal
         return None
     of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
     return jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows)
-
-
-def _make_stream(
-    config: config_lib.ExperimentConfig,
-    num_examples: int,
-    chosen: kinds.Parts,
-    *,
-    last: str,
-    leads: bool,
-) -> stream_lib.Stream:
-    """As the configuration says; tells who has nothing to do. A private shard always has a part."""
-    common: dict[str, Any] = {
-        "microbatch_size": config.microbatch_size,
-        "ordering": chosen.ordering,
-        "seed": config.seed,
-        "last": last,
-    }
-    num_workers = config.cluster.num_workers
-    if config.data.sharing == "shared":
-        idle = num_workers - config.budget
-        if idle > 0 and leads:
-            messages.say(
-                f"a round has {config.budget} microbatches (budget) for {num_workers} "
-                f"workers, so {idle} of them have nothing to do in it; set budget to "
-                f"{num_workers} or more for all to work"
-            )
-        return stream_lib.SharedStream(num_examples, num_workers, **common)
-    proportions = asking.proportions(chosen.quota, num_workers)
-    return stream_lib.PrivateStream(num_examples, num_workers, proportions=proportions, **common)
 
 
 def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:

@@ -101,7 +101,7 @@ class Virtual:
             carried, example_signs = self._add(
                 shared,
                 carried,
-                self._feed.load(0, ids),
+                self._feed.load(0, ids, plan.passes),
                 active,
                 self._keys[1],
                 is_first=position == 0 and self._same_evidence,

@@ -41,6 +41,9 @@ class DataConfig(groups.DataConfig, NamedDataConfig):
     """What the examples are and how they reach the workers."""
 
     num_train: Annotated[int, integer(says="use only the first num_train examples; 0: all")] = 0
+    augmentation: Annotated[
+        str, choice("none", "crops_and_flips", says="of images: other views in each epoch")
+    ] = "none"
     vocabulary: Annotated[
         int, integer(says="of wikitext2: the most frequent words that are kept; 0: all")
     ] = 10_000
@@ -228,8 +231,9 @@ def mutable(config: Any) -> ml_collections.ConfigDict:
 
     plain = dataclasses.asdict(config)
     plain["cluster"]["changes"] = tuple(to_dict(config)["cluster"]["changes"])
-    overhead = ml_collections.FieldReference(config.cluster.overhead_secs, field_type=object)
-    plain["cluster"]["overhead_secs"] = overhead
+    for group, name in (("cluster", "overhead_secs"), ("data", "readers")):
+        value = plain[group][name]
+        plain[group][name] = ml_collections.FieldReference(value, field_type=object)
     return ml_collections.ConfigDict(plain)
 
 

@@ -1,5 +1,7 @@
 """Sources that wait, change what they give, or cannot be read by several threads."""
 
+import os
+import signal
 import threading
 import time
 
@@ -55,3 +57,25 @@ class OfOneThread(Waiting):
         if threading.get_ident() != self.owner:
             raise RuntimeError("made in another thread")
         return super().__getitem__(index)
+
+
+class Busy(Waiting):
+    """Each read holds the interpreter's lock for so long, and ends the process where it is told."""
+
+    def __init__(self, count=64, secs=0.0, *, ends_at=-1, opens=True):
+        super().__init__(count, secs)
+        self.ends_at, self.opens = ends_at, opens
+
+    def __setstate__(self, state):
+        if not state["opens"]:
+            raise OSError("no such file here")
+        self.__dict__.update(state)
+
+    def __getitem__(self, index):
+        if index == self.ends_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        end = time.thread_time() + self.secs
+        while time.thread_time() < end:
+            pass
+        self.reads.append(index)
+        return {"x": np.full(3, index, np.float32), "by": np.int32(os.getpid())}

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from hetjax.data import feed, sources
+from hetjax.data import feed, readers, sources
 from tests.data import examples
 
 ROWS = np.array([[4, 2], [0, 7], [9, -1], [-1, -1]], np.int32)
@@ -58,7 +58,7 @@ def test_what_was_read_ahead_is_not_read_again(rows):
     feeding = feed.StreamedFeed(source, [jax.devices()[0]])
     source.reads.clear()
     source.threads.clear()
-    feeding.read_ahead(rows)
+    feeding.read_ahead(rows, np.zeros(len(rows), int))
     deadline = time.monotonic() + 120
     while len(source.reads) < rows.size and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -93,12 +93,13 @@ def test_a_source_that_blocks_does_not_block_closing():
 @pytest.mark.parametrize("num_readers", [1, 3, 8])
 def test_several_readers_bring_the_same_and_read_each_example_once(num_readers):
     source = examples.Waiting(96, 0.0005)
-    feeding = feed.StreamedFeed(source, [jax.devices()[0]], num_readers=num_readers)
+    feeding = feed.StreamedFeed(source, [jax.devices()[0]], crew=readers.Crew(num_readers))
     source.reads.clear()
     source.threads.clear()
     rows = np.random.default_rng(0).permutation(96).astype(np.int32).reshape(16, 6)
     for start in range(0, 16, 4):  # two rounds ahead
-        feeding.read_ahead(rows[start : start + 8])
+        ahead = rows[start : start + 8]
+        feeding.read_ahead(ahead, np.zeros(len(ahead), int))
         for row in rows[start : start + 4]:
             loaded = feeding.load(0, row)
             np.testing.assert_array_equal(loaded.examples["y"], row)
@@ -120,7 +121,7 @@ def test_several_readers_read_at_once():
                 together.wait(60)
             return super().__getitem__(index)
 
-    feeding = feed.StreamedFeed(Meeting(), [jax.devices()[0]], num_readers=8)
+    feeding = feed.StreamedFeed(Meeting(), [jax.devices()[0]], crew=readers.Crew(8))
     row = np.arange(16, dtype=np.int32) % 10
     loaded = feeding.load(0, row)
     np.testing.assert_array_equal(loaded.examples["x"][:, 0], row)
@@ -135,8 +136,8 @@ def test_an_example_that_cannot_be_read_is_named_where_it_is_needed(num_readers)
                 raise OSError("disk on fire")
             return super().__getitem__(index)
 
-    feeding = feed.StreamedFeed(Broken(), [jax.devices()[0]], num_readers=num_readers)
-    feeding.read_ahead(np.array([[1, 2], [5, 6]], np.int32))
+    feeding = feed.StreamedFeed(Broken(), [jax.devices()[0]], crew=readers.Crew(num_readers))
+    feeding.read_ahead(np.array([[1, 2], [5, 6]], np.int32), np.zeros(2, int))
     with pytest.raises(ValueError, match=r"example 5.*disk on fire"):
         feeding.load(0, np.array([5, 6], np.int32))
     feeding.close()

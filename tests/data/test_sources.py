@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hetjax.data import sources
+from hetjax.data import readers, sources
 
 
 class Items:
@@ -105,7 +105,7 @@ def test_load_all_by_several_threads_equals_that_by_one_and_tells_how_far_it_is(
     items = images(100)
     for make in (list, Items, ManyItems):
         told = []
-        loaded = sources.load_all(make(items), num_readers=5, on_read=told.append)
+        loaded = sources.load_all(make(items), crew=readers.Crew(5), on_read=told.append)
         alone = sources.load_all(make(items), on_read=told.append)
         assert sum(told) == 200
         for name in ("image", "label"):
@@ -113,7 +113,7 @@ def test_load_all_by_several_threads_equals_that_by_one_and_tells_how_far_it_is(
     items[17], items[55] = OSError("first"), OSError("second")
     for _ in range(10):
         with pytest.raises(ValueError, match=r"example 17.*first"):
-            sources.load_all(Items(items), num_readers=5)
+            sources.load_all(Items(items), crew=readers.Crew(5))
 
 
 def test_load_all_leaves_arrays_where_they_are():

@@ -129,13 +129,17 @@ class SlowStream:
 
     def upcoming(self, quotas, workers):
         if not self.shared:
-            return [row for w in workers for row in self.passes[w].peek(2 * quotas[w], self.size)]
+            return [
+                (row, self.passes[w].index)
+                for w in workers
+                for row in self.passes[w].peek(2 * quotas[w], self.size)
+            ]
         rows, found = self.passes[0].peek(2 * sum(quotas), self.size), []
         for first in (0, sum(quotas)):
             for worker in workers:
                 start = first + sum(quotas[:worker])
                 found += rows[start : start + quotas[worker]]
-        return found
+        return [(row, self.passes[0].index) for row in found]
 
     def whole_pass(self, quotas):
         if self.shared:
@@ -231,8 +235,9 @@ def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, na
         assert quotas.tolist() == slow.fitted(asked.tolist(), present.tolist())
         assert stream.is_last(state, quotas) == (shared and sum(quotas) >= sum(slow.left()))
         some = np.flatnonzero(rng.random(num_workers) < 0.6).tolist() or [0]
-        upcoming = stream.upcoming(state, quotas, some)
-        assert upcoming.tolist() == slow.upcoming(quotas.tolist(), some)
+        upcoming, passes = stream.upcoming(state, quotas, some)
+        pairs = list(zip(upcoming.tolist(), passes.tolist(), strict=True))
+        assert pairs == slow.upcoming(quotas.tolist(), some)
         whole = stream.whole_pass(state, quotas)
         assert [ids.tolist() for ids in whole] == slow.whole_pass(quotas.tolist())
 

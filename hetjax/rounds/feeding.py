@@ -1,0 +1,111 @@
+"""What a run makes of its source: the stream of its microbatches, and the feed that brings them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hetjax import kinds, messages, ordering
+from hetjax.config import experiment as config_lib
+from hetjax.data import choosing, iterables
+from hetjax.data import feed as feed_lib
+from hetjax.data import stream as stream_lib
+from hetjax.processes import board as board_lib
+from hetjax.processes import solutions
+from hetjax.quota import asking
+from hetjax.rounds import programs as programs_lib
+
+_DEFAULT = "random_reshuffling"
+
+
+class _Coming(NamedTuple):
+    """The state of the order in which examples come."""
+
+    order: np.ndarray  # i32[num_examples]: 0, 1, 2, …
+
+
+def as_it_comes() -> ordering.Ordering:
+    """Of what comes once: each pass in the order of its positions."""
+    return ordering.Ordering(
+        lambda num_examples, seed: _Coming(np.arange(num_examples, dtype=np.int32)),
+        lambda state, realised_examples, example_signs: state,
+    )
+
+
+def check(config: config_lib.ExperimentConfig, source: Any, chosen: kinds.Parts) -> None:
+    """Refuses what needs examples that come again, where they come once.
+
+    Raises:
+        ValueError: the field, and what to set it to.
+    """
+    if not isinstance(source, iterables.Streamed):
+        return
+    order = kinds.name_of("ordering", chosen.ordering)
+    if order != _DEFAULT:
+        raise ValueError(
+            f"ordering.method: got {order!r} with a hetjax.stream, whose examples come once, so "
+            "that no order can be made of what they did before. Leave it out: the order is that in "
+            "which they come, shuffled in the buffer (buffer_size=)"
+        )
+    if config.data.sharing == "private":
+        raise ValueError(
+            "data.sharing: got 'private' with a hetjax.stream: no worker can own examples that "
+            "nobody has seen yet. Take 'shared'"
+        )
+    if config.ordering.herding_every > 0:
+        raise ValueError(
+            f"ordering.herding_every: got {config.ordering.herding_every} with a hetjax.stream: "
+            "the bound takes three passes over examples that come once. Set it to 0"
+        )
+    if config.data.feed == "resident" or config.data.readers not in (0, 1):
+        raise ValueError(
+            f"data: got feed={config.data.feed!r} and readers={config.data.readers!r} with a "
+            "hetjax.stream, which one thread reads ahead. Leave both out; a loader may have "
+            "workers of its own"
+        )
+
+
+def make_feed(
+    config: config_lib.ExperimentConfig, source: Any, where: programs_lib.Workers, *, progress: bool
+) -> feed_lib.Feed:
+    """As the configuration says, and as a few examples of the source show."""
+    leads, is_alone = where.leads, len(where.own) == len(where.devices)
+    return choosing.training_feed(
+        source,
+        where.devices,
+        asked=config.data.feed,
+        num_readers=config.data.readers,
+        leads=leads,
+        agree=solutions.Solutions(leads=leads, board=None if is_alone else board_lib.Board("feed")),
+        progress=progress and leads,
+    )
+
+
+def make_stream(
+    config: config_lib.ExperimentConfig,
+    source: Any,
+    chosen: kinds.Parts,
+    *,
+    last: str,
+    leads: bool,
+) -> stream_lib.Stream:
+    """As the configuration says; tells who has nothing to do. A private shard always has a part."""
+    common: dict[str, Any] = {
+        "microbatch_size": config.microbatch_size,
+        "ordering": chosen.ordering,
+        "seed": config.seed,
+        "last": last,
+    }
+    num_workers = config.cluster.num_workers
+    if config.data.sharing == "shared":
+        idle = num_workers - config.budget
+        if idle > 0 and leads:
+            messages.say(
+                f"a round has {config.budget} microbatches (budget) for {num_workers} "
+                f"workers, so {idle} of them have nothing to do in it; set budget to "
+                f"{num_workers} or more for all to work"
+            )
+        if isinstance(source, iterables.Streamed):
+            common |= {"ordering": as_it_comes(), "comes_once": True}
+        return stream_lib.SharedStream(len(source), num_workers, **common)
+    proportions = asking.proportions(chosen.quota, num_workers)
+    return stream_lib.PrivateStream(len(source), num_workers, proportions=proportions, **common)

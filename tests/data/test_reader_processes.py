@@ -1,0 +1,112 @@
+"""Processes that read: the same examples as threads give, and sentences where they cannot."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+
+import hetjax
+from hetjax.data import choosing, feed, readers, sources, trial
+from tests.data import examples
+from tests.rounds import problems
+
+CREW = readers.asked("processes:2")
+
+
+def shifted(example, rng):
+    return {"x": example["x"] + rng.normal(size=3).astype(np.float32)}
+
+
+def test_processes_read_what_threads_read():
+    """By other processes, each example once; as a whole, and ahead, in any epoch."""
+    source = examples.Busy()
+    loaded = sources.load_all(source, crew=CREW)
+    by = set(loaded.arrays["by"].tolist())
+    assert len(by) == 2
+    assert os.getpid() not in by
+    assert source.reads == [0]  # the shapes
+    np.testing.assert_array_equal(loaded.arrays["x"], sources.load_all(source).arrays["x"])
+
+    source, devices = hetjax.augmented(examples.Busy(), shifted), [jax.devices()[0]]
+    alone, together = (feed.StreamedFeed(source, devices, crew=c) for c in (readers.ALONE, CREW))
+    rows, epochs = np.array([[4, 2], [63, 7], [9, -1]], np.int32), np.array([0, 2, 5])
+    together.read_ahead(rows, epochs)
+    for row, epoch in zip(rows, epochs, strict=True):
+        one, other = (each.load(0, row, epoch).examples["x"] for each in (alone, together))
+        np.testing.assert_array_equal(one, other)
+    together.close()
+    alone.close()
+
+
+def test_a_process_that_dies_or_fails_ends_no_run_in_silence():
+    devices = [jax.devices()[0]]
+    dying = feed.StreamedFeed(examples.Busy(ends_at=5), devices, crew=CREW)
+    dying.load(0, np.array([4, 6], np.int32))
+    with pytest.raises(ValueError, match=r"process ended \(by SIGKILL\) while it read examples 5"):
+        dying.load(0, np.array([4, 5], np.int32))
+    dying.close()
+
+    class Local(examples.Busy):
+        pass
+
+    with pytest.raises(ValueError, match=r"processes:2'.*cannot be sent.*at the top of a module"):
+        feed.StreamedFeed(Local(), devices, crew=CREW)
+    with pytest.raises(ValueError, match=r"cannot make the source.*OSError: no such file here"):
+        feed.StreamedFeed(examples.Busy(opens=False), devices, crew=CREW)
+
+
+def test_an_example_that_cannot_be_read_is_named():
+    few = [{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros(3)}, {"x": np.zeros(2)}]
+    with pytest.raises(ValueError, match="example 2 differs from the first of the list"):
+        sources.load_all(few, crew=CREW)
+
+
+def test_a_run_reads_by_processes_to_the_bit(capsys):
+    data = problems.classification(30, np.float32)
+    rows = [{"x": x, "y": y} for x, y in zip(data["x"], data["y"], strict=True)]
+    weights = problems.initial_weights(np.float32)
+    fields = {"epochs": 2, "local": "virtual"}
+    found = problems.fit(
+        rows, weights, data={"feed": "streamed", "readers": "processes:2"}, **fields
+    )
+    np.testing.assert_array_equal(found.params, problems.fit(data, weights, **fields).params)
+    assert found.config["data"]["readers"] == "processes:2"
+    for wrong in ("processes", "processes:0", "threads:2", -1):
+        with pytest.raises(ValueError, match=r"data\.readers: got .*or a text such as 'processes:"):
+            problems.fit(rows, weights, data={"readers": wrong})
+    assert capsys.readouterr().err == ""
+
+
+def test_copies_of_a_generator_are_told_of(capsys, monkeypatch):
+    monkeypatch.setattr(trial, "SLOW_SECS", np.inf)
+    source = choosing.training_feed(
+        examples.Augmented(),
+        [jax.devices()[0]],
+        asked="auto",
+        num_readers="processes:2",
+        leads=True,
+        agree=lambda problem, solve: solve(),
+    )
+    source.close()
+    assert "draws the same numbers in each. hetjax.augmented" in capsys.readouterr().err
+
+
+def test_a_program_without_a_guard_is_told_of_it(tmp_path):
+    path = tmp_path / "unguarded.py"
+    path.write_text(
+        textwrap.dedent("""
+            from hetjax.data import readers, sources
+
+            sources.load_all([1.0, 2.0], crew=readers.asked("processes:1"))
+        """)
+    )
+    found = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert found.returncode == 1
+    assert re.search(r"ended as it began \(exit code 1\).*if __name__ == '__main__'", found.stderr)

@@ -1,0 +1,306 @@
+"""Examples that come once: each position of the stream is done once, killed and resumed or not."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax.data import iterable_feed, iterable_states
+from hetjax.rounds import feeding as feeding_lib
+from tests.data import iterables_examples as given
+from tests.rounds import problems
+
+GATED = {"num_workers": 4, "secs_per_microbatch": (1.0, 2.0, 3.0, 4.0), "clock": "virtual"}
+LENGTH = 61
+
+
+def loss_fn(params, batch, rng):
+    """That of the problem; `params["seen"]` changes where a position is trained on."""
+    return problems.softmax_loss(params["w"], batch, rng) + params["seen"][batch["at"]]
+
+
+def fit(source, *, epochs=3, **fields):
+    begun = {"w": problems.initial_weights(np.float32), "seen": np.zeros(given.COUNT, np.float32)}
+    rates = optax.sgd(0.3)
+    return problems.fit(source, begun, loss_fn=loss_fn, optimizer=rates, epochs=epochs, **fields)
+
+
+def trained(result):
+    """The positions that entered the parameters."""
+    return np.flatnonzero(result.params["seen"])
+
+
+def whole(result, count):
+    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+    assert result.summary["examples_processed"] == count
+    np.testing.assert_array_equal(trained(result), np.arange(count))
+
+
+@pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
+@pytest.mark.parametrize("buffer_size", [0, 25])
+def test_each_position_is_done_once_and_none_is_taken_too_many(local, buffer_size):
+    taken = []
+    source = hetjax.stream(
+        given.generator(given=taken), examples_per_epoch=LENGTH, buffer_size=buffer_size
+    )
+    result = fit(source, local=local)
+    whole(result, 3 * LENGTH)
+    assert taken == list(range(3 * LENGTH))
+    more = fit(source, epochs=2, init_state=result.state)  # where the generator stands
+    np.testing.assert_array_equal(trained(more), np.arange(5 * LENGTH))
+
+
+def test_a_stream_trains_as_the_same_examples_by_index():
+    """Without a buffer in the order in which they come; rounds are the same to the bit."""
+    rows = [given.example(at) for at in range(LENGTH)]
+    fields = {"epochs": 1, "quota": "equal"}
+    in_order = fit(rows, ordering=feeding_lib.as_it_comes(), **fields)
+    found = fit(hetjax.stream(iter(rows), examples_per_epoch=LENGTH), **fields)
+    np.testing.assert_array_equal(found.params["w"], in_order.params["w"])
+
+
+def test_a_buffer_shuffles_as_the_page_says():
+    """Blocks of the buffer's size, each by the seed, the pass and its number; a pass cuts them."""
+    source = hetjax.stream(given.generator(), examples_per_epoch=11, buffer_size=4).of_run(5)
+    feeding = iterable_feed.IterableFeed(source, [jax.devices()[0]], leads=True)
+    for start in (0, 11):
+        wanted = []
+        for block, first in enumerate(range(start, start + 11, 4)):
+            size = min(4, start + 11 - first)
+            order = np.random.default_rng((5, start // 11, block)).permutation(size)
+            wanted += (first + order).tolist()
+        ids = np.append(np.arange(11, dtype=np.int32), np.int32(-1))
+        assert feeding.came(start // 11, 11) == 11
+        found = feeding.load(0, ids.reshape(2, 6), start // 11).examples["at"]
+        assert found.reshape(-1)[:11].tolist() == wanted
+    feeding.close()
+
+
+@pytest.mark.parametrize("trigger", [{"trigger": "first"}, {"trigger": "quorum", "quorum": 5}])
+def test_what_a_gate_returns_is_kept_and_done(trigger):
+    source = hetjax.stream(given.generator(), examples_per_epoch=LENGTH, buffer_size=9)
+    result = fit(source, gate={**trigger, "in_flight": "drop"}, cluster=GATED, local="virtual")
+    whole(result, 3 * LENGTH)
+
+
+def test_what_can_be_gone_through_again_is_begun_again_with_its_epoch():
+    again = given.Again(LENGTH)
+    result = fit(hetjax.stream(again, examples_per_epoch=LENGTH, buffer_size=7))
+    whole(result, 3 * LENGTH)
+    assert again.epoch == 2
+
+
+def test_batches_are_split():
+    loader = given.Loader(122, 8)  # the last batch has 2
+    result = fit(hetjax.stream(loader, examples_per_epoch=61), epochs=2)
+    whole(result, 122)
+    batches = iter(given.Loader(64, 16))
+    result = fit(hetjax.stream(batches, examples_per_epoch=64, batched=True), epochs=1)
+    whole(result, 64)
+    with pytest.raises(ValueError, match=r"gave no batch after 0 examples.*batched=False"):
+        fit(hetjax.stream(given.generator(), examples_per_epoch=8, batched=True))
+
+
+@pytest.mark.parametrize("last", ["pad", "drop", "fill"])
+def test_an_iterable_that_ends_within_an_epoch_ends_the_run_with_what_came(last, tmp_path, capsys):
+    def source(count):
+        return hetjax.stream(given.generator(count), examples_per_epoch=LENGTH, buffer_size=8)
+
+    fields = {"data": {"last": last}, "workdir": tmp_path, "quota": "equal"}
+    result = fit(source(99), **fields)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        "the generator ended in epoch 1: 38 examples of it came, and examples_per_epoch=61" in line
+    )
+    assert "The run ends here, after" in line
+    came = 99 if last != "drop" else 60 + 36
+    assert result.summary["examples_processed"] == came
+    assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
+    assert result.summary["interrupted"]
+    assert len(trained(result)) == came
+    loaded = hetjax.load(tmp_path)  # it is saved
+    np.testing.assert_array_equal(loaded.params["seen"], result.params["seen"])
+    if last == "pad":  # the run goes on where more come
+        more = fit(source(500), **fields)
+        whole(more, 3 * LENGTH)
+
+
+def test_a_run_that_steps_says_that_the_iterable_has_ended():
+    source = hetjax.stream(given.generator(20), examples_per_epoch=LENGTH)
+    weights = problems.initial_weights(np.float32)
+    fields = {"microbatch_size": 4, "budget": 4, "workers": 2, "local": "virtual"}
+    with hetjax.Run(problems.softmax_loss, weights, optax.sgd(0.1), source, **fields) as run:
+        state = run.init()
+        while not run.done(state):
+            state, report = run.round(state)
+        assert report.examples_processed == 20
+        with pytest.raises(ValueError, match="the generator ended in epoch 0: 20 examples"):
+            run.round(state)
+
+
+KINDS = {
+    "generator": (given.generator, True),
+    "again": (lambda given_: given.Again(LENGTH, given_), True),
+    "state of the iterable": (given.WithState, False),
+    "state of the iterator": (given.WithStates, False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("buffer_size", [0, 16])
+def test_a_run_that_goes_on_misses_and_doubles_nothing(kind, buffer_size, tmp_path, capsys):
+    make, skips = KINDS[kind]
+    fields = {"quota": "equal", "checkpoint": {"every_rounds": 1}}
+
+    def run(taken, **more):
+        iterable = make(given=taken) if kind == "generator" else make(taken)
+        source = hetjax.stream(iterable, examples_per_epoch=LENGTH, buffer_size=buffer_size)
+        return fit(source, **fields, **more)
+
+    plain = run([])
+
+    def end(line):
+        if line.round == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        run([], workdir=tmp_path, callbacks=[end], raise_on_interrupt=True)
+    capsys.readouterr()
+    taken = []
+    result = run(taken, workdir=tmp_path)
+    whole(result, 3 * LENGTH)
+    for name in ("w", "seen"):
+        np.testing.assert_array_equal(result.params[name], plain.params[name])
+    said = capsys.readouterr().err
+    assert ("skipped the first" in said) == skips
+    if not skips:
+        assert min(taken[4:]) > LENGTH - 20  # the first four are looked at before the run
+
+
+PROGRAM = """
+    import os, pathlib, signal, sys
+    import numpy as np
+    import hetjax
+    hetjax.use_cpu_workers(4)
+    from tests.data import iterables_examples as given
+    from tests.rounds import test_iterables as here
+
+    kind, workdir, dies = sys.argv[1:]
+    source = hetjax.stream(here.KINDS[kind][0]([]), examples_per_epoch=here.LENGTH, buffer_size=8)
+
+    def die(line):
+        if dies == "dies" and line.round == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    result = here.fit(source, workdir=workdir, callbacks=[die], checkpoint={"every_rounds": 2})
+    here.whole(result, 3 * here.LENGTH)
+"""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("again", marks=pytest.mark.slow), "state of the iterable"]
+)
+def test_a_process_that_is_killed_loses_nothing(kind, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(PROGRAM))
+    root = str(pathlib.Path(__file__).parents[2])
+    for how, code in (("dies", -signal.SIGKILL), ("lives", 0)):
+        found = subprocess.run(
+            [sys.executable, str(path), kind, str(tmp_path / "run"), how],
+            env={**os.environ, "PYTHONPATH": root},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert found.returncode == code, found.stderr
+    assert "going on with the run" in found.stderr
+
+
+def test_an_iterable_that_fails_says_where_and_does_not_seem_to_end():
+    def failing():
+        yield from given.generator(50)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(ValueError, match=r"generator failed after 50 examples: OSError: the disk"):
+        fit(hetjax.stream(failing(), examples_per_epoch=LENGTH))
+
+    def changing():
+        yield from given.generator(20)
+        yield {"x": np.zeros(3, np.float32)}
+
+    with pytest.raises(ValueError, match="example 20 differs from the first of the stream"):
+        fit(hetjax.stream(changing(), examples_per_epoch=LENGTH))
+
+
+REFUSED = {
+    "ordering": ({"ordering": "d_grab"}, r"ordering\.method: got 'd_grab' with a hetjax.stream"),
+    "private": ({"data": {"sharing": "private"}}, r"data\.sharing: got 'private'.*Take 'shared'"),
+    "herding": ({"ordering": {"herding_every": 1}}, r"herding_every: got 1 .*Set it to 0"),
+    "resident": ({"data": {"feed": "resident"}}, r"feed='resident'.*one thread reads ahead"),
+    "readers": ({"data": {"readers": 4}}, r"readers=4 .*one thread reads ahead"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_examples_that_come_again_is_refused(name):
+    fields, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        fit(hetjax.stream(given.generator(), examples_per_epoch=LENGTH), **fields)
+
+
+def test_what_is_given_in_place_of_a_stream_is_told_of_it():
+    stream = hetjax.stream(given.generator(), examples_per_epoch=LENGTH)
+    with pytest.raises(ValueError, match=r"eval_source: got a hetjax\.stream"):
+        fit([given.example(at) for at in range(8)], eval_source=stream)
+    for iterable in (given.generator(), given.Again(9), given.Loader(9, 3)):
+        with pytest.raises(ValueError, match=r"hetjax\.stream\(…, examples_per_epoch=N\)"):
+            fit(iterable)
+    with pytest.raises(ValueError, match="got a int; give what `for example in …` goes through"):
+        hetjax.stream(3, examples_per_epoch=5)
+    with pytest.raises(ValueError, match="examples_per_epoch is 0; give a whole number of at leas"):
+        hetjax.stream(given.generator(), examples_per_epoch=0)
+    with pytest.raises(ValueError, match="the generator gave no example"):
+        fit(hetjax.stream(given.generator(0), examples_per_epoch=5))
+
+
+def test_states_come_back_as_they_were():
+    state = {
+        "a": [1, (2.5, None)],
+        3: {"b": b"\x00\xff"},
+        "c": np.arange(6).reshape(2, 3),
+        "d": True,
+    }
+    state["e"] = np.float32(0.1)
+    found = iterable_states.decode(iterable_states.encode(state))
+    np.testing.assert_array_equal(found.pop("c"), state.pop("c"))
+    assert found == state
+    assert type(found["e"]) is np.float32
+    with pytest.raises(TypeError, match="it holds a set"):
+        iterable_states.encode({"a": {1}})
+
+
+def test_loaders_of_pytorch():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    rows = [given.example(at) for at in range(LENGTH)]
+    loader = torch.utils.data.DataLoader(rows, batch_size=8)
+    result = fit(hetjax.stream(loader, examples_per_epoch=LENGTH), epochs=1)
+    whole(result, LENGTH)
+    state = torch.arange(5, dtype=torch.uint8)
+    assert torch.equal(iterable_states.decode(iterable_states.encode(state)), state)
+
+
+def test_loaders_of_grain(tmp_path):
+    grain = pytest.importorskip("grain.python", reason="grain is not installed")
+    rows = [given.example(at) for at in range(LENGTH)]
+    loader = grain.load(rows, num_epochs=1, shuffle=False)
+    result = fit(hetjax.stream(loader, examples_per_epoch=LENGTH), epochs=1)
+    whole(result, LENGTH)

@@ -1,0 +1,18 @@
+"""Several processes read streams and augmented sources as one does."""
+
+import numpy as np
+
+from tests.rounds import gangs, stream_processes
+
+
+def test_two_processes_train_as_one(tmp_path):
+    """Each reads the whole stream. To 1e-6: sums are added up in another order."""
+    found = gangs.run("tests.rounds.stream_processes", 2, tmp_path, str(tmp_path))
+    for code, said in found:
+        assert code, said  # by the last case
+    assert "process 1 has first example of the stream" in found[1][1]
+    for name, (source, by) in stream_processes.cases().items():
+        alone, together = stream_processes.fit(source, by), np.load(tmp_path / f"{name}.npz")
+        params = alone.params["w"] if isinstance(alone.params, dict) else alone.params
+        np.testing.assert_allclose(together["params"], params, rtol=1e-6, atol=1e-6)
+        assert together["done"] == alone.summary["examples_processed"]
