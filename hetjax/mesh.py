@@ -164,11 +164,18 @@ def worker_rows(tree: types.PyTree) -> list[types.PyTree]:
     ]
 
 
-def join_rows(rows: Sequence[types.PyTree], mesh: Mesh) -> types.PyTree:
+def sliced_rows(tree: types.PyTree, num_workers: int) -> list[types.PyTree]:
+    """The rows `[1, ...]` of workers that share a device: copies."""
+    return [jax.tree.map(lambda leaf, w=w: leaf[w : w + 1], tree) for w in range(num_workers)]
+
+
+def join_rows(rows: Sequence[types.PyTree], mesh: Mesh | None) -> types.PyTree:
     """Joins rows `[1, ...]`, one for each of this process's workers, to a tree of global arrays.
 
-    No copy: a row stays on its worker's device.
+    No copy: a row stays on its worker's device. Without a mesh the workers share one.
     """
+    if mesh is None:
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *rows)
     sharding, treedef = worker_sharding(mesh), jax.tree.structure(rows[0])
     joined = [
         jax.make_array_from_single_device_arrays(

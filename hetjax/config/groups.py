@@ -215,6 +215,9 @@ class ExperimentConfig:
         str,
         choice("check", "assert", "skip", says="whether an example's loss may depend on others"),
     ] = "check"
+    debug: Annotated[
+        bool, flag(says="rounds without compiled programs, for print and pdb in the loss")
+    ] = False
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     quota: QuotaConfig = dataclasses.field(default_factory=QuotaConfig)
     ordering: OrderingConfig = dataclasses.field(default_factory=OrderingConfig)

@@ -13,6 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from hetjax import (
+    debugging,
     gates,
     kinds,
     messages,
@@ -194,14 +195,22 @@ def build(
     num_workers, where = config.cluster.num_workers, programs_lib.place_workers(config)
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
-    traced = losses_lib.check_loss(loss_fn, params, first, keys)
     model_state = _state_of(loss_fn, chosen.reducer)
-    rule_identity.check(rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng)
-    rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
-    tried = rule, loss_fn, params, first, keys, optimizer
-    observer, refusal = order.make(
-        config, chosen.ordering, *tried, leads=where.leads, changes_state=traced.changes_state
-    )
+    with debugging.eager(config.debug):
+        traced = losses_lib.check_loss(loss_fn, params, first, keys)
+        like = loss_fn, params, first
+        rule_identity.check(rule, *like, optimizer, per_example_rng=per_example_rng)
+        rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
+        observer, refusal = order.make(
+            config,
+            chosen.ordering,
+            rule,
+            *like,
+            keys,
+            optimizer,
+            leads=where.leads,
+            changes_state=traced.changes_state,
+        )
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     last = _last_of_pass(config, loss_fn, changes_state=traced.changes_state)
@@ -337,7 +346,8 @@ def _make_new_pass(observer: ordering.Observer | None, mesh: Mesh | None) -> Cal
     if observer is None:
         return None
     of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
-    return jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows)
+    new_pass = jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows)
+    return debugging.compiled(new_pass)
 
 
 def _place_shares(shares: np.ndarray, mesh: Mesh | None) -> jax.Array:
