@@ -246,6 +246,7 @@ class Engine:
             self.parts,
             executed,
             settle=self.settle,
+            state_of=lambda report: self._last_made[0] if report is self._last else None,
             examples=examples,
             examples_processed=processed,
         )

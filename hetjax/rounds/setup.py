@@ -201,16 +201,8 @@ def build(
         like = loss_fn, params, first
         rule_identity.check(rule, *like, optimizer, per_example_rng=per_example_rng)
         rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
-        observer, refusal = order.make(
-            config,
-            chosen.ordering,
-            rule,
-            *like,
-            keys,
-            optimizer,
-            leads=where.leads,
-            changes_state=traced.changes_state,
-        )
+        so: Any = {"leads": where.leads, "changes_state": traced.changes_state}
+        observer, refusal = order.make(config, chosen.ordering, rule, *like, keys, optimizer, **so)
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     last = _last_of_pass(config, loss_fn, changes_state=traced.changes_state)

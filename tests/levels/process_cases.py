@@ -48,6 +48,7 @@ def main(process_id, num_processes, coordinator, cases, out):
             eval_source=of_upper,
             callbacks=[callback],
             progress=False,
+            raise_on_interrupt=False,
             examples_apart="skip",
             microbatch_size=2,
             **case,
