@@ -46,14 +46,14 @@ def use_cpu_workers(num_workers: int) -> None:
     try:
         if jax.config.jax_num_cpu_devices < num_workers:  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", num_workers)
-    except RuntimeError as error:
+    except RuntimeError:
         if len(jax.devices("cpu")) < num_workers:
             raise ValueError(
                 f"use_cpu_workers({num_workers}): JAX is already running with "
                 f"{len(jax.devices('cpu'))} CPU device(s), and their number cannot change "
                 "any more. Call it before the first JAX computation (in a notebook: restart "
                 "the kernel), or take local='virtual'"
-            ) from error
+            ) from None
 
 
 def _keep_freed_memory() -> None:

@@ -65,6 +65,7 @@ def of_item(item: PyTree, index: int) -> list[tuple[str, np.ndarray]]:
     """
     leaves = []
     for path, leaf in walk(item):
+        _refuse_tracked(f"example {index} cannot be used: leaf {path or 'item'}", leaf)
         try:
             array = _number_array(leaf)
         except (ValueError, TypeError, OverflowError) as error:
@@ -117,10 +118,20 @@ def _array_leaf(path: str, leaf: Any) -> np.ndarray:
             f"a source of arrays takes NumPy arrays with a leading axis of examples; "
             f"{path or 'it'} is {type(leaf).__name__}"
         )
+    _refuse_tracked(name, leaf)
     array = np.asarray(leaf)
     if not _is_numeric(array.dtype):
         raise ValueError(f"{name} has dtype {array.dtype}, and {_mend(array)}")
     return array
+
+
+def _refuse_tracked(name: str, leaf: Any) -> None:
+    """Refuses a tensor of PyTorch that wants gradients, which NumPy cannot read."""
+    if getattr(leaf, "requires_grad", False) is True:
+        raise ValueError(
+            f"{name} is a {type(leaf).__name__} with requires_grad=True, and examples are numbers "
+            "without gradients. Give tensor.detach().numpy(), or make it without requires_grad"
+        )
 
 
 def _mend(array: np.ndarray) -> str:
