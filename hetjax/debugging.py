@@ -5,6 +5,7 @@ loss or metrics asks here whether that is so. hetjax's own programs stay compile
 NaN in none of them (`jax_debug_nans`): some of their numbers may be NaN.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -35,6 +36,16 @@ def eager(wanted: bool) -> Iterator[None]:
         return
     with jax.disable_jit():
         yield
+
+
+class Inline(concurrent.futures.Executor):
+    """Calls at once, in the calling thread, where a debugger is at home."""
+
+    def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
+        """A future that is done; what the function raises is raised here."""
+        done: concurrent.futures.Future = concurrent.futures.Future()
+        done.set_result(function(*given, **named))
+        return done
 
 
 def compiled(program: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from hetjax import interrupt, messages, parts
 from hetjax import task as task_lib
 from hetjax.processes import watch
-from hetjax.records import keeper, lock, results, workdir
+from hetjax.records import keeper, lock, workdir
 from hetjax.rounds import gathering, round_report
 
 _ASK_OF_SIGNAL = {
@@ -148,13 +148,11 @@ class Driver:
         task.parts.meeting.close()  # not after an error: who failed is to be the first that is gone
         return result
 
-    def raise_signal(self, result: results.SavedRun) -> None:
-        """Raises what Python does for the signal that came, if one did, after the run is closed.
+    def unless_stopped(self, result: Any) -> Any:
+        """The result; after a signal what Python raises for it, which holds the result.
 
         Also where the run came to its end all the same: who pressed Ctrl-C wants no other to begin.
-
-        Args:
-            result: of the run, which the exception holds.
+        Call it when the run is closed.
 
         Raises:
             KeyboardInterrupt, SystemExit: after SIGINT, SIGTERM.
@@ -162,7 +160,7 @@ class Driver:
         own = self._signal()
         name = self._by_signal or (own.name if own else "")
         if not name:
-            return
+            return result
         error: Any = KeyboardInterrupt() if name == "SIGINT" else SystemExit(128 + signal.SIGTERM)
         error.result = result
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

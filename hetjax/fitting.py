@@ -185,9 +185,7 @@ def fit(
             callbacks=callbacks,
         )
         result = drives.drive()
-    if raise_on_interrupt:
-        drives.raise_signal(result)
-    return result
+    return drives.unless_stopped(result) if raise_on_interrupt else result
 
 
 def _check(optimizer: Any, callbacks: Any, resume: Any) -> None:

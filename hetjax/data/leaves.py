@@ -113,12 +113,12 @@ def _array_leaf(path: str, leaf: Any) -> np.ndarray:
     name = f"array {path}" if path else "the array"
     if type(leaf) is list:
         return _number_array(leaf)
+    _refuse_tracked(name, leaf)
     if not hasattr(leaf, "__array__") or np.ndim(leaf) == 0:
         raise ValueError(
             f"a source of arrays takes NumPy arrays with a leading axis of examples; "
             f"{path or 'it'} is {type(leaf).__name__}"
         )
-    _refuse_tracked(name, leaf)
     array = np.asarray(leaf)
     if not _is_numeric(array.dtype):
         raise ValueError(f"{name} has dtype {array.dtype}, and {_mend(array)}")

@@ -169,9 +169,7 @@ def fit_bilevel(
             callbacks=callbacks,
         )
         result = drives.drive()
-    if raise_on_interrupt:
-        drives.raise_signal(result)
-    return result
+    return drives.unless_stopped(result) if raise_on_interrupt else result
 
 
 def _check(outer_steps: Any, eval_every: Any, callbacks: Any, resume: Any) -> None:

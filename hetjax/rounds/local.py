@@ -182,7 +182,7 @@ class Stepped:
         self._add = functools.partial(_add_eagerly, steps) if eager else jit_add(steps)
         self._signed = signed
         self._threads: concurrent.futures.Executor
-        self._threads = _Inline() if eager else worker_threads(len(self._workers))
+        self._threads = debugging.Inline() if eager else worker_threads(len(self._workers))
         check_threads(self._threads)
         self._stopping = threading.Event()
         self._starts = 0  # of workers in this round
@@ -313,15 +313,6 @@ class Stepped:
     def close(self) -> None:
         self._stopping.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
-
-
-class _Inline(concurrent.futures.Executor):
-    """Calls at once, in the calling thread, where a debugger is at home."""
-
-    def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
-        done: concurrent.futures.Future = concurrent.futures.Future()
-        done.set_result(function(*given, **named))
-        return done
 
 
 def worker_threads(num_workers: int) -> concurrent.futures.ThreadPoolExecutor:
