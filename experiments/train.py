@@ -60,6 +60,7 @@ def train_and_evaluate(
         config=config,
         progress=progress,
         resume=resume,
+        raise_on_interrupt=False,
     )
 
 

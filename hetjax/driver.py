@@ -10,6 +10,7 @@ import enum
 import operator
 import pathlib
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from hetjax import interrupt, messages, parts
 from hetjax import task as task_lib
 from hetjax.processes import watch
-from hetjax.records import keeper, lock, results, workdir
+from hetjax.records import keeper, lock, workdir
 from hetjax.rounds import gathering, round_report
 
 _ASK_OF_SIGNAL = {
@@ -64,16 +65,6 @@ def _lines(
     return lines, keeper.agreed(task.parts, later)
 
 
-def _uninterrupted(result: results.SavedRun) -> results.SavedRun:
-    """The result, unless a signal ended its run: then what Python raises for that signal."""
-    stopped_by = result.summary["stopped_by"]
-    if stopped_by == "SIGINT":
-        raise KeyboardInterrupt
-    if stopped_by == "SIGTERM":
-        raise SystemExit(128 + signal.SIGTERM)
-    return result
-
-
 class Driver:
     """Drives one task to its end, from where the run in its workdir goes on.
 
@@ -81,7 +72,7 @@ class Driver:
         stack: closes the files, after the run.
         task: that has no state yet.
         directory: the workdir; None: nothing is kept.
-        resume, callbacks, raise_on_interrupt: as of `fit`.
+        resume, callbacks: as of `fit`.
         progress: show a bar.
     """
 
@@ -94,9 +85,8 @@ class Driver:
         resume: bool | str,
         progress: bool,
         callbacks: Sequence[Callable[[Any], Any]],
-        raise_on_interrupt: bool,
     ) -> None:
-        self._task, self._raises = task, raise_on_interrupt
+        self._task = task
         self._callbacks = Callbacks(callbacks)
         self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
         self._signal: Callable[[], signal.Signals | None] = lambda: None
@@ -156,7 +146,27 @@ class Driver:
                 raise
             result = self._result(interrupted=not self._is_finished)
         task.parts.meeting.close()  # not after an error: who failed is to be the first that is gone
-        return _uninterrupted(result) if self._raises else result
+        return result
+
+    def unless_stopped(self, result: Any) -> Any:
+        """The result; after a signal what Python raises for it, which holds the result.
+
+        Also where the run came to its end all the same: who pressed Ctrl-C wants no other to begin.
+        Call it when the run is closed.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: after SIGINT, SIGTERM.
+        """
+        own = self._signal()
+        name = self._by_signal or (own.name if own else "")
+        if not name:
+            return result
+        error: Any = KeyboardInterrupt() if name == "SIGINT" else SystemExit(128 + signal.SIGTERM)
+        error.result = result
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if shell is not None and self._task.parts.leads:
+            messages.say("the result so far: import sys; result = sys.last_value.result")
+        raise error
 
     def _ask(self) -> gathering.Request:
         """What this process asks of all; alone, all have heard it at once."""

@@ -38,7 +38,7 @@ def fit(
     resume: bool | str = True,
     init_state: types.TrainState | None = None,
     progress: bool = True,
-    raise_on_interrupt: bool = False,
+    raise_on_interrupt: bool = True,
     workers: int | None = None,
     per_example_rng: bool = False,
     rule: rules.LocalRule | None = None,
@@ -90,8 +90,8 @@ def fit(
         init_state: parameters, optimiser's state and progress to begin with, such as the `state`
             of another result; `params` may be None then.
         progress: show a progress bar.
-        raise_on_interrupt: raise KeyboardInterrupt after Ctrl-C, and SystemExit after SIGTERM,
-            once all files are written; by default the result so far is returned.
+        raise_on_interrupt: raise KeyboardInterrupt after Ctrl-C, and SystemExit(143) after SIGTERM,
+            once all files are written, so that a sweep stops, too; False: return the result so far.
         workers: their number; by default one for each device.
         per_example_rng: the loss gets a key for each example, `key[B]`.
         rule: what a worker does with its microbatches, and what it hands to the synchronisation; by
@@ -105,10 +105,11 @@ def fit(
             `emulate.EmulatedCluster` or a dict. By default there is a worker for each device.
 
     Returns:
-        Last and best parameters, state, summary and history. After Ctrl-C too, unless
-        `raise_on_interrupt`: `summary["interrupted"]` is true then.
+        Last and best parameters, state, summary and history.
 
     Raises:
+        KeyboardInterrupt: after Ctrl-C; its `result` is the one so far, whose
+            `summary["interrupted"]` is true. SystemExit likewise, after SIGTERM.
         ValueError: what was given cannot be run; said before anything is computed.
         NonFiniteError: a loss or gradient was not finite; its `result` holds the state before.
 
@@ -177,15 +178,16 @@ def fit(
             evaluate=evaluate,
             fingerprint=lambda: fingerprint.make(loss_fn, began, optimizer, source, parts=parts),
         )
-        return driver.Driver(
+        drives = driver.Driver(
             stack,
             task,
             directory=directory,
             resume=resume,
             progress=progress,
             callbacks=callbacks,
-            raise_on_interrupt=raise_on_interrupt,
-        ).drive()
+        )
+        result = drives.drive()
+    return drives.unless_stopped(result) if raise_on_interrupt else result
 
 
 def _check(optimizer: Any, callbacks: Any, resume: Any) -> None:

@@ -11,7 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
+
+from hetjax import debugging
 
 _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # where a call keeps its program
 
@@ -20,11 +24,20 @@ def changed(function: Callable[[list[Any]], list[Any]], values: Sequence[Any]) -
     """Whether each result of `function` differs from the argument in its place.
 
     Args:
-      function: `values -> values`, equally many; it is traced.
+      function: `values -> values`, equally many; it is traced, or in debugging called.
       values: arrays.
     """
+    if debugging.is_on():
+        values = [jnp.asarray(value) for value in values]
+        return [not _is_same(*pair) for pair in zip(function(values), values, strict=True)]
     program = jax.make_jaxpr(lambda *values: function(list(values)))(*values)
     return [place != index for index, place in enumerate(_forwarded(program.jaxpr))]
+
+
+def _is_same(after: Any, before: Any) -> bool:
+    """Whether it is the same number, or a derivative's and the same object."""
+    is_traced = isinstance(after, jax.core.Tracer) or isinstance(before, jax.core.Tracer)
+    return after is before or (not is_traced and np.array_equal(after, before))
 
 
 def _forwarded(program: Any) -> list[int | None]:

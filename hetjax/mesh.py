@@ -46,14 +46,14 @@ def use_cpu_workers(num_workers: int) -> None:
     try:
         if jax.config.jax_num_cpu_devices < num_workers:  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", num_workers)
-    except RuntimeError as error:
+    except RuntimeError:
         if len(jax.devices("cpu")) < num_workers:
             raise ValueError(
                 f"use_cpu_workers({num_workers}): JAX is already running with "
                 f"{len(jax.devices('cpu'))} CPU device(s), and their number cannot change "
                 "any more. Call it before the first JAX computation (in a notebook: restart "
                 "the kernel), or take local='virtual'"
-            ) from error
+            ) from None
 
 
 def _keep_freed_memory() -> None:
@@ -172,11 +172,18 @@ def worker_rows(tree: types.PyTree) -> list[types.PyTree]:
     ]
 
 
-def join_rows(rows: Sequence[types.PyTree], mesh: Mesh) -> types.PyTree:
+def sliced_rows(tree: types.PyTree, num_workers: int) -> list[types.PyTree]:
+    """The rows `[1, ...]` of workers that share a device: copies."""
+    return [jax.tree.map(lambda leaf, w=w: leaf[w : w + 1], tree) for w in range(num_workers)]
+
+
+def join_rows(rows: Sequence[types.PyTree], mesh: Mesh | None) -> types.PyTree:
     """Joins rows `[1, ...]`, one for each of this process's workers, to a tree of global arrays.
 
-    No copy: a row stays on its worker's device.
+    No copy: a row stays on its worker's device. Without a mesh the workers share one.
     """
+    if mesh is None:
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *rows)
     sharding, treedef = worker_sharding(mesh), jax.tree.structure(rows[0])
     joined = [
         jax.make_array_from_single_device_arrays(

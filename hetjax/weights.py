@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.custom_derivatives import SymbolicZero
 
+from hetjax import debugging
 from hetjax.types import PyTree
 
 
@@ -50,5 +51,5 @@ def depend(function: Callable[..., tuple[Any, PyTree]], point: PyTree, *rest: An
 
         return jax.vjp(weights, point)[0]
 
-    jax.eval_shape(differentiated, point, *rest)
+    debugging.shapes(differentiated, point, *rest)
     return any(seen)

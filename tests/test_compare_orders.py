@@ -148,10 +148,10 @@ def test_settings_name_all_that_is_not_as_by_default_but_what_names_a_run():
 
 
 def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch, found):
-    class Result:
-        summary = {"interrupted": True}  # noqa: RUF012
+    def interrupted(**_):
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(hetjax, "fit", lambda **_: Result())
+    monkeypatch.setattr(hetjax, "fit", interrupted)
     path = tmp_path / "run.json"
     with pytest.raises(KeyboardInterrupt):
         jobs.do("experiments.orders.runs:train", Run(TINY, BASE, 0.1, 0), found[2], path=path)

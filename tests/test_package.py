@@ -26,6 +26,7 @@ LAYERS = {
     "types": 0,
     "options": 0,
     "interrupt": 0,
+    "debugging": 0,
     "digests": 1,
     "forwarding": 1,
     "mesh": 1,

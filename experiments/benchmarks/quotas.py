@@ -32,6 +32,7 @@ def main(argv: list[str]) -> None:
     groups = {
         "overhead": lambda: quota_overhead.overhead_rows(_ROUNDS.value),
         "host": quota_overhead.host_rows,
+        "debug": quota_overhead.debug_rows,
         "emulated": quota_training.emulated_rows,
         "emulated_short": lambda: quota_training.emulated_rows(0.05),
         "compilation": quota_training.compilation_rows,

@@ -56,6 +56,7 @@ def clean(
         metrics_fn=_metrics,
         workdir=None if workdir is None else workdir / RUN,
         progress=False,
+        raise_on_interrupt=False,
         **settings.of_rounds(config),
     )
     is_over = not (jax.process_index() or result.summary["interrupted"])

@@ -67,6 +67,7 @@ def _own_array(leaf: Any) -> np.ndarray:
 def trained(arm: Arm, workdir: pathlib.Path, *callbacks: Any, **more: Any) -> Any:
     """One call of `fit`, or of `fit_bilevel` where the arm has an estimator."""
     common = {"workdir": workdir, "callbacks": callbacks, "progress": False}
+    common["raise_on_interrupt"] = False
     if "estimator" in arm:
         return _trained_in_two_levels(arm, {**common, **arm["fields"], **more})
     data = problems.examples(arm["num_examples"], spoiled=arm.get("spoiled", 0))

@@ -96,6 +96,7 @@ def cut_every_round(directory: pathlib.Path, local: str, ordering: str, reducer:
             workdir=workdir,
             callbacks=callbacks,
             progress=False,
+            raise_on_interrupt=False,
             epochs=3,
             microbatch_size=4,
             budget=8,

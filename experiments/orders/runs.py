@@ -81,8 +81,6 @@ def train(run: Run, data_dir: str | None) -> dict[str, Any]:
         )
     except hetjax.NonFiniteError as error:
         result, diverged = error.result, True
-    if result.summary["interrupted"] and not diverged:
-        raise KeyboardInterrupt
     evals = [line["eval"] for line in result.history if line.get("eval")]
     losses = [value["train_loss"] for value in evals]
     metric = f"{list(opened.evals)[1]}_{run.task.metric}"

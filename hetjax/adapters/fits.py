@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from hetjax import parts, stateful
+from hetjax import debugging, parts, stateful
 
 CHANGES = (
     "The model keeps state of its own: a call of it changes {where}, neither parameters nor model "
@@ -198,7 +198,7 @@ def by_key(losses: Callable[[Any, jax.Array], Any], batch: Any, rng: jax.Array) 
         of_one = jax.tree.map(lambda leaf: leaf[None], example)
         return jax.tree.map(first, losses(of_one, key))
 
-    return jax.vmap(one)(batch, rng)
+    return debugging.each(one, batch, rng)
 
 
 def is_one_key(rng: jax.Array) -> bool:

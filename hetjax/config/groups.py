@@ -274,6 +274,9 @@ class ExperimentConfig:
             "orders that balance gradients always refuse it",
         ),
     ] = "auto"
+    debug: Annotated[
+        bool, flag(says="rounds without compiled programs, for print and pdb in the loss")
+    ] = False
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     quota: QuotaConfig = dataclasses.field(default_factory=QuotaConfig)
     ordering: OrderingConfig = dataclasses.field(default_factory=OrderingConfig)

@@ -12,6 +12,7 @@ _OF_NO_EFFECT = (
     "compilation_cache",
     "data.feed",
     "data.readers",
+    "debug",
     "examples_apart",  # as `loss_over` was called
     "loss_over",
     "ordering.herding_every",

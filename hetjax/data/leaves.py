@@ -70,6 +70,7 @@ def of_item(item: PyTree, index: int) -> list[tuple[str, np.ndarray]]:
     """
     leaves = []
     for path, leaf in walk(item):
+        _refuse_tracked(f"example {index} cannot be used: leaf {path or 'item'}", leaf)
         try:
             array = _number_array(leaf)
         except (ValueError, TypeError, OverflowError) as error:
@@ -144,6 +145,7 @@ def _array_leaf(path: str, leaf: Any) -> np.ndarray:
     name = f"array {path}" if path else "the array"
     if type(leaf) is list:
         return _number_array(leaf)
+    _refuse_tracked(name, leaf)
     if not hasattr(leaf, "__array__") or np.ndim(leaf) == 0:
         raise ValueError(
             f"a source of arrays takes NumPy arrays with a leading axis of examples; "
@@ -153,6 +155,15 @@ def _array_leaf(path: str, leaf: Any) -> np.ndarray:
     if not _is_numeric(array.dtype):
         raise ValueError(f"{name} has dtype {array.dtype}, and {_mend(array)}")
     return array
+
+
+def _refuse_tracked(name: str, leaf: Any) -> None:
+    """Refuses a tensor of PyTorch that wants gradients, which NumPy cannot read."""
+    if getattr(leaf, "requires_grad", False) is True:
+        raise ValueError(
+            f"{name} is a {type(leaf).__name__} with requires_grad=True, and examples are numbers "
+            "without gradients. Give tensor.detach().numpy(), or make it without requires_grad"
+        )
 
 
 def _mend(array: np.ndarray) -> str:

@@ -395,4 +395,4 @@ def _of_item(item: PyTree, index: int, source: Source) -> list[tuple[str, np.nda
     try:
         return leaves.of_item(item, index)
     except ValueError as error:
-        raise ValueError(f"{error} (a {_described(source)})") from error
+        raise ValueError(f"{error} (a {_described(source)})") from error.__cause__

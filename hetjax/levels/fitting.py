@@ -44,7 +44,7 @@ def fit_bilevel(
     resume: bool | str = True,
     replay: str | pathlib.Path | None = None,
     progress: bool = True,
-    raise_on_interrupt: bool = False,
+    raise_on_interrupt: bool = True,
     best_by: str = "",
     best_mode: str = "min",
     workers: int | None = None,
@@ -98,6 +98,7 @@ def fit_bilevel(
     Raises:
         ValueError: what was given cannot be run; said before anything is computed.
         NonFiniteError: a loss or derivative was not finite; names the request and the examples.
+        KeyboardInterrupt, SystemExit: as of `fit`.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np, optax
@@ -159,15 +160,16 @@ def fit_bilevel(
             has_sets=bool(sets),
             summary=summary.BilevelSummary(run, started=started, judge=judge, begins=begins),
         )
-        return driver.Driver(
+        drives = driver.Driver(
             stack,
             task,
             directory=directory,
             resume=resume,
             progress=progress,
             callbacks=callbacks,
-            raise_on_interrupt=raise_on_interrupt,
-        ).drive()
+        )
+        result = drives.drive()
+    return drives.unless_stopped(result) if raise_on_interrupt else result
 
 
 def _check(outer_steps: Any, eval_every: Any, callbacks: Any, resume: Any) -> None:

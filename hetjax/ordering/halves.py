@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax import types
+from hetjax import debugging, types
 from hetjax.ordering import by_rows, pairs
 
 Losses = Callable[..., tuple[jax.Array, Any]]
@@ -109,6 +109,8 @@ def _part(
     whole: Linear, losses: Losses, params: types.PyTree, size: int, count: int
 ) -> Callable[[jax.Array], Linear]:
     """Makes the linear function of any `count` examples; refuses if that is not proven right."""
+    if debugging.is_on():
+        raise by_rows.NotByRowsError("in debugging nothing is traced")
     try:
         _, part, _ = jax.linearize(lambda p: losses(p, jnp.arange(count)), params, has_aux=True)
     except Exception as error:  # whatever the user's function raises

@@ -4,13 +4,14 @@ Gradients and running sums are flat vectors of all d parameters here. A worker c
 gradients of a microbatch by `vmap`, B·d numbers at once.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from hetjax import trees, types
+from hetjax import debugging, trees, types
 from hetjax.ordering import balance, pairs
 from hetjax.ordering.matrix_free import independent
 from hetjax.ordering.ordering import Observer, Sizes
@@ -35,9 +36,8 @@ def _gradients(
         values, weights = losses(params, position[None])
         return values[0], trees.first_row(weights)
 
-    (values, weights), grads = jax.vmap(jax.value_and_grad(of_one, has_aux=True), (None, 0))(
-        params, jnp.arange(size)
-    )
+    value_and_grad = functools.partial(jax.value_and_grad(of_one, has_aux=True), params)
+    (values, weights), grads = debugging.each(value_and_grad, jnp.arange(size))
     dtype = _dtype(params)
     flat = [leaf.reshape(size, -1).astype(dtype) for leaf in jax.tree.leaves(grads)]
     grad_sum = jax.tree.map(lambda g: jnp.sum(g, axis=0), grads)

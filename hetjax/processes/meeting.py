@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from hetjax import debugging, types
 from hetjax import mesh as mesh_lib
-from hetjax import types
 from hetjax.processes import board as board_lib
 from hetjax.processes import exchange, join, shared_sums, waits
 
@@ -68,7 +68,8 @@ class Collectives(Meeting):
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        self._gather = jax.jit(lambda rows: rows, out_shardings=mesh_lib.everywhere(mesh))
+        gather = jax.jit(lambda rows: rows, out_shardings=mesh_lib.everywhere(mesh))
+        self._gather = debugging.compiled(gather)
         self.process_of = np.array([device.process_index for device in mesh.devices])
 
     def tell(self, messages: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import parts, stateful, trees, types
+from hetjax import debugging, parts, stateful, trees, types
 from hetjax.data import choosing, sources, stream
 from hetjax.rounds import losses as losses_lib
 
@@ -157,11 +157,12 @@ class Evaluator:
         first = self._feed.load(0, self._rows[0])
         self._functions = _check_metrics(metrics_fn, params, first.examples)
         self._add = _adder(metrics_fn)
-        shapes = jax.eval_shape(functools.partial(_sums, metrics_fn), params, first)
+        shapes = debugging.shapes(functools.partial(_sums, metrics_fn), params, first)
         self.names = list(shapes)
         self._zeros = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), shapes)
-        placed = jax.device_put(params, device)
-        jax.block_until_ready(self._add(placed, first, self._zeros))
+        if not debugging.is_on():  # nothing to compile
+            placed = jax.device_put(params, device)
+            jax.block_until_ready(self._add(placed, first, self._zeros))
 
     def __call__(self, params: types.PyTree) -> dict[str, float]:
         """Returns `{name: mean, or function of means}`; `params` without worker axis."""
@@ -234,7 +235,7 @@ def _check_metrics(
         )
     batch_size = jax.tree.leaves(examples)[0].shape[0]
     try:
-        values = jax.eval_shape(metrics_fn, params, examples)
+        values = debugging.shapes(metrics_fn, params, examples)
     except KeyError as error:
         fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
         raise ValueError(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import messages, types
+from hetjax import debugging, messages, types
 from hetjax.data import sources
 from hetjax.records import evaluate
 
@@ -108,18 +108,19 @@ def make(
         params: of the form that is evaluated.
         progress: say what takes long.
     """
-    of_sets = {
-        name: evaluate.Evaluator(
-            metrics_fn,
-            source,
-            params,
-            parts.own_device,
-            on_batch=lambda: parts.beacons.at("evaluating"),
-            progress=progress,
-        )
-        for name, source in (sets.items() if parts.leads else ())
-    }
-    return Evaluations(of_sets)
+    with debugging.eager(parts.config.debug):
+        of_sets = {
+            name: evaluate.Evaluator(
+                metrics_fn,
+                source,
+                params,
+                parts.own_device,
+                on_batch=lambda: parts.beacons.at("evaluating"),
+                progress=progress,
+            )
+            for name, source in (sets.items() if parts.leads else ())
+        }
+    return Evaluations(of_sets, debug=parts.config.debug)
 
 
 class Evaluations:
@@ -127,10 +128,11 @@ class Evaluations:
 
     Args:
         of_sets: by the set's name; empty in a process that does not evaluate.
+        debug: call the metrics with numbers.
     """
 
-    def __init__(self, of_sets: Mapping[str, evaluate.Evaluator]) -> None:
-        self._of_sets = of_sets
+    def __init__(self, of_sets: Mapping[str, evaluate.Evaluator], *, debug: bool = False) -> None:
+        self._of_sets, self._debug = of_sets, debug
         self._has_told = False
 
     def __bool__(self) -> bool:
@@ -148,11 +150,12 @@ class Evaluations:
             params: without worker axis.
             after: what was done before, such as 'round 3', for what is told.
         """
-        found = {
-            f"{set_name}_{name}": value
-            for set_name, evaluator in self._of_sets.items()
-            for name, value in evaluator(params).items()
-        }
+        with debugging.eager(self._debug):
+            found = {
+                f"{set_name}_{name}": value
+                for set_name, evaluator in self._of_sets.items()
+                for name, value in evaluator(params).items()
+            }
         odd = [f"{name} {value}" for name, value in found.items() if not np.isfinite(value)]
         if odd and not self._has_told:
             self._has_told = True

@@ -73,13 +73,14 @@ def make(
     if isinstance(loss_fn, stateful.StatefulLoss):
         point, own_state = types.Model(params, loss_fn.model_state), loss_fn.model_state
         program = _changes(loss_fn), (grads, own_state, first, keys)
+    if not parts.config.debug:  # it would be traced
+        own["loss"] = digests.of_programs(program)
     if parts.config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
         own["rule"] = rule_identity.digest(parts.main.rule, grads, first, own_state)
     return {
         "examples": len(source),
         "data": of_data(source),
         "params": digests.of_arrays(point),
-        "loss": digests.of_programs(program),
         "optimizer": digests.of_programs(
             (optimizer.init, (grads,)), (step, (grads, state, grads, number))
         ),
@@ -108,7 +109,7 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
     compared = [
         name
         for name in _MEANING
-        if name in there and (name not in _PROGRAMS or there["jax"] == here["jax"])
+        if name in there and name in here and (name not in _PROGRAMS or there["jax"] == here["jax"])
     ]
     return {
         name: _MEANING[name].format(here=here[name], there=there[name])

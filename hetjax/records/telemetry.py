@@ -35,8 +35,10 @@ class OrderTelemetry:
     def cost(self, params: types.PyTree, stream: stream_lib.StreamState) -> dict[str, float]:
         """What the order's signs cost; empty where it takes none, or nothing is to be measured."""
         parts = self._parts
-        if parts.observer is None or parts.config.ordering.herding_every == 0:
+        asked = parts.observer is not None and parts.config.ordering.herding_every != 0
+        if not asked or parts.config.debug:  # eager calls tell nothing of the cost
             return {}
+        assert parts.observer is not None
         plan = parts.stream.plan(stream, np.ones(len(parts.devices), int))
         return cost(
             parts.loss_fn,
@@ -66,7 +68,7 @@ class OrderTelemetry:
             due = parts.observer is not None and at_an_end
         else:
             due = every > 0 and epochs_done % every == 0
-        if not due:
+        if not due or parts.config.debug:
             return None
         order = parts.stream.whole_pass(state.stream, state.rounds.full_quotas)
         bounds = self._measure(model, order, epochs_done, opt_state=state.train.opt_state)

@@ -4,6 +4,7 @@ An `Engine` knows no optimiser. `Run` is an engine and an update, a level of a b
 engine alone. Everything on the host that the rounds to come depend on is in a `RoundsState`.
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from hetjax import compiled, starting, types
+from hetjax import compiled, debugging, messages, starting, types
 from hetjax.config import experiment as config_lib
 from hetjax.data import sources, stream
 from hetjax.processes import beacons as beacons_lib
@@ -78,7 +79,8 @@ class Engine:
         self.begins = begins or starting.Starting()
         inputs.check(loss_fn, point)
         given = arguments.configuration(config, fields, workers=workers, rule=rule, more=rules)
-        self.config, self.recorded = given.config, given.recorded
+        debug = given.config.debug or debugging.is_on()
+        self.config, self.recorded = dataclasses.replace(given.config, debug=debug), given.recorded
         compiled.keep(self.config.compilation_cache)
         source = sources.of_run(sources.as_source(source), self.config.seed)
         self._is_guest = beside is not None
@@ -108,6 +110,8 @@ class Engine:
             meeting=None if beside is None else beside.parts.meeting,
         )
         parts = self.parts
+        if debug and parts.leads and not self._is_guest:
+            messages.say(debugging.TOLD)
         if several:
             gathering.check_same_parts(
                 (parts.state.params, parts.state.model_state),
@@ -257,6 +261,7 @@ class Engine:
             self.parts,
             executed,
             settle=self.settle,
+            state_of=lambda report: self._last_made[0] if report is self._last else None,
             examples=examples,
             examples_processed=processed,
         )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import parts, stateful, trees, types
+from hetjax import debugging, parts, stateful, trees, types
 from hetjax.rounds import batch_loss, rules
 from hetjax.rounds import losses as losses_lib
 
@@ -106,6 +106,7 @@ def gradient_sums(
     return parts.remembered(rule, gradient_sums, {})
 
 
+@debugging.compiled  # it may hold a NaN of its own
 def _added(
     sums: GradientSums,
     loss_sum: jax.Array,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hetjax import messages, trees, types
+from hetjax import debugging, messages, trees, types
 from hetjax.ordering import by_rows, row_rules, row_walk
 from hetjax.rounds import losses as losses_lib
 
@@ -41,8 +41,8 @@ def check(
     """Looks, where an order does not itself need examples that are apart.
 
     Args:
-        wanted: 'auto': the process that leads warns; 'example': all refuse; 'microbatch': nobody
-            looks.
+        wanted: 'auto': the process that leads warns, but in debugging; 'example': all refuse;
+            'microbatch': nobody looks.
         loss_fn: the user's.
         params: the parameters.
         examples: a microbatch of them.
@@ -52,7 +52,7 @@ def check(
     Raises:
         ValueError: the examples see each other, with 'example'.
     """
-    if wanted == "microbatch" or (wanted == "auto" and not leads):
+    if wanted == "microbatch" or (wanted == "auto" and (debugging.is_on() or not leads)):
         return
     began = time.perf_counter()
     seen = find(loss_fn, params, examples, rng)
@@ -149,6 +149,8 @@ def _is_proven(
     loss_fn: losses_lib.LossFn, params: types.PyTree, examples: types.PyTree, rng: jax.Array
 ) -> bool:
     """Whether the loss's program shows that each example is computed by itself."""
+    if debugging.is_on():  # it would be traced
+        return False
     size = jax.tree.leaves(examples)[0].shape[0]
     losses, of_rows = losses_lib.weighted(loss_fn), by_rows.Rows(0)
     keyed = rng.ndim > 0

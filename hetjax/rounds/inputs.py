@@ -4,6 +4,7 @@ Nothing is computed: a function is looked at, or called with shapes alone.
 """
 
 import contextlib
+import functools
 import inspect
 import re
 from collections.abc import Mapping
@@ -98,7 +99,7 @@ def check_loss_fn(loss_fn: Any, *, caller: str = "fit") -> None:
     Raises:
         ValueError: it cannot; with what to give instead.
     """
-    if _is_flax_module(loss_fn) or not callable(loss_fn):
+    if _is_module(loss_fn, "flax") or not callable(loss_fn):
         raise ValueError(f"{caller}: loss_fn is {parts.shown(loss_fn)}; {_LOSS}. {_OF_FLAX}")
     try:
         signature = inspect.signature(loss_fn)
@@ -117,16 +118,27 @@ def check_loss_fn(loss_fn: Any, *, caller: str = "fit") -> None:
 
 
 def _check_params(params: Any) -> None:
-    if _is_flax_module(params):
+    if _is_module(params, "flax"):
         raise ValueError(
             f"fit: params is {parts.shown(params)}; params is a pytree of arrays. {_OF_FLAX}"
         )
     for path, leaf in jax.tree.leaves_with_path(params):
-        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
-            raise ValueError(
-                f"fit: params{jax.tree_util.keystr(path)} is a {type(leaf).__name__}; params is a "
-                "pytree of arrays. For a Flax model: loss_fn, params = hetjax.nnx_loss(model, loss)"
+        is_tensor = hasattr(leaf, "requires_grad")  # of PyTorch
+        is_number = isinstance(leaf, int | float | complex)
+        if not is_tensor and (hasattr(leaf, "dtype") or is_number):
+            continue
+        hint = "For a Flax model: loss_fn, params = hetjax.nnx_loss(model, loss)"
+        if is_tensor:
+            hint = "Give tensor.detach().numpy(); JAX takes the gradients"
+        elif _holds_equinox(params):
+            hint = (
+                "Of an Equinox module train the arrays: params, static = eqx.partition(model, "
+                "eqx.is_inexact_array), and in the loss model = eqx.combine(params, static)"
             )
+        raise ValueError(
+            f"fit: params{jax.tree_util.keystr(path)} is a {type(leaf).__name__}; params is a "
+            f"pytree of arrays. {hint}"
+        )
 
 
 def check_optimizer(optimizer: Any, params: Any, *, caller: str = "fit") -> None:
@@ -197,9 +209,15 @@ def _optax_for(optimizer: Any) -> str:
     return ""
 
 
-def _is_flax_module(given: Any) -> bool:
-    """Whether it is a module of Flax, which is not imported for it."""
+def _holds_equinox(params: Any) -> bool:
+    """Whether a module of Equinox is in it, whose leaves may be functions."""
+    is_one = functools.partial(_is_module, library="equinox")
+    return any(map(is_one, jax.tree.leaves(params, is_leaf=is_one)))
+
+
+def _is_module(given: Any, library: str) -> bool:
+    """Whether it is a module of a library, which is not imported for it."""
     return any(
-        base.__module__.startswith("flax.") and base.__name__ == "Module"
+        base.__module__.startswith(f"{library}.") and base.__name__ == "Module"
         for base in type(given).__mro__
     )

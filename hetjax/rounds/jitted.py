@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from hetjax import types
+from hetjax import debugging, types
 
 
 class InPlace:
@@ -27,6 +27,7 @@ class InPlace:
         self._jitted: Any = None
         self._ahead: threading.Thread | None = None
 
+    @debugging.compiled
     def __call__(self, *args: Any) -> Any:
         if self._ahead is not None:
             self._ahead.join()

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from hetjax import debugging, starting, trees, types
 from hetjax import mesh as mesh_lib
-from hetjax import starting, trees, types
 from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
@@ -149,33 +149,40 @@ class Stepped:
     Args:
         steps: the local rule; jitted here, so it compiles once for each device.
         feed: brings the examples.
-        mesh: one device a worker.
+        mesh: one device a worker; None: they share one, in debugging alone.
+        workers: those of this process.
         clock: emulated or real clocks.
         gate: polled between microbatches; None: no round is closed.
         beacons: told what each worker does.
         begins: told which worker compiles.
         signed: whether the order takes signs.
+        eager: for debugging: in the calling thread, worker after worker, by a rule that is not
+            jitted.
     """
 
     def __init__(
         self,
         steps: rules.LocalSteps,
         feed: feed_lib.Feed,
-        mesh: Mesh,
+        mesh: Mesh | None,
         *,
+        workers: Sequence[int],
         clock: WorkerClock,
         gate: gate_lib.Live | None,
         beacons: beacons_lib.Beacons,
         begins: starting.Starting,
         signed: bool = False,
+        eager: bool = False,
     ) -> None:
-        self._begins = begins
+        self._begins, self._eager = begins, eager
         self._feed, self._mesh, self._clock, self._gate = feed, mesh, clock, gate
         self._beacons = beacons
-        self._workers = mesh_lib.own_workers(mesh)
-        self._add, self._finish = jit_add(steps), jit_finish(steps)
+        self._workers = list(workers)
+        self._finish = jit_finish(steps)
+        self._add = functools.partial(_add_eagerly, steps) if eager else jit_add(steps)
         self._signed = signed
-        self._threads = worker_threads(len(self._workers))
+        self._threads: concurrent.futures.Executor
+        self._threads = debugging.Inline() if eager else worker_threads(len(self._workers))
         check_threads(self._threads)
         self._stopping = threading.Event()
         self._starts = 0  # of workers in this round
@@ -195,9 +202,12 @@ class Stepped:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, Work]:
         of_workers = shared.params, shared.moments, shared.model_state, carried
-        rows = mesh_lib.worker_rows(of_workers)
+        if self._mesh is None:
+            rows = mesh_lib.sliced_rows(of_workers, len(self._workers))
+        else:
+            rows = mesh_lib.worker_rows(of_workers)
         handed_out = [shared.given] * len(self._workers)
-        if jax.tree.leaves(shared.given):
+        if self._mesh is not None and jax.tree.leaves(shared.given):
             devices = [self._mesh.devices[worker] for worker in self._workers]
             handed_out = [jax.device_put(shared.given, device) for device in devices]
         gate = self._gate if may_close else None
@@ -312,7 +322,7 @@ def worker_threads(num_workers: int) -> concurrent.futures.ThreadPoolExecutor:
     return concurrent.futures.ThreadPoolExecutor(num_workers, "hetjax-worker")
 
 
-def check_threads(threads: concurrent.futures.ThreadPoolExecutor) -> None:
+def check_threads(threads: concurrent.futures.Executor) -> None:
     """Refuses settings of JAX that hold in the caller's thread alone.
 
     Raises:
@@ -343,7 +353,21 @@ def jit_add(steps: rules.LocalSteps) -> Any:
         added, signs = steps.add(without_row_axis(shared), opened, microbatch, rng)
         return packing.pack_like(carried, added), signs
 
-    return jax.jit(add, donate_argnums=(1,))
+    return debugging.compiled(jax.jit(add, donate_argnums=(1,)))
+
+
+def _add_eagerly(
+    steps: rules.LocalSteps,
+    shared: types.Shared,
+    carried: types.Carried,
+    microbatch: types.Microbatch,
+    rng: jax.Array,
+) -> tuple[types.Carried, Any]:
+    """As `jit_add`, for debugging; the rule is mapped over no axis."""
+    with debugging.eager(True):
+        shared, own = without_row_axis(shared), trees.first_row(carried)
+        added, signs = steps.add(shared, own, microbatch, rng)
+        return trees.add_row_axis(added), signs
 
 
 def jit_finish(steps: rules.LocalSteps) -> Any:

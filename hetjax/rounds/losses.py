@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import forwarding, stateful, trees, types
+from hetjax import debugging, forwarding, stateful, trees, types
 from hetjax import weights as weights_lib
 from hetjax.ordering import halves
 from hetjax.rounds import inputs
@@ -109,7 +109,7 @@ def weigh(values: jax.Array, weights: Any, mask: Any) -> tuple[jax.Array, jax.Ar
 def check_loss(
     loss_fn: LossFn, params: types.PyTree, examples: types.PyTree, rng: jax.Array
 ) -> Traced:
-    """Traces the loss, without computing, and refuses what a round could not use.
+    """Traces the loss, or calls it in debugging, and refuses what a round could not use.
 
     Raises:
         ValueError: if a parameter is not floating point, or the loss is not one number an
@@ -125,7 +125,7 @@ def check_loss(
         raise ValueError("params holds no arrays: there is nothing to train")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
     try:
-        found = split(jax.eval_shape(loss_fn, params, examples, rng))
+        found = split(debugging.shapes(loss_fn, params, examples, rng))
     except KeyError as error:
         fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
         raise ValueError(f"loss_fn asks for {error}, which is not there{fields}") from error

@@ -11,7 +11,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from hetjax import gates, kinds, ordering, starting, types
+from hetjax import debugging, gates, kinds, ordering, starting, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
@@ -151,13 +151,13 @@ class Common(NamedTuple):
         else:
             of_rows = mesh_lib.worker_sharding(mesh)
         # The gathering and the sums of several processes take contributions as they are.
-        packed = self.config.local == "stepped" and self.meeting.alone
+        packed = self.config.local == "stepped" and self.meeting.alone and not self.config.debug
         begin = sync.make_begin(steps, mesh, packed=packed)
         return Programs(
             rule=rule,
             updates=optimizer is not None,
             local=_make_local(self, steps, signed=observer is not None),
-            begin=jax.jit(begin, out_shardings=of_rows),
+            begin=debugging.compiled(jax.jit(begin, out_shardings=of_rows)),
             sync=_make_sync(self, steps, observer, optimizer, sums),
             sums=sums,
             steps=steps,
@@ -238,14 +238,14 @@ def _make_sync(
         placed: Any = rows, rows, whole, whole, rows, rows, rows
         options["out_shardings"] = sync.Synchronised(*placed)
     if sums.meet_before:
-        return jax.jit(synchronise, **options)
+        return debugging.compiled(jax.jit(synchronise, **options))
     return jitted.InPlace(synchronise, 1, **options)
 
 
 def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> local.LocalPhase:
     config, chosen, feed, clock = common.config, common.chosen, common.feed, common.clock
     mesh = common.where.mesh
-    if mesh is None:
+    if mesh is None and not config.debug:
         return Virtual(
             steps,
             feed,
@@ -255,22 +255,25 @@ def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> loc
             same_evidence=chosen.ordering.coordinated,
             replicas_equal=chosen.reducer.keeps_replicas_equal,
         )
-    if config.local == "fused":
+    if config.local == "fused" and mesh is not None and not config.debug:
         most = most_microbatches(config)
         return fused.Fused(steps, feed, mesh, clock=clock, max_microbatches=most)
     gate = None
-    if chosen.gate.closes and not config.replay and not clock.virtual:
+    assert mesh is not None or clock.virtual
+    if mesh is not None and chosen.gate.closes and not config.replay and not clock.virtual:
         alone = len(mesh_lib.own_workers(mesh)) == mesh.size
         gate = gates.begin(chosen.gate, None if alone else board_lib.Board("gate"))
     return local.Stepped(
         steps,
         feed,
         mesh,
+        workers=common.where.own,
         clock=clock,
         gate=gate,
         beacons=common.beacons,
         begins=common.begins,
         signed=signed,
+        eager=config.debug,
     )
 
 

@@ -19,7 +19,7 @@ from hetjax import parts as parts_lib
 from hetjax import quota, types
 from hetjax.data import stream
 from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import packing, programs, run_state, setup, sync
+from hetjax.rounds import nonfinite, packing, programs, run_state, setup, sync
 from hetjax.rounds import state as state_lib
 from hetjax.rounds import weighting as weighting_lib
 
@@ -103,6 +103,7 @@ class Report:
     Args:
         parts: of the run.
         settle: waits until the round is over, and calls `end`.
+        state_of: what a round left, of its report; None where it is not known any more.
         executed: what came of it.
         examples: processed in it, by all workers.
         examples_processed: since the run began.
@@ -122,6 +123,7 @@ class Report:
         executed: run_state.Executed,
         *,
         settle: Callable[[], None],
+        state_of: Callable[["Report"], Any],
         examples: int,
         examples_processed: int,
     ) -> None:
@@ -130,7 +132,7 @@ class Report:
         self._work = executed.work
         self._metrics, self._step_norms = executed.sums.metrics, executed.sums.step
         self.asked = executed.asked
-        self._settle = settle
+        self._settle, self._state_of = settle, state_of
         self._examples, self._examples_processed = examples, examples_processed
         self._round_secs: float | None = None
         self._line: RoundReport | None = None
@@ -229,17 +231,18 @@ class Report:
             if not np.isfinite(weights).all():
                 raise self._of_weights(weights)
             return
-        worker = int(bad[0])
-        position = int(self.totals.nonfinite_microbatch[worker])
-        ids = self._plan.assigned.microbatches(worker)[position]
+        parts, plan = self._parts, self._plan
+        guilty = nonfinite.guilty_of(parts, plan, np.asarray(self.totals.nonfinite_microbatch))
+        told = f"{nonfinite.told(parts, plan, self._state_of(self), guilty)} ".lstrip()
         or_skip = ", look at these examples, or set nonfinite='skip' to leave such microbatches out"
         is_one_sum = self._parts.embedding is not None  # over the examples of all workers
         if is_one_sum or not self._plan.programs.updates:  # of a sum that others go on from
             or_skip = ", or look at these examples"
         raise NonFiniteError(
-            f"round {self._plan.round_index}: the loss or a gradient of worker {worker}'s "
-            f"microbatch {position} is not finite (examples {ids[ids >= 0].tolist()}). The state "
-            f"before this round was kept. Lower the learning rate, clip gradients{or_skip}"
+            f"round {plan.round_index}: the loss or a gradient of worker {guilty.worker}'s "
+            f"microbatch {guilty.position} is not finite (examples {nonfinite.shown(guilty.ids)}). "
+            f"{told}The state before this round was kept. Lower the learning rate, clip "
+            f"gradients{or_skip}"
         )
 
     def _of_weights(self, weights: np.ndarray) -> ValueError:

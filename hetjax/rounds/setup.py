@@ -13,6 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from hetjax import (
+    debugging,
     gates,
     kinds,
     ordering,
@@ -200,15 +201,15 @@ def build(
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     feeding.check(config, source, chosen)
     first, keys = first_examples(config, source, per_example_rng=per_example_rng)
-    traced = losses_lib.check_loss(loss_fn, params, first, keys)
     model_state = _state_of(loss_fn, chosen.reducer)
-    passes, rule = embeddings.passes_of(loss_fn, params, first, keys, config, chosen, rule)
-    rule_identity.check(rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng)
-    rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
-    tried = rule, loss_fn, params, first, keys, optimizer
-    observer, refusal = order.make(
-        config, chosen.ordering, *tried, leads=where.leads, changes_state=traced.changes_state
-    )
+    with debugging.eager(config.debug):
+        traced = losses_lib.check_loss(loss_fn, params, first, keys)
+        like = loss_fn, params, first
+        passes, rule = embeddings.passes_of(*like, keys, config, chosen, rule)
+        rule_identity.check(rule, *like, optimizer, per_example_rng=per_example_rng)
+        rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
+        so: Any = {"leads": where.leads, "changes_state": traced.changes_state}
+        observer, refusal = order.make(config, chosen.ordering, rule, *like, keys, optimizer, **so)
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     last = _last_of_pass(config, loss_fn, changes_state=traced.changes_state)
@@ -331,7 +332,8 @@ def _make_new_pass(observer: ordering.Observer | None, mesh: Mesh | None) -> Cal
     if observer is None:
         return None
     of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
-    return jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows)
+    new_pass = jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows)
+    return debugging.compiled(new_pass)
 
 
 def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:

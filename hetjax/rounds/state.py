@@ -9,8 +9,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from hetjax import debugging, trees, types
 from hetjax import mesh as mesh_lib
-from hetjax import trees, types
 from hetjax.ordering import ordering
 from hetjax.rounds import rules
 
@@ -84,7 +84,7 @@ def _take_row(tree: types.PyTree, worker: jax.Array) -> types.PyTree:
 @functools.cache
 def _everywhere(function: Callable, mesh: Mesh) -> Callable:
     """`function`, jitted; its results are whole on every device of the mesh."""
-    return jax.jit(function, out_shardings=mesh_lib.everywhere(mesh))
+    return debugging.compiled(jax.jit(function, out_shardings=mesh_lib.everywhere(mesh)))
 
 
 def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
@@ -99,7 +99,7 @@ def _mean_and_distance(params: types.PyTree) -> tuple[types.PyTree, jax.Array, j
     return jax.tree.map(lambda m, x: m.astype(x.dtype), mean, params), distance, norm
 
 
-_MEASURE = jax.jit(_mean_and_distance)
+_MEASURE = debugging.compiled(jax.jit(_mean_and_distance))
 
 
 def _other_rows(tree: types.PyTree) -> types.PyTree:
@@ -112,7 +112,7 @@ def _other_rows(tree: types.PyTree) -> types.PyTree:
     return jax.tree.map(of_leaf, tree)
 
 
-_OTHER_ROWS = jax.jit(_other_rows)
+_OTHER_ROWS = debugging.compiled(jax.jit(_other_rows))
 
 
 def check_equal(tree: types.PyTree, reducer: str) -> None:

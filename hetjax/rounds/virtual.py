@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import trees, types
+from hetjax import debugging, trees, types
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.rounds import jitted, local, rules
@@ -72,7 +72,8 @@ class Virtual:
         def finish(shared: types.Shared, carried: types.Carried) -> types.Contribution:
             return jax.vmap(steps.finish, in_axes=(shared_axes, 0))(common(shared), carried)
 
-        self._add = jax.jit(add, donate_argnums=(1,), static_argnames="is_first")
+        jitted_add = jax.jit(add, donate_argnums=(1,), static_argnames="is_first")
+        self._add = debugging.compiled(jitted_add)
         self._finish = jitted.InPlace(finish, 1)
 
     def run(

@@ -20,8 +20,12 @@ def of_run(
 ) -> run_state.RunState:
     """Of a kind of a `Run`.
 
-    Rounds that find no signs come first, where an order has passes without.
+    Rounds that find no signs come first, where an order has passes without. In debugging nothing
+    is compiled that would have to run before.
     """
+    if run.config.debug:
+        run.warmed_up(kind, given)
+        return state
     signed = run.parts.observer is not None
     if run.parts.unsigned is not None and kind == programs.MAIN:
         state = _of_run(run, state, kind, given, signed=False)
@@ -67,6 +71,9 @@ def of_sums(
 ) -> None:
     """Of a kind of an `Engine`, at a point with leaves `[W, ...]`."""
     parts = engine.parts
+    if engine.config.debug:
+        engine.warmed_up(kind, given)
+        return
     for is_second in (False, True):
         if is_second:
             _touch_memory(parts)

@@ -49,6 +49,7 @@ def main(process_id, num_processes, coordinator, cases, out):
             callbacks=[callback],
             progress=False,
             loss_over="microbatch",
+            raise_on_interrupt=False,
             microbatch_size=2,
             **case,
         )

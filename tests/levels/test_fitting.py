@@ -29,6 +29,7 @@ def fit(name="value_gap", steps=4, **fields):
         "cluster": SPEEDS,
         "progress": False,
         "loss_over": "microbatch",
+        "raise_on_interrupt": False,
         **fields,
     }
     return hetjax.fit_bilevel(problem, x, y, estimator, optax.sgd(0.2, momentum=0.5), **options)

@@ -37,7 +37,7 @@ def fit(workdir, **other):
         **FIELDS,
         **other,
     }
-    return hetjax.fit(workdir=workdir, **given)
+    return hetjax.fit(workdir=workdir, raise_on_interrupt=False, **given)
 
 
 def cut(workdir, **other):

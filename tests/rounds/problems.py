@@ -124,11 +124,12 @@ def write_trace(path, totals, num_workers, seed=0):
 
 
 def fit(examples, weights, /, *, loss_fn=softmax_loss, optimizer=None, **fields):
-    """`hetjax.fit` on four workers, quietly."""
+    """`hetjax.fit` on four workers, quietly; after Ctrl-C it returns."""
     fields = {
         "microbatch_size": 4,
         "budget": 8,
         "progress": False,
+        "raise_on_interrupt": False,
         "cluster": {"num_workers": 4},
         **fields,
     }

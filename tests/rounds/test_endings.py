@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import sys
+import types
 
 import jax
 import numpy as np
@@ -46,19 +48,26 @@ def test_a_nonfinite_microbatch_is_skipped_and_counted(float64):
     assert result.summary["examples_missing"] == 0
 
 
-def test_ctrl_c_ends_between_rounds_with_the_files_written(tmp_path):
+def test_ctrl_c_is_raised_between_rounds_with_the_files_written(tmp_path):
     def press(line):
         if line.round == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    result = problems.fit(
-        problems.classification(203, np.float32),
-        problems.initial_weights(np.float32),
-        epochs=50,
-        callbacks=[press],
-        workdir=tmp_path,
-    )
+    with pytest.raises(KeyboardInterrupt) as raised:
+        hetjax.fit(
+            problems.softmax_loss,
+            problems.initial_weights(np.float32),
+            optax.sgd(0.1),
+            problems.classification(203, np.float32),
+            epochs=50,
+            budget=8,
+            workers=2,
+            progress=False,
+            callbacks=[press],
+            workdir=tmp_path,
+        )
+    result = raised.value.result
     assert result.summary["interrupted"]
     assert 4 <= result.summary["rounds"] <= 6
     written = json.loads((tmp_path / "summary.json").read_text())
@@ -70,22 +79,35 @@ def test_ctrl_c_ends_between_rounds_with_the_files_written(tmp_path):
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
-def test_a_signal_is_raised_where_that_is_asked_for(number, error, tmp_path):
+def test_a_signal_is_raised_with_the_result_so_far(number, error, monkeypatch, capsys):
     def press(line):
         if line.round == 1:
             signal.raise_signal(number)
 
+    shell = types.SimpleNamespace(get_ipython=lambda: object())
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
+    fields = {"callbacks": [press], "raise_on_interrupt": True, "local": "virtual"}
     with pytest.raises(error) as raised:
-        problems.fit(
-            problems.classification(203, np.float32),
-            problems.initial_weights(np.float32),
-            epochs=50,
-            callbacks=[press],
-            workdir=tmp_path,
-            raise_on_interrupt=True,
-        )
+        problems.fit(data, weights, epochs=50, **fields)
     assert getattr(raised.value, "code", 143) == 143
-    assert hetjax.load(tmp_path).summary["stopped_by"] == signal.Signals(number).name
+    result = raised.value.result
+    assert result.summary["stopped_by"] == signal.Signals(number).name
+    assert len(result.history) == result.summary["rounds"] < 10
+    assert "result = sys.last_value.result" in capsys.readouterr().err
+
+
+def test_ctrl_c_in_the_last_round_stops_what_comes_after_the_run(tmp_path):
+    def press(line):
+        if line.round == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
+    fields = {"callbacks": [press], "local": "virtual", "workdir": tmp_path}
+    with pytest.raises(KeyboardInterrupt) as raised:
+        problems.fit(data, weights, epochs=1, raise_on_interrupt=True, **fields)
+    assert not raised.value.result.summary["interrupted"]
+    assert hetjax.load(tmp_path).summary["rounds"] == 2
 
 
 def test_a_worker_that_fails_ends_the_run_with_its_error():

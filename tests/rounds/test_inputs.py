@@ -1,5 +1,8 @@
 """First mistakes with `fit`: what is refused, in which words, before anything is computed."""
 
+import dataclasses
+from typing import Any
+
 import flax.linen
 import jax
 import numpy as np
@@ -26,10 +29,42 @@ def loss_of_model(model, batch):
     return (model(batch["x"])[:, 0] - batch["y"]) ** 2
 
 
-def fit(loss=loss_fn, params=PARAMS, optimizer=None, **fields):
+def fit(loss=loss_fn, params=PARAMS, optimizer=None, data=DATA, **fields):
     fields = {"epochs": 1, "budget": 2, "microbatch_size": 4, "workers": 1, **fields}
     optimizer = optax.sgd(0.1) if optimizer is None else optimizer
-    return hetjax.fit(loss, params, optimizer, DATA, progress=False, **fields)
+    return hetjax.fit(loss, params, optimizer, data, progress=False, **fields)
+
+
+class Tensor:
+    """Of PyTorch: NumPy cannot read one that wants gradients."""
+
+    dtype, requires_grad = "torch.float32", True
+
+    def __init__(self, values):
+        self.values = np.asarray(values, np.float32)
+        self.shape = self.values.shape
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, index):
+        return Tensor(self.values[index])
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+def equinox_module():
+    """A module that has a function among its leaves, as an MLP of Equinox has."""
+    base = type("Module", (), {"__module__": "equinox._module"})
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class MLP(base):
+        weight: Any
+        activation: Any
+
+    return MLP(PARAMS, jax.nn.relu)
 
 
 def train_state():
@@ -49,6 +84,14 @@ def train_state():
         ({"loss": 3}, ("loss_fn is 3; it must be loss_fn(params, examples, rng)",)),
         # The parameters.
         ({"params": MODEL}, ("params is a Linear", "hetjax.nnx_loss(model, loss)")),
+        ({"params": Tensor([0.0])}, ("params is a Tensor;", "tensor.detach().numpy()")),
+        (
+            {"params": {"net": equinox_module()}},
+            ("params['net'].activation is a ", "params, static = eqx.partition(model"),
+        ),
+        # The data.
+        ({"data": {"x": Tensor(X)}}, ("array ['x'] is a Tensor with requires_grad=True",)),
+        ({"data": [{"x": Tensor(X[0])}] * 9}, ("leaf ['x'] is a Tensor", "tensor.detach()")),
         # The optimiser.
         ({"optimizer": optax.lbfgs()}, ("needs grad and value_fn", "L-BFGS", "optax.adam(1e-3)")),
         ({"optimizer": optax.chain(optax.clip(1.0), optax.lbfgs())}, ("needs grad and value_fn",)),
@@ -72,6 +115,9 @@ def test_a_first_mistake_says_what_to_write_instead(given, words):
     for word in words:
         assert word in message
     assert len(message) < 700
+    error = refused.value
+    assert error.__cause__ is None  # no chain of traces
+    assert error.__context__ is None or error.__suppress_context__
 
 
 def test_optimisers_that_need_the_mean_loss_are_taken():

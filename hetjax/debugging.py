@@ -1,0 +1,77 @@
+"""May a user's function be looked into? Then it is called with numbers, and never traced.
+
+Under `jax.disable_jit()` JAX computes each operation when it is called. Whoever calls the user's
+loss or metrics asks here whether that is so. hetjax's own programs stay compiled, and JAX looks for
+NaN in none of them (`jax_debug_nans`): some of their numbers may be NaN.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_SETTINGS = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
+
+TOLD = (
+    "debug: rounds run eagerly, worker after worker, so that print, pdb and bool() see numbers in "
+    "the loss; nothing is traced or warmed up. This is slow, and two checks by the loss's program "
+    "are left out: loss_over='auto', and that a resumed run has the same loss"
+)
+
+
+def is_on() -> bool:
+    """Whether this thread calls functions with numbers."""
+    return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def eager(wanted: bool) -> Iterator[None]:
+    """Inside, this thread calls functions with numbers, where that is wanted."""
+    if not wanted:
+        yield
+        return
+    with jax.disable_jit():
+        yield
+
+
+class Inline(concurrent.futures.Executor):
+    """Calls at once, in the calling thread, where a debugger is at home."""
+
+    def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
+        """A future that is done; what the function raises is raised here."""
+        done: concurrent.futures.Future = concurrent.futures.Future()
+        done.set_result(function(*given, **named))
+        return done
+
+
+def compiled(program: Callable[..., Any]) -> Callable[..., Any]:
+    """A program of hetjax's own, which stays one whatever JAX is told about the user's."""
+
+    @functools.wraps(program)
+    def called(*arguments: Any, **options: Any) -> Any:
+        if not any(getattr(jax.config, name) for name in _SETTINGS):
+            return program(*arguments, **options)
+        with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+            return program(*arguments, **options)
+
+    return called
+
+
+def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns, for its shapes and types: abstract, or in debugging as it is."""
+    if not is_on():
+        return jax.eval_shape(function, *arguments)
+    return function(*jax.tree.map(jnp.asarray, arguments))
+
+
+def each(function: Callable[..., Any], *arguments: Any) -> Any:
+    """A function of each row of its arguments: by `jax.vmap`, in debugging one after the other."""
+    if not is_on():
+        return jax.vmap(function)(*arguments)
+    size = jax.tree.leaves(arguments)[0].shape[0]
+    rows = [function(*jax.tree.map(lambda x, i=i: x[i], arguments)) for i in range(size)]
+    return jax.tree.map(lambda *of_rows: jnp.stack(of_rows), *rows)

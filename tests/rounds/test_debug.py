@@ -1,0 +1,174 @@
+"""`debug=True`, and `jax.disable_jit()`: functions see numbers, and results are the same."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import hetjax
+from tests.rounds import problems
+
+FEW = {"epochs": 1, "budget": 4, "max_rounds": 2, "cluster": {"num_workers": 2}, "quota": "equal"}
+
+
+class Seen:
+    """A function that looks at the numbers that it is given, and counts its calls."""
+
+    def __init__(self, function):
+        self.function, self.calls, self.on = function, 0, False
+
+    def __call__(self, params, *rest):
+        found = self.function(params, *rest)
+        if self.on:
+            self.calls += 1
+            for leaf in jax.tree.leaves(rest):
+                assert not isinstance(leaf, jax.core.Tracer)
+            for leaf in jax.tree.leaves((params, found)):  # of a gradient, or a number
+                assert bool(jnp.isfinite(leaf).all())
+        return found
+
+
+def both(loss_fn, weights, data, *, eval_source=None, metrics_fn=None, **fields):
+    """Results of a run as always, and of one in debugging, in which the functions look."""
+    results = []
+    for debug in (False, True):
+        loss_fn.on = debug
+        if metrics_fn is not None:
+            metrics_fn.on = debug
+        results.append(
+            problems.fit(
+                data,
+                weights,
+                loss_fn=lambda *given: loss_fn(*given),
+                eval_source=eval_source,
+                metrics_fn=metrics_fn,
+                debug=debug,
+                **{**FEW, **fields},
+            )
+        )
+    return results
+
+
+def check_equal(*results):
+    plain, debugged = results
+    assert plain.summary["examples_processed"] == debugged.summary["examples_processed"]
+    for one, other in zip(*(jax.tree.leaves(r.params) for r in results), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    for name, value in plain.summary.items():
+        if name.startswith(("train_", "test_")) and name.endswith(("loss", "accuracy")):
+            np.testing.assert_allclose(debugged.summary[name], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
+def test_the_loss_sees_numbers_and_the_run_is_the_same(local, float64, capsys):
+    loss_fn = Seen(problems.varying_softmax_loss)
+    data = problems.classification(30)
+    check_equal(*both(loss_fn, problems.initial_weights(), data, local=local))
+    assert loss_fn.calls == 2 + 8  # looked at, and for its weights; the microbatches: no others
+    assert capsys.readouterr().err.count("hetjax: debug: ") == 1
+
+
+def test_evaluations_see_numbers(float64):
+    def metrics(weights, batch):
+        return {"loss": problems.softmax_loss(weights, batch, None)}
+
+    metrics_fn, data = Seen(metrics), problems.classification(30)
+    loss_fn = Seen(problems.measured_softmax_loss)
+    of_eval = {"eval_source": data, "metrics_fn": metrics_fn, "local": "virtual"}
+    check_equal(*both(loss_fn, problems.initial_weights(), data, **of_eval))
+    assert metrics_fn.calls > 2
+
+
+@pytest.mark.parametrize("order", ["d_grab", pytest.param("grab", marks=pytest.mark.slow)])
+def test_orders_find_the_same_signs_with_numbers(order, float64):
+    loss_fn, data = Seen(problems.softmax_loss), problems.classification(8)
+    fields = {"ordering": order, "epochs": 2, "budget": 2, "local": "virtual"}
+    check_equal(*both(loss_fn, problems.initial_weights(), data, **fields))
+    assert loss_fn.calls >= 10
+
+
+def test_a_loss_with_state_and_a_mask_sees_numbers(float64):
+    def of_mask(weights, state, batch, rng, mask):
+        mask = mask.astype(batch["x"].dtype)
+        mean = (batch["x"] * mask[:, None]).sum(0) / mask.sum()
+        losses = problems.softmax_loss(weights, {**batch, "x": batch["x"] - mean[None]}, rng)
+        return losses, {"mean": 0.9 * state["mean"] + 0.1 * mean, "calls": state["calls"] + 1}
+
+    loss_fn, results = Seen(of_mask), []
+    fields = {**FEW, "state_reduce": {"calls": "sum"}, "local": "virtual"}
+    for loss_fn.on in (False, True):
+        state = {"mean": np.ones(problems.FEATURES), "calls": np.zeros((), int)}
+        result = problems.fit(
+            problems.classification(30),
+            problems.initial_weights(),
+            loss_fn=lambda weights, state, batch, rng, mask: loss_fn(
+                weights, state, batch, rng, mask
+            ),
+            model_state=state,
+            debug=loss_fn.on,
+            **fields,
+        )
+        results.append(result)
+    check_equal(*results)
+    one, other = (result.model_state for result in results)
+    np.testing.assert_allclose(other["mean"], one["mean"], rtol=0, atol=1e-12)
+    assert int(other["calls"]) == int(one["calls"]) == 8
+
+
+def test_disable_jit_is_debugging(float64, capsys):
+    loss_fn, data = Seen(problems.softmax_loss), problems.classification(30)
+    fields = {**FEW, "loss_fn": lambda *given: loss_fn(*given), "reducer": "d_psgd"}
+    results = [problems.fit(data, problems.initial_weights(), **fields)]
+    loss_fn.on = True
+    with jax.disable_jit():
+        results.append(problems.fit(data, problems.initial_weights(), **fields))
+    check_equal(*results)
+    assert loss_fn.calls == 1 + 8
+    assert "hetjax: debug: " in capsys.readouterr().err
+
+
+def test_a_run_that_steps_is_debugged_too(float64):
+    loss_fn, data = Seen(problems.softmax_loss), problems.classification(30)
+    loss_fn.on = True
+    given = problems.initial_weights(), optax.sgd(0.1), data
+    with hetjax.Run(
+        lambda *of: loss_fn(*of), *given, debug=True, microbatch_size=4, local="virtual", **FEW
+    ) as run:
+        _, report = run.round(run.init())
+    assert report.examples == 16
+    assert loss_fn.calls == 1 + 4
+
+
+def test_adapters_give_each_example_numbers(float64):
+    def one(weights, example, rng):
+        assert bool(example["x"].sum() > -jnp.inf)
+        of_one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], example)
+        return problems.softmax_loss(weights, of_one, rng)[0] * jax.random.uniform(rng)
+
+    def of_model(model, batch):
+        found = model(batch["x"])
+        assert bool(jnp.isfinite(found).all())
+        return found.sum(-1) ** 2
+
+    data = problems.classification(12)
+    fields = {**FEW, "per_example_rng": True, "local": "virtual", "max_rounds": 1, "debug": True}
+    loss_fn = hetjax.per_example(one)
+    assert np.isfinite(
+        problems.fit(data, problems.initial_weights(), loss_fn=loss_fn, **fields).params
+    ).all()
+    model = nnx.Sequential(nnx.Linear(5, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+    loss_fn, params = hetjax.nnx_loss(model, of_model)
+    problems.fit({"x": data["x"].astype(np.float32)}, params, loss_fn=loss_fn, **fields)
+
+
+def test_a_run_goes_on_without_debugging(tmp_path):
+    data, weights = problems.classification(30, np.float32), problems.initial_weights(np.float32)
+    fields = {**FEW, "workdir": tmp_path, "local": "virtual", "epochs": 2}
+    loss_fn = Seen(problems.softmax_loss)
+    loss_fn.on = True
+    problems.fit(data, weights, loss_fn=lambda *given: loss_fn(*given), debug=True, **fields)
+    more = {**fields, "max_rounds": 3}
+    assert problems.fit(data, weights, **more).summary["rounds"] == 3
+    assert hetjax.load(tmp_path).summary["examples_recomputed"] == 0
