@@ -17,9 +17,11 @@ from typing import Annotated, Any, TypeVar
 from hetjax import kinds, options
 
 _Group = TypeVar("_Group")
-_INSTEAD = {  # of fields that other libraries have
+_INSTEAD = {  # of fields that other libraries have, or that had another name
     "batch_size": " The batch of an update is budget * microbatch_size examples: set those two.",
     "lr": " Did you mean 'optimizer.learning_rate'?",
+    "examples_apart": " It is loss_over now: 'auto' (was 'check'), 'example' ('assert'), or "
+    "'microbatch' ('skip').",
 }
 
 
