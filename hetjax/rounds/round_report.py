@@ -329,9 +329,10 @@ def _references_of(parts: setup.RunParts, plan: run_state.Plan) -> References | 
     if parts.cluster is None or not parts.emulated or parts.gate.closes:
         return None
     costs = parts.cluster.costs_at(plan.round_index or 0)
+    passes = 1.0 if parts.embedding is None else 2.0
     return _references(
-        costs.overhead_secs.tobytes(),
-        costs.secs_per_microbatch.tobytes(),
+        (passes * costs.overhead_secs).tobytes(),
+        (passes * costs.secs_per_microbatch).tobytes(),
         int(plan.quotas.sum()),
         plan.caps.tobytes(),
         parts.config.data.sharing == "private",

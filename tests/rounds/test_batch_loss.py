@@ -99,6 +99,15 @@ def test_each_round_is_that_of_one_device_with_the_whole_batch(name, float64):
     assert bool(closed) == ("closed" in name or "filled" in name) or "as it runs" in name
 
 
+def test_the_times_of_a_round_are_those_of_both_passes(float64):
+    with run(quota=STATIC, local="virtual") as training:
+        _, report = training.round(training.init())
+        each = np.multiply(report.quotas, VIRTUAL["secs_per_microbatch"])
+        assert report.compute_secs == (2 * each).tolist()
+        assert report.local_secs == 2 * each.max()
+        assert report.optimal_round_secs == 2 * 4  # of 4, 2, 1 and 1 microbatches
+
+
 def test_the_loss_is_the_same_to_the_bit_whatever_the_quotas_are(float64):
     losses, params = [], []
     for proportions in ([1, 1, 1, 1], [8, 0, 0, 0], [5, 0, 2, 1]):
