@@ -298,9 +298,35 @@ def test_loaders_of_pytorch():
     assert torch.equal(iterable_states.decode(iterable_states.encode(state)), state)
 
 
-def test_loaders_of_grain(tmp_path):
+def of_grain(rows):
     grain = pytest.importorskip("grain.python", reason="grain is not installed")
-    rows = [given.example(at) for at in range(LENGTH)]
-    loader = grain.load(rows, num_epochs=1, shuffle=False)
-    result = fit(hetjax.stream(loader, examples_per_epoch=LENGTH), epochs=1)
-    whole(result, LENGTH)
+    sampler = grain.IndexSampler(len(rows), grain.ShardOptions(0, 1), num_epochs=1)
+    return grain.DataLoader(data_source=rows, sampler=sampler, worker_count=0)
+
+
+def of_hugging_face(rows):
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+
+    def make():
+        yield from rows
+
+    return datasets.IterableDataset.from_generator(make).with_format("numpy")
+
+
+@pytest.mark.parametrize("make", [of_grain, of_hugging_face])
+def test_loaders_of_other_libraries_go_on_by_their_own_state(make, tmp_path, capsys):
+    rows = [given.example(at) for at in range(3 * LENGTH)]
+
+    def run(**fields):
+        source = hetjax.stream(make(rows), examples_per_epoch=LENGTH, buffer_size=8)
+        return fit(source, workdir=tmp_path, checkpoint={"every_rounds": 1}, **fields)
+
+    def end(line):
+        if line.round == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        run(callbacks=[end], raise_on_interrupt=True)
+    capsys.readouterr()
+    whole(run(), 3 * LENGTH)
+    assert "skipped" not in capsys.readouterr().err
