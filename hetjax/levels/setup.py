@@ -163,6 +163,12 @@ def _check_given(
             "would each be without other microbatches, so that their sums do not belong together. "
             "Leave it out; a run ends at the first sum that is not finite, and names the examples"
         )
+    if fields.get("debug"):
+        raise ValueError(
+            "fit_bilevel: debug: an estimator traces the losses to differentiate them, so that they "
+            "never see numbers. Debug one level alone, such as hetjax.fit(lambda y, batch, rng: "
+            "lower(x, y, batch), y, …, debug=True)"
+        )
     if any(name in fields for name in _OF_LOSSES):
         raise ValueError(
             "fit_bilevel: per_example_rng: the losses of a bilevel problem are given no key; draw "
