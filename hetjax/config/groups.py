@@ -198,6 +198,15 @@ class ExperimentConfig:
         ),
     ] = ""
     best_mode: Annotated[str, choice("min", "max", says="which of its values is the best")] = "min"
+    ema: Annotated[
+        float,
+        number(
+            at_least=0.0,
+            below=1.0,
+            says="decay of an average of the parameters and of the model's state over the rounds; "
+            "0: none",
+        ),
+    ] = 0.0
     local: Annotated[
         str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
     ] = "stepped"
