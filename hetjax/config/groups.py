@@ -178,7 +178,7 @@ class ExperimentConfig:
 
     seed: Annotated[int, integer(says="of order, random keys and emulated noise")] = 0
     epochs: Annotated[int, integer(at_least=1, says="passes over the data")] = 20
-    microbatch_size: Annotated[int, integer(at_least=2, even=True, says="examples")] = 16
+    microbatch_size: Annotated[int, integer(at_least=1, says="examples")] = 16
     budget: Annotated[
         int,
         integer(
