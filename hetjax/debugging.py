@@ -68,6 +68,14 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*jax.tree.map(jnp.asarray, arguments))
 
 
+def program(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
+    """`(the jaxpr of a function, what it returns)`, as of `shapes`; in debugging without the first."""
+    if is_on():
+        return None, shapes(function, *arguments)
+    traced, returned = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return traced.jaxpr, returned
+
+
 def each(function: Callable[..., Any], *arguments: Any) -> Any:
     """A function of each row of its arguments: by `jax.vmap`, in debugging one after the other."""
     if not is_on():

@@ -66,7 +66,8 @@ def fit(
         metrics_fn: `(params, examples) -> {name: f32[B]}` for them. By default the training loss,
             with dropout if that has any; `hetjax.nnx_metrics` and `linen_metrics` evaluate
             without. The best parameters are those of the lowest loss of the first set; fields
-            `best_by="accuracy", best_mode="max"` say otherwise.
+            `best_by="accuracy", best_mode="max"` say otherwise. With the field `ema=0.999` an
+            average of the parameters is evaluated too, as `ema_accuracy`.
         callbacks: each is called with the `RoundReport` of a round while the next one computes.
             One that returns True or `hetjax.STOP` ends the run after that one; the run is
             finished then.
@@ -166,7 +167,8 @@ def fit(
         model = params
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)
-        evaluate = evaluations.make(parts, metrics_fn, eval_sets, model, progress=progress)
+        of_sets: dict[str, Any] = {"progress": progress, "averages": run.config.ema > 0}
+        evaluate = evaluations.make(parts, metrics_fn, eval_sets, model, **of_sets)
         judge = evaluations.Judge()
         if parts.leads:
             best = {"best_by": run.config.best_by, "best_mode": run.config.best_mode}

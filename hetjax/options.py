@@ -135,21 +135,18 @@ def option(rule: Rule, *, unit: str = "", says: str = "") -> Option:
     return Option(rule, unit, says)
 
 
-def integer(
-    *, at_least: int = 0, at_most: int = _MOST, even: bool = False, unit: str = "", says: str = ""
-) -> Option:
+def integer(*, at_least: int = 0, at_most: int = _MOST, unit: str = "", says: str = "") -> Option:
     """A whole number from `at_least` to `at_most`."""
-    kind = "an even integer" if even else "an integer"
     upper = "" if at_most == _MOST else f" and at most {at_most}"
 
     def parse(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise Refused
-        if not at_least <= value <= at_most or (even and value % 2):
+        if not at_least <= value <= at_most:
             raise Refused
         return value
 
-    return Option(Rule(f"{kind} of at least {at_least}{upper}", parse), unit, says)
+    return Option(Rule(f"an integer of at least {at_least}{upper}", parse), unit, says)
 
 
 def number(

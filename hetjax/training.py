@@ -151,14 +151,22 @@ class Training(task_lib.Task):
     def _evaluate_at(self, model: types.PyTree) -> None:
         """Evaluates the model as it is; the run's clock stands still meanwhile."""
         self._evaluated_at = self.steps_done
-        values = self.evaluate(model, after=f"{self._evaluated_at} rounds")
+        average = self._average()
+        values = self.evaluate(model, after=f"{self._evaluated_at} rounds", average=average)
         if not self.parts.reducer.keeps_replicas_equal:
             values |= self._worst()
         if not self.evaluate:
             return
         self._measured["eval"] = values
         if self.summary.evaluated(values):
-            self.best = jax.device_get(model)
+            self.best = jax.device_get(average if self.summary.judges_average else model)
+
+    def _average(self) -> types.PyTree:
+        """As `Run.model`: by `ema`; None where there is none. All processes call it."""
+        if not self._run.config.ema:
+            return None
+        found = self._run.average(self.state)
+        return found if self.parts.is_stateful else found.params
 
     def _worst(self) -> dict[str, float]:
         """The metrics of the replica with the highest loss; every process gives its replicas."""
@@ -213,10 +221,19 @@ class Training(task_lib.Task):
                 return jax.device_get(state_lib.own_row(rows))
             return state_lib.own_mean(rows)
 
+        def of_average(name: str, of: str) -> types.PyTree:
+            average = of_train("average")
+            if not average:
+                raise ValueError(f"report.ema_{of}: {round_report.NO_AVERAGE}")
+            return state_lib.narrowed(getattr(average, name), getattr(self.parts.state, of))
+
         yield dataclasses.replace(
             report,
             params=functools.partial(of_train, "params"),
             model_state=functools.partial(of_train, "model_state"),
+            opt_state=functools.partial(of_train, "opt_state"),
+            ema_params=functools.partial(of_average, "params", "params"),
+            ema_model_state=functools.partial(of_average, "state", "model_state"),
         )
         state = None  # its buffers are the next round's
 
@@ -243,12 +260,17 @@ class Training(task_lib.Task):
             found if isinstance(found, types.Model) else types.Model(found, ())
             for found in (of_all.pop("params"), of_all.pop("best_params"))
         )
+        average = types.Model(None, ())
+        if self._run.config.ema:
+            average = jax.device_get(self._run.average(self.state))
         return results.FitResult(
             **of_all,
             params=last.params,
             best_params=best.params,
             model_state=last.state,
             best_model_state=best.state,
+            ema_params=average.params,
+            ema_model_state=average.state,
             state=self.state.train,
         )
 

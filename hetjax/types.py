@@ -154,6 +154,7 @@ class TrainState(NamedTuple):
         jax.Array | np.ndarray
     )  # f32[W]: examples processed over the nominal examples a round
     model_state: PyTree = ()  # of the model; () where it keeps none
+    average: PyTree = ()  # a `Model`: of both over the rounds, float32 or wider; () without `ema`
 
     @property
     def kept(self) -> Kept:

@@ -55,14 +55,7 @@ FIELD_ERRORS = [
     (nested(epochs="abc"), "epochs: got 'abc', must be an integer of at least 1."),
     (nested(epochs=True), "epochs: got True, must be an integer"),
     (nested(epochs=2.0), "epochs: got 2.0, must be an integer"),
-    (
-        nested(microbatch_size=15),
-        "microbatch_size: got 15, must be an even integer of at least",
-    ),
-    (
-        nested(microbatch_size=0),
-        "microbatch_size: got 0, must be an even integer of at least 2.",
-    ),
+    (nested(microbatch_size=0), "microbatch_size: got 0, must be an integer of at least 1."),
     (nested(budget=-1), "budget: got -1, must be an integer of at least 1."),
     (
         nested(local="steped"),

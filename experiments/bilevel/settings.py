@@ -108,7 +108,7 @@ class Sums:
 class TrainConfig(CleaningConfig):
     """A cleaning run on unequal workers."""
 
-    microbatch_size: Annotated[int, integer(at_least=2, even=True, says="examples")] = 20
+    microbatch_size: Annotated[int, integer(at_least=1, says="examples")] = 20
     local: Annotated[
         str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
     ] = "stepped"

@@ -213,7 +213,7 @@ class ExperimentConfig:
     seed: Annotated[int, integer(says="of the order, of random keys and of emulated noise")] = 0
     epochs: Annotated[int, integer(at_least=1, says="passes over the data")] = 20
     microbatch_size: Annotated[
-        int, integer(at_least=2, even=True, says="examples in one, the same for the whole run")
+        int, integer(at_least=1, says="examples in one, the same for the whole run")
     ] = 16
     budget: Annotated[
         int,
@@ -238,6 +238,15 @@ class ExperimentConfig:
         ),
     ] = ""
     best_mode: Annotated[str, choice("min", "max", says="which of its values is the best")] = "min"
+    ema: Annotated[
+        float,
+        number(
+            at_least=0.0,
+            below=1.0,
+            says="decay of an average of the parameters and of the model's state over the rounds; "
+            "0: none",
+        ),
+    ] = 0.0
     local: Annotated[
         str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
     ] = "stepped"

@@ -72,7 +72,7 @@ class SharedStream:
     Args:
         num_examples: N, at least 1.
         num_workers: W.
-        microbatch_size: B, even.
+        microbatch_size: B.
         ordering: makes the order.
         seed: of the order's random numbers.
         last, comes_once: of a pass: see `passes.Shard`.

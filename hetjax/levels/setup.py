@@ -21,7 +21,8 @@ from hetjax.rounds import arguments, inputs, update
 
 LEVELS = (LOWER, UPPER)  # in the order in which they are made
 SEED_OF_UPPER = 0x5550  # added to the run's: its order and its delays are others
-_OF_STEPS = ("epochs", "max_rounds", "eval_every_rounds", "best_by", "best_mode", "rule", "replay")
+_OF_TRAINING = ("epochs", "max_rounds", "eval_every_rounds", "best_by", "best_mode", "ema")
+_OF_STEPS = (*_OF_TRAINING, "rule", "replay")
 _OF_LOSSES = ("per_example_rng",)
 OF_A_LEVEL = (
     "budget",

@@ -46,11 +46,19 @@ def _balanced(
     *,
     coordinated: bool = False,
     balances: Balances = None,
+    in_pairs: bool = True,
     **options: Any,
 ) -> Ordering:
     """An order by signs, which `hetjax.ordering.MODULE.MAKER(sizes, **options)` finds with JAX."""
 
     def make_observer(sizes: Sizes) -> Observer:
+        if in_pairs and (size := sizes.microbatch_size) % 2:
+            others = f"{size - 1} or {size + 1}" if size > 1 else "2"
+            raise ValueError(
+                f"microbatch_size: got {size}, and this order balances the examples of a "
+                f"microbatch in pairs, so it must be even. Give {others}, or an order that takes "
+                "examples one by one (ordering='random_reshuffling', or of balanced ones 'grab')"
+            )
         home = importlib.import_module(f"hetjax.ordering.{module}")
         return getattr(home, maker)(sizes, **options)
 
@@ -154,7 +162,7 @@ def frozen(
 @parts.factory
 def grab() -> Ordering:
     """GraB by each worker alone: gradients less the mean of the pass before, one by one."""
-    return _balanced("per_example", "grab")
+    return _balanced("per_example", "grab", in_pairs=False)
 
 
 @parts.factory
@@ -167,7 +175,7 @@ def grab_random_sign(
     ] = 0.3,
 ) -> Ordering:
     """GraB with random signs, the surer the larger the inner product."""
-    return _balanced("per_example", "grab", random_scale=random_scale)
+    return _balanced("per_example", "grab", in_pairs=False, random_scale=random_scale)
 
 
 @parts.factory

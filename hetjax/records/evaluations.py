@@ -10,6 +10,7 @@ from hetjax.data import sources
 from hetjax.records import evaluate
 
 ALONE = "test"  # the name of a set that was given without one
+_AVERAGE = "ema_"  # before the name of a metric of the average
 
 
 class Judge(NamedTuple):
@@ -17,6 +18,7 @@ class Judge(NamedTuple):
 
     metric: str | None = None  # with its set's name before it; None: nothing says
     highest: bool = False
+    of_average: bool = False  # of the parameters, by `ema`
 
     def is_better(self, values: Mapping[str, float], best: Mapping[str, float]) -> bool:
         """Whether an evaluation is better than the best so far; one that is not finite never is."""
@@ -48,6 +50,12 @@ def judge(names: Mapping[str, list[str]], *, best_by: str, best_mode: str) -> Ju
             )
         return Judge()
     full = [f"{set_name}_{name}" for set_name, of_set in names.items() for name in of_set]
+    of_average = [
+        f"{set_name}_{name}"
+        for set_name, of_set in names.items()
+        for name in of_set
+        if name.startswith(_AVERAGE)
+    ]
     first = next(iter(names))
     metric = best_by or "loss"
     found = next((name for name in (f"{first}_{metric}", metric) if name in full), None)
@@ -61,7 +69,7 @@ def judge(names: Mapping[str, list[str]], *, best_by: str, best_mode: str) -> Ju
             f"the metrics ({', '.join(full)}) have no loss, so best_params will be the "
             f"last ones; best_by={example!r}, best_mode='max' says otherwise"
         )
-    return Judge(found, best_mode == "max")
+    return Judge(found, best_mode == "max", found in of_average)
 
 
 def sets_of(
@@ -98,6 +106,7 @@ def make(
     params: types.PyTree,
     *,
     progress: bool,
+    averages: bool = False,
 ) -> "Evaluations":
     """Of the process that evaluates; the others have none.
 
@@ -107,6 +116,7 @@ def make(
         sets: from `sets_of`.
         params: of the form that is evaluated.
         progress: say what takes long.
+        averages: whether an average of the parameters is evaluated, too.
     """
     with debugging.eager(parts.config.debug):
         of_sets = {
@@ -120,7 +130,7 @@ def make(
             )
             for name, source in (sets.items() if parts.leads else ())
         }
-    return Evaluations(of_sets, debug=parts.config.debug)
+    return Evaluations(of_sets, averages=averages, debug=parts.config.debug)
 
 
 class Evaluations:
@@ -128,11 +138,19 @@ class Evaluations:
 
     Args:
         of_sets: by the set's name; empty in a process that does not evaluate.
+        averages: whether an average of the parameters is evaluated, too: `ema_accuracy`.
         debug: call the metrics with numbers.
     """
 
-    def __init__(self, of_sets: Mapping[str, evaluate.Evaluator], *, debug: bool = False) -> None:
+    def __init__(
+        self,
+        of_sets: Mapping[str, evaluate.Evaluator],
+        *,
+        averages: bool = False,
+        debug: bool = False,
+    ) -> None:
         self._of_sets, self._debug = of_sets, debug
+        self._prefixes = ("", _AVERAGE) if averages else ("",)
         self._has_told = False
 
     def __bool__(self) -> bool:
@@ -141,20 +159,30 @@ class Evaluations:
     @property
     def names(self) -> dict[str, list[str]]:
         """Of the metrics, of each set."""
-        return {name: list(evaluator.names) for name, evaluator in self._of_sets.items()}
+        return {
+            set_name: [prefix + name for prefix in self._prefixes for name in evaluator.names]
+            for set_name, evaluator in self._of_sets.items()
+        }
 
-    def __call__(self, params: types.PyTree, *, after: str) -> dict[str, float]:
+    def __call__(
+        self, params: types.PyTree, *, after: str, average: types.PyTree = None
+    ) -> dict[str, float]:
         """`{set_metric: mean over the set}`.
 
         Args:
             params: without worker axis.
             after: what was done before, such as 'round 3', for what is told.
+            average: of the parameters, in the same form; its metrics are `set_ema_metric`. None:
+                there is none.
         """
+        models = list(zip(self._prefixes, (params, average), strict=False))
+        models = [each for each in models if each[1] is not None]
         with debugging.eager(self._debug):
             found = {
-                f"{set_name}_{name}": value
+                f"{set_name}_{prefix}{name}": value
                 for set_name, evaluator in self._of_sets.items()
-                for name, value in evaluator(params).items()
+                for prefix, model in models
+                for name, value in evaluator(model).items()
             }
         odd = [f"{name} {value}" for name, value in found.items() if not np.isfinite(value)]
         if odd and not self._has_told:

@@ -40,6 +40,10 @@ class SavedRun:
     """Of the model, as `params`; () where it keeps none."""
     best_model_state: types.PyTree = dataclasses.field(default=(), kw_only=True)
     """Of the model, as `best_params`."""
+    ema_params: types.PyTree = dataclasses.field(default=None, kw_only=True)
+    """The average of the parameters by `ema`, after the last round, as `params`; None without."""
+    ema_model_state: types.PyTree = dataclasses.field(default=(), kw_only=True)
+    """The average of the model's state, as `ema_params`; () where there is none."""
 
     def __repr__(self) -> str:
         rows = summary_rows(self.summary) if self.summary else [("rounds", str(len(self.history)))]
@@ -103,16 +107,16 @@ def load(workdir: str | pathlib.Path) -> SavedRun:
             f"load: {str(workdir)!r} holds no whole checkpoint; one is written every "
             "checkpoint.every_secs and when the run ends"
         )
-    params = leaves.build(saved.about["form"], saved.arrays, "train/params")
+    model = _model(saved, "train/params", "train/model_state")
+    average = types.Model(None, ())
+    if any(name.startswith(resume.AVERAGE) for name in saved.arrays):
+        average = _model(saved, f"{resume.AVERAGE}params", f"{resume.AVERAGE}state")
+        average = state_lib.narrowed(average, model)
     if np.ndim(saved.arrays["train/progress_rounds"]):  # of replicas that differ
-        params = state_lib.mean_of_rows(params)
-    state = _model_state(saved, "train/model_state")
-    if np.ndim(saved.arrays["train/progress_rounds"]):
-        state = state_lib.mean_of_rows(state)
-    best, best_state = params, state
+        model, average = state_lib.mean_of_rows((model, average))
+    (params, state), (best, best_state) = model, model
     if saved.about["has_best"]:
-        best = leaves.build(saved.about["form"], saved.arrays, "best_params")
-        best_state = _model_state(saved, "best_model_state")
+        best, best_state = _model(saved, "best_params", "best_model_state")
     summary = workdir / "summary.json"
     return SavedRun(
         params=params,
@@ -123,12 +127,16 @@ def load(workdir: str | pathlib.Path) -> SavedRun:
         workdir=workdir,
         model_state=state,
         best_model_state=best_state,
+        ema_params=average.params,
+        ema_model_state=average.state,
     )
 
 
-def _model_state(saved: checkpoint.Saved, prefix: str) -> types.PyTree:
+def _model(saved: checkpoint.Saved, params: str, state: str) -> types.Model:
+    """Parameters and state of what was saved by these names."""
     form = saved.about.get("model_state")  # older checkpoints are of models without
-    return () if form is None else leaves.build(form, saved.arrays, prefix)
+    found = () if form is None else leaves.build(form, saved.arrays, state)
+    return types.Model(leaves.build(saved.about["form"], saved.arrays, params), found)
 
 
 def aligned(rows: list[tuple[str, str]]) -> str:

@@ -64,6 +64,11 @@ class Summary:
         went_on = {"round": about["rounds"], "saved": about.get("saved", "an earlier time")}
         self._resumed = [*saved.get("resumed", ()), went_on]
 
+    @property
+    def judges_average(self) -> bool:
+        """Whether it is an average of the parameters that is judged."""
+        return self._judge.of_average
+
     def is_better(self, values: Mapping[str, float]) -> bool:
         """Whether an evaluation is better than the best so far."""
         return self._judge.is_better(values, {k[5:]: v for k, v in self._best.items()})

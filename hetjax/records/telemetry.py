@@ -87,7 +87,11 @@ class Herding:
 
     def __init__(self, parts: setup.RunParts) -> None:
         self._parts, self._size = parts, parts.config.microbatch_size
-        rule = gradients.gradient_sums(parts.loss_fn, per_example_rng=parts.per_example_rng)
+        rule = gradients.gradient_sums(
+            parts.loss_fn,
+            per_example_rng=parts.per_example_rng,
+            loss_divisor=parts.main.rule.loss_divisor,
+        )
         self._steps = rules.with_observer(rule)
         self._add = jax.jit(self._steps.add, donate_argnums=(1,))
 

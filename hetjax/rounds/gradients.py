@@ -29,6 +29,7 @@ def gradient_sums(
     per_example_rng: bool = False,
     metrics: Sequence[str] = (),
     weights_vary: bool = False,
+    loss_divisor: int = 1,
 ) -> rules.LocalRule:
     """Adds up `sum_i w_i * loss_i`, its gradient and `sum_i w_i` over the examples of a round.
 
@@ -40,11 +41,18 @@ def gradient_sums(
         metrics: names of the metrics of the loss that are added up beside it.
         weights_vary: the weights depend on the parameters: their gradient is added up too, and the
             update descends the quotient of the sums.
+        loss_divisor: losses are divided by it before gradients are taken, and what is added up is
+            multiplied by it, in float32 or wider. In float16 it is the size of a microbatch: a
+            gradient is then as large as that of a mean, and overflows where that does.
     """
     names = tuple(sorted(metrics))
     own = loss_fn if isinstance(loss_fn, stateful.StatefulLoss) else None
     losses_of = functools.partial(
-        losses_lib.masked, loss_fn, per_example_rng=per_example_rng, metrics=names
+        losses_lib.masked,
+        loss_fn,
+        per_example_rng=per_example_rng,
+        metrics=names,
+        divisor=loss_divisor,
     )
 
     def begin(shared: types.Shared, worker: tuple) -> tuple[tuple, GradientSums]:
@@ -78,11 +86,11 @@ def gradient_sums(
         rng: jax.Array,
     ) -> tuple[tuple, GradientSums]:
         losses = losses_of(microbatch, rng, shared.model_state)
-        found, *grads = _both(losses, shared.params)
+        found, *grads = _both(losses, shared.params, loss_divisor)
         return take(worker, sums, *found, *((each,) for each in grads))
 
     def take(worker: tuple, sums: GradientSums, *found: Any) -> tuple[tuple, GradientSums]:
-        return worker, _added(sums, *found)
+        return worker, _added(loss_divisor, sums, *found)
 
     def finish(
         shared: types.Shared, worker: tuple, sums: GradientSums
@@ -101,6 +109,7 @@ def gradient_sums(
         metric_sums=(lambda sums: sums.metric_sums) if names else None,
         weight_grads=(lambda sums: sums.weight_grad_sum) if weights_vary else None,
         state_change=None if own is None else (lambda sums: sums.state_change),
+        loss_divisor=loss_divisor,
     )
     # Of the loss, and of which keys it gets, a run is told apart from its rule.
     return parts.remembered(rule, gradient_sums, {})
@@ -108,16 +117,25 @@ def gradient_sums(
 
 @debugging.compiled  # it may hold a NaN of its own
 def _added(
+    times: int,
     sums: GradientSums,
     loss_sum: jax.Array,
     weight_sum: Any,
     grad_parts: tuple,
     weight_grad_parts: tuple = (),
 ) -> GradientSums:
-    """With those of a microbatch; the sum of weights may hold metrics, as `losses.Weights` does."""
+    """With those of a microbatch; the sum of weights may hold metrics, as `losses.Weights` does.
+
+    Of losses that were divided by `times`, as gradients are.
+    """
 
     def added(total: jax.Array, *parts: jax.Array) -> jax.Array:
         return total + sum(part.astype(total.dtype) for part in parts)
+
+    def added_whole(total: jax.Array, *parts: jax.Array) -> jax.Array:
+        if times == 1:
+            return added(total, *parts)
+        return added(total, *(part.astype(total.dtype) * times for part in parts))
 
     # The loss speaks for the gradients: to look at the sums would read and compute them twice
     # (an MLP of 5 million parameters took half as long again).
@@ -128,21 +146,22 @@ def _added(
     finite = trees.all_finite((grad_parts, weight_grad_parts, change))
     loss_sum = jnp.where(finite, loss_sum, jnp.nan)
     return GradientSums(
-        grad_sum=jax.tree.map(added, sums.grad_sum, *grad_parts),
-        loss_sum=added(sums.loss_sum, loss_sum),
+        grad_sum=jax.tree.map(added_whole, sums.grad_sum, *grad_parts),
+        loss_sum=added_whole(sums.loss_sum, loss_sum),
         weight_sum=added(sums.weight_sum, weight_sum),
         metric_sums=jax.tree.map(added, sums.metric_sums, measured or ()),
-        weight_grad_sum=jax.tree.map(added, sums.weight_grad_sum, *weight_grad_parts),
+        weight_grad_sum=jax.tree.map(added_whole, sums.weight_grad_sum, *weight_grad_parts),
         state_change=jax.tree.map(added, sums.state_change, change),
     )
 
 
 def _both(
-    losses: Callable, params: types.PyTree
+    losses: Callable, params: types.PyTree, divisor: int
 ) -> tuple[tuple[jax.Array, Any], types.PyTree, types.PyTree]:
     """`((loss_sum, weight_sum), gradient of the first, of the second)`, from one forward pass.
 
-    The sum of weights may hold metrics, as `losses.Weights` does.
+    The gradient of the weights is divided by `divisor`, as the losses are. The sum of weights may
+    hold metrics, as `losses.Weights` does.
     """
 
     def sums(params: types.PyTree) -> tuple[tuple[jax.Array, jax.Array], Any]:
@@ -153,7 +172,7 @@ def _both(
 
     (loss_sum, weight_sum), pull, weights = jax.vjp(sums, params, has_aux=True)
     one, none = jnp.ones_like(loss_sum), jnp.zeros_like(weight_sum)
-    (of_losses,), (of_weights,) = pull((one, none)), pull((none, one))
+    (of_losses,), (of_weights,) = pull((one, none)), pull((none, one / divisor))
     return (loss_sum, weights), of_losses, of_weights
 
 
@@ -181,7 +200,7 @@ def rule_of(
     Raises:
         ValueError: it drops metrics of the loss, or the gradient of its weights.
     """
-    metrics, weights_vary, changes_state = traced
+    metrics, weights_vary, changes_state, loss_divisor = traced
     if given is None and isinstance(loss_fn, batch_loss.BatchLoss):
         raise ValueError(
             "batch_loss: a round of it has two passes, which hetjax.fit and hetjax.Run do; here is "
@@ -189,7 +208,11 @@ def rule_of(
         )
     if given is None:
         return gradient_sums(
-            loss_fn, per_example_rng=per_example_rng, metrics=metrics, weights_vary=weights_vary
+            loss_fn,
+            per_example_rng=per_example_rng,
+            metrics=metrics,
+            weights_vary=weights_vary,
+            loss_divisor=loss_divisor,
         )
     rules.check_metrics(given, metrics)
     if changes_state and given.state_change is None:

@@ -113,7 +113,9 @@ def find(
         examples: a microbatch of them, leaves `[B, ...]`.
         rng: its key, or keys `[B]`.
     """
-    if getattr(loss_fn, "examples_are_apart", False):  # by construction: `hetjax.per_example`
+    size = jax.tree.leaves(examples)[0].shape[0]
+    is_apart = getattr(loss_fn, "examples_are_apart", False)  # by construction: `per_example`
+    if is_apart or size == 1:
         return None
     if _is_proven(loss_fn, params, examples, rng):
         return None
@@ -121,7 +123,6 @@ def find(
     own = loss_fn if isinstance(loss_fn, Hashable) else lambda *given: loss_fn(*given)
     losses = losses_lib.weighted(jax.jit(own))
     params = _perturbed(params, 0)
-    size = jax.tree.leaves(examples)[0].shape[0]
     as_given = np.asarray(losses(params, examples, rng), np.float32)
     place = np.arange(size)
     for inside in (place < size // 2, place >= size // 2, place % 2 == 0, place % 2 == 1):

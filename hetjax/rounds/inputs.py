@@ -71,7 +71,7 @@ def check_fields(fields: Mapping[str, Any]) -> None:
 
 def _for_batch(size: Any) -> str:
     """Which microbatches make a batch of so many examples, at most 16 in each."""
-    of_16 = range(groups.ExperimentConfig().microbatch_size, 0, -2)
+    of_16 = range(groups.ExperimentConfig().microbatch_size, 1, -1)
     fitting = [each for each in of_16 if isinstance(size, int) and size > 0 and size % each == 0]
     if not fitting:
         return "Give those two, such as microbatch_size=16, budget=8 for 128 examples"

@@ -25,6 +25,7 @@ class Traced(NamedTuple):
     metrics: tuple[str, ...] = ()  # names of those that it returns, in order
     weights_vary: bool = False  # whether the weights depend on the parameters
     changes_state: bool = False  # whether a call changes the model's state
+    divisor: int = 1  # of the losses before gradients are taken: a microbatch's size in float16
 
 
 class Weights(NamedTuple):
@@ -125,7 +126,8 @@ def check_loss(
         raise ValueError("params holds no arrays: there is nothing to train")
     batch_size = jax.tree.leaves(examples)[0].shape[0]
     try:
-        found = split(debugging.shapes(loss_fn, params, examples, rng))
+        program, returned = debugging.program(loss_fn, params, examples, rng)
+        found = split(returned)
     except KeyError as error:
         fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
         raise ValueError(f"loss_fn asks for {error}, which is not there{fields}") from error
@@ -138,13 +140,30 @@ def check_loss(
     changes_state = isinstance(loss_fn, stateful.StatefulLoss) and _changes(
         loss_fn, params, examples, rng
     )
+    narrow = any(jnp.result_type(leaf) == jnp.float16 for leaf in jax.tree.leaves(params))
+    narrow |= program is not None and _computes_in(jnp.float16, program)
+    divisor = batch_size if narrow else 1
     if found.weights is None:
-        return Traced(metrics, changes_state=changes_state)
+        return Traced(metrics, changes_state=changes_state, divisor=divisor)
 
     def pair(*arguments: Any) -> tuple[Any, Any]:
         return split(loss_fn(*arguments))[:2]
 
-    return Traced(metrics, weights_lib.depend(pair, params, examples, rng), changes_state)
+    varies = weights_lib.depend(pair, params, examples, rng)
+    return Traced(metrics, varies, changes_state, divisor)
+
+
+def _computes_in(dtype: Any, program: Any) -> bool:
+    """Whether a jaxpr makes an array of this type, in the programs that it calls too."""
+    for equation in program.eqns:
+        if any(getattr(out.aval, "dtype", None) == dtype for out in equation.outvars):
+            return True
+        for value in equation.params.values():
+            inner = value if isinstance(value, tuple | list) else (value,)
+            called = [getattr(each, "jaxpr", each) for each in inner]
+            if any(hasattr(each, "eqns") and _computes_in(dtype, each) for each in called):
+                return True
+    return False
 
 
 def _changes(
@@ -282,6 +301,7 @@ def masked(
     *,
     per_example_rng: bool = False,
     metrics: Sequence[str] = (),
+    divisor: int = 1,
 ) -> halves.Losses:
     """`(params, positions=None) -> (weight * loss f32[k], weights f32[k])` of a microbatch.
 
@@ -298,6 +318,7 @@ def masked(
         per_example_rng: give the loss a key for each example, `key[B]`, instead of one for the
             microbatch.
         metrics: names of those that are wanted.
+        divisor: what the losses are divided by; the weights are not.
     """
 
     def losses_and_weights(
@@ -317,6 +338,8 @@ def masked(
             returned = loss_fn(params, examples, key)
         found = split(returned)
         values, weights = weigh(found.losses, found.weights, mask)
+        if divisor != 1:
+            values = values / divisor
         if not metrics and not change:
             return values, weights
         measured = metrics_of(found)

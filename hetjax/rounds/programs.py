@@ -231,6 +231,7 @@ def _make_sync(
         weighting=weighting(config, gossips=reducer.mixing is not None),
         totals=sums.totals,
         stop_on_nonfinite=config.nonfinite == "stop",
+        ema=config.ema,
     )
     options: dict[str, Any] = {}
     if where.mesh is not None and len(where.own) < where.mesh.size:

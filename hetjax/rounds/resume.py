@@ -23,6 +23,7 @@ from hetjax.rounds import run_state, setup
 from hetjax.rounds import state as state_lib
 
 DIRECTORY = "checkpoints"  # in the workdir
+AVERAGE = "train/average/"  # before the names of the arrays of one
 _POLICIES = "run/policies"
 _OF_EACH_WORKER = ("memory", "worker")  # of `TrainState`: what workers may have each for itself
 
@@ -113,6 +114,9 @@ def from_train(train: Any, parts: setup.RunParts) -> types.TrainState:
     own = jax.device_get(state_lib.own_row(parts.state))
     like = own._replace(memory=(), worker=())
     given = state_lib.all_rows(train._replace(memory=(), worker=()))
+    if bool(given.average) != bool(own.average):  # begins here, or is not asked for
+        average = state_lib.begun_average(given.params, given.model_state) if own.average else ()
+        given = given._replace(average=average)
     try:
         rows = leaves.unflatten(
             _repeated(like, _num_rows(given)), leaves.flatten(given, "state"), "state"
@@ -135,7 +139,7 @@ def from_arrays(
         fresh: the state at the beginning, whose structures it takes.
         parts: of the run.
     """
-    arrays, num_workers = saved.arrays, len(parts.devices)
+    arrays, num_workers = _with_average(saved, parts), len(parts.devices)
     one = jax.device_get(state_lib.own_row(fresh.train))
     common = one._replace(memory=(), worker=())
     if parts.reducer.keeps_replicas_equal:
@@ -160,6 +164,31 @@ def from_arrays(
             best = types.Model(best, found)
     rounds = rounds_from_arrays(saved, fresh.rounds, parts)
     return fresh._replace(train=train, rounds=rounds), best
+
+
+def _with_average(saved: checkpoint.Saved, parts: setup.RunParts) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint; an average that it lacks begins at its parameters, one that this
+    run does not keep is left out, and either is told."""
+    has, keeps = any(name.startswith(AVERAGE) for name in saved.arrays), parts.config.ema > 0
+    if has == keeps:
+        return saved.arrays
+    done = f"in the checkpoint of round {saved.about['rounds']}"
+    if keeps:
+        text = f"ema={parts.config.ema:g} begins at the parameters {done}, which holds no average"
+    else:
+        text = f"the average {done} is left out: this run has no ema"
+    if parts.leads:
+        messages.say(text)
+    arrays = {name: a for name, a in saved.arrays.items() if not name.startswith(AVERAGE)}
+    if not keeps:
+        return arrays
+    for before, after in (("train/params", "params"), ("train/model_state", "state")):
+        arrays |= {
+            AVERAGE + after + name.removeprefix(before): state_lib.wide(a)
+            for name, a in saved.arrays.items()
+            if name == before or name.startswith(f"{before}/")
+        }
+    return arrays
 
 
 def rounds_from_arrays(

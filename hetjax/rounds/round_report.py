@@ -23,7 +23,8 @@ from hetjax.rounds import nonfinite, packing, programs, run_state, setup, sync
 from hetjax.rounds import state as state_lib
 from hetjax.rounds import weighting as weighting_lib
 
-_ASKED = ("params", "model_state")  # what a callback asks for
+_ASKED = ("params", "model_state", "opt_state", "ema_params", "ema_model_state")  # by a callback
+NO_AVERAGE = "this run keeps no average; give ema=, such as ema=0.999"
 
 
 def _no_params() -> types.PyTree:
@@ -72,6 +73,18 @@ class RoundReport:
         default=_no_params, repr=False, compare=False
     )
     """As `params`: of the model; () where it keeps none."""
+    opt_state: Callable[[], types.PyTree] = dataclasses.field(
+        default=_no_params, repr=False, compare=False
+    )
+    """As `params`: of the optimiser."""
+    ema_params: Callable[[], types.PyTree] = dataclasses.field(
+        default=_no_params, repr=False, compare=False
+    )
+    """As `params`: the average of the parameters, by `ema`."""
+    ema_model_state: Callable[[], types.PyTree] = dataclasses.field(
+        default=_no_params, repr=False, compare=False
+    )
+    """As `params`: the average of the model's state, by `ema`."""
     params: Callable[[], types.PyTree] = dataclasses.field(
         default=_no_params, repr=False, compare=False
     )

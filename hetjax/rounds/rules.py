@@ -102,6 +102,9 @@ class LocalRule(NamedTuple):
     changed, each beginning at the round's state; the means' part times its examples. () where the
     run's model keeps none. None: the rule changes no state."""
 
+    loss_divisor: int = 1
+    """What `losses` are divided by; `take` multiplies what it is given by it."""
+
     made_by: Any = None
     """How it can be written down; None: it cannot."""
 

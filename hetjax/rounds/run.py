@@ -80,6 +80,11 @@ class Run(engine.Engine):
         inputs.check(loss_fn, params)
         if optimizer is not None:
             inputs.check_optimizer(optimizer, params)
+        elif options.get("ema"):
+            raise ValueError(
+                f"Run: ema={options['ema']!r} with optimizer=None: rounds without an update change "
+                "no parameters, so there is nothing to average. Give an optimizer, or leave ema out"
+            )
         build = functools.partial(setup.build, optimizer=optimizer)
         super().__init__(loss_fn, params, source, build=build, **options)
 
@@ -144,6 +149,24 @@ class Run(engine.Engine):
         if self.parts.reducer.keeps_replicas_equal or not jax.tree.leaves(rows):
             return state_lib.own_row(rows)
         return state_lib.mean_on(rows, self.parts.own_device)
+
+    def average(self, state: RunState) -> types.Model:
+        """The averages of parameters and model's state by `ema`, in the types of these.
+
+        On this process's first device; with a reducer that gossips the mean of the replicas'. All
+        processes call it.
+
+        Raises:
+            ValueError: the run keeps none.
+        """
+        train = state.train
+        if not self.config.ema:
+            raise ValueError(f"Run.average: {round_report.NO_AVERAGE}")
+        if self.parts.reducer.keeps_replicas_equal:
+            found = state_lib.own_row(train.average)
+        else:
+            found = state_lib.mean_on(train.average, self.parts.own_device)
+        return state_lib.narrowed(found, types.Model(train.params, train.model_state))
 
     def model(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
         """As `params`; with the model's state, as a `Model`, where it keeps one."""

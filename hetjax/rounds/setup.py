@@ -226,7 +226,7 @@ def build(
     programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
     programs |= {kind: common.make(more) for kind, more in more_rules.items()}
     of_state: dict[str, Any] = {"observer": observer, "rule": rule, "model_state": model_state}
-    of_state["num_workers"] = num_workers
+    of_state |= {"num_workers": num_workers, "averages": config.ema > 0}
     return RunParts(
         config=config,
         mesh=where.mesh,

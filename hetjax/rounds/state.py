@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ def make_train_state(
     observer: ordering.Observer | None = None,
     rule: rules.LocalRule | None = None,
     model_state: types.PyTree = (),
+    averages: bool = False,
 ) -> types.TrainState:
     """The state before the first round: the same parameters on every worker.
 
@@ -35,6 +37,7 @@ def make_train_state(
         observer: the ordering's device part, if it needs evidence.
         rule: the local rule, if it keeps something from round to round.
         model_state: of the model, without worker axis; () where it keeps none.
+        averages: whether an average of both is kept.
     """
     row = types.TrainState(
         params=params,
@@ -43,8 +46,26 @@ def make_train_state(
         worker=rule.init(params) if rule is not None and rule.keeps_worker else (),
         progress_rounds=np.zeros((), np.float32),
         model_state=model_state,
+        average=begun_average(params, model_state) if averages else (),
     )
     return mesh_lib.place(mesh_lib.add_worker_axis(row, num_workers), mesh)
+
+
+def begun_average(params: types.PyTree, model_state: types.PyTree) -> types.Model:
+    """The average before the first round: what it is of, floating point in float32 or wider."""
+    return jax.tree.map(wide, types.Model(params, model_state))
+
+
+def wide(leaf: Any) -> Any:
+    """As an average keeps it, on the host: integers as they are."""
+    kind = jnp.result_type(leaf)
+    is_float = jnp.issubdtype(kind, jnp.floating)
+    return np.asarray(leaf, trees.wider(kind, jnp.float32)) if is_float else leaf
+
+
+def narrowed(average: types.PyTree, like: types.PyTree) -> types.PyTree:
+    """An average in the types of what it is of."""
+    return jax.tree.map(lambda x, leaf: x.astype(leaf.dtype), average, like)
 
 
 def own_row(tree: types.PyTree) -> types.PyTree:

@@ -49,6 +49,7 @@ def make_sync(
     weighting: str = "example",
     stop_on_nonfinite: bool = True,
     totals: Callable | None = None,
+    ema: float = 0.0,
 ) -> SyncFn:
     """Builds the sync phase: what the workers contributed becomes a new state.
 
@@ -65,6 +66,7 @@ def make_sync(
         weighting: one of `weighting.WEIGHTINGS`: what is minimised.
         stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
         totals: of `shared_sums`, where the sums have met before; in the collective form alone.
+        ema: decay of the average of parameters and model's state; 0: there is none.
 
     Returns:
         A pure function `(state, contributed, shares, active, metrics=(), given=()) ->
@@ -87,6 +89,7 @@ def make_sync(
         nominal_examples,
         reducer.mixing,
         stop_on_nonfinite,
+        ema,
     )
 
     def body(

@@ -23,6 +23,7 @@ class How(NamedTuple):
     nominal_examples: int  # of a full round, the unit in which schedules count
     mixing: reducers.Mixing | None = None  # of a reducer that gossips
     stop_on_nonfinite: bool = True  # such a round leaves the state as it was
+    ema: float = 0.0  # decay of the average; 0: there is none
 
 
 def with_extra_arguments(
@@ -85,7 +86,12 @@ def update(
         if mixing is not None and not first:
             params, model_state = mix(new.params, new.model_state)
             new = new._replace(params=params, model_state=model_state)
-        final = trees.select(~_is_blocked(how, metrics, is_empty), new, state)
+        changes = ~_is_blocked(how, metrics, is_empty)
+        final = trees.select(changes, new, state)
+        if how.ema:
+            model = jax.lax.optimization_barrier(types.Model(final.params, final.model_state))
+            average = jax.tree.map(functools.partial(_averaged, how.ema), state.average, model)
+            final = final._replace(average=trees.select(changes, average, state.average))
         if mixing is None:  # read where they lie: nothing more is written
             updated = final.params
         own = functools.partial(_step, gossips=mixing is not None)
@@ -169,7 +175,15 @@ def _update_worker(
     examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
     progress = state.progress_rounds + examples / how.nominal_examples
     model_state = _changed(base_state, reduced)
-    return types.TrainState(params, kept.memory, opt_state, kept.worker, progress, model_state)
+    more = model_state, state.average
+    return types.TrainState(params, kept.memory, opt_state, kept.worker, progress, *more)
+
+
+def _averaged(decay: float, average: jax.Array, now: jax.Array) -> jax.Array:
+    """With the value of this round; what is no floating point number is as it is now."""
+    if not jnp.issubdtype(now.dtype, jnp.floating):
+        return now
+    return average + (1 - decay) * (now.astype(average.dtype) - average)
 
 
 def _step(

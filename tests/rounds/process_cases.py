@@ -57,6 +57,13 @@ def resolved(fields):
     return {**fields, "loss_fn": loss_fn, **rule, **update}
 
 
+def trained(result):
+    """Parameters; with their average where the run keeps one."""
+    if result.ema_params is None:
+        return result.params
+    return np.stack([result.params, result.ema_params])
+
+
 def products(data, weights, rounds=3, **fields):
     """(what rounds without update found, their quotas), each with a vector of its own."""
     loss_fn, found, quotas = fields.pop("loss_fn"), [], []
@@ -89,7 +96,7 @@ def main(process_id, num_processes, coordinator, cases, out):
             best, told = params, {"summary": {}, "history": [{"quotas": each} for each in quotas]}
         else:
             result = problems.fit(*problem, callbacks=callbacks, **resolved(fields))
-            params, best = result.params, result.best_params
+            params, best = trained(result), result.best_params
             told = {"summary": result.summary, "history": result.history}
         path = pathlib.Path(out) / name
         if place.process_id:

@@ -1,0 +1,216 @@
+"""An average of the parameters and of the model's state over the rounds: `ema`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from tests.rounds.stateful_problem import (
+    FIELDS,
+    begun,
+    distance,
+    examples,
+    fit,
+    loss_with_mask,
+    of_means,
+    weights,
+)
+
+EMA = 0.9
+GOSSIP = {"name": "d_psgd", "graph": "ring"}
+
+
+def recursion(average, now):
+    """In NumPy; whole numbers are as they are now."""
+
+    def one(old, new):
+        return EMA * old + (1 - EMA) * new if new.dtype.kind == "f" else new
+
+    return jax.tree.map(one, average, now)
+
+
+def metrics_fn(params, state, batch):
+    del state
+    return {"loss": jnp.abs(batch["x"] @ params).sum(-1)}
+
+
+def as_numpy(tree):
+    return jax.tree.map(np.asarray, tree)
+
+
+class Shown:
+    """A callback that keeps what it is shown of each round."""
+
+    def __init__(self):
+        self.models, self.averages, self.counts = [], [], []
+
+    def __call__(self, report):
+        self.models.append(as_numpy((report.params(), report.model_state())))
+        self.averages.append(as_numpy((report.ema_params(), report.ema_model_state())))
+        self.counts.append([int(leaf) for leaf in jax.tree.leaves(report.opt_state())])
+
+
+@pytest.mark.parametrize("form", ["stepped", "fused", "virtual"])
+def test_the_average_is_the_recursion_over_the_rounds(form, float64, tmp_path):
+    shown = Shown()
+    fields = {"eval_source": examples(), "metrics_fn": metrics_fn, "workdir": tmp_path}
+    result = fit(local=form, ema=EMA, callbacks=[shown], **fields)
+    average = weights(), begun()
+    for now, found in zip(shown.models, shown.averages, strict=True):
+        average = recursion(average, now)
+        assert distance(average, found) < 1e-12
+    assert distance(average, shown.models[-1]) > 1e-3
+    last = result.ema_params, result.ema_model_state
+    assert distance(average, last) < 1e-12
+    assert result.ema_model_state["calls"] == result.model_state["calls"] == 51
+    loaded = hetjax.load(tmp_path)
+    assert distance((loaded.ema_params, loaded.ema_model_state), last) == 0
+    assert distance((loaded.params, loaded.model_state), shown.models[-1]) == 0
+    expected = hetjax.evaluate(*average[:1], examples(), metrics_fn, model_state=average[1])
+    assert result.summary["test_ema_loss"] == pytest.approx(expected["loss"], rel=1e-8)
+    assert result.summary["test_ema_loss"] != result.summary["test_loss"]
+    assert "test_ema_loss" in (tmp_path / "report.html").read_text()
+
+
+def test_training_is_what_it_is_without_an_average(float64):
+    one, other = fit(), fit(ema=EMA)
+    assert distance((one.params, one.model_state), (other.params, other.model_state)) == 0
+    assert one.ema_params is None
+    assert one.state.average == ()
+
+
+@pytest.mark.parametrize("by", ["ema_loss", "loss"])
+def test_the_best_parameters_are_those_that_the_metric_is_of(by, float64):
+    shown = Shown()
+    fields = {"eval_source": examples(), "metrics_fn": metrics_fn, "best_mode": "max"}
+    result = fit(ema=EMA, best_by=by, callbacks=[shown], **fields)
+    evaluated = [line["round"] for line in result.history if "eval" in line]
+    candidates = shown.averages if by == "ema_loss" else shown.models
+    found = result.best_params, result.best_model_state
+    assert min(distance(candidates[at], found) for at in evaluated) == 0
+
+
+def test_gossip_averages_what_the_result_is(float64):
+    """The mean of the workers' averages, which is the average of their mean."""
+    loss_fn = hetjax.StatefulLoss(of_means(loss_with_mask), begun("mean", "var"))
+    fields = {**FIELDS, "reducer": GOSSIP, "ema": EMA, "epochs": 2}
+    with hetjax.Run(loss_fn, weights(), optax.sgd(0.01), examples(), **fields) as run:
+        state = run.init()
+        average = weights(), begun("mean", "var")
+        while not run.done(state):
+            state, _ = run.round(state)
+            average = recursion(average, as_numpy((run.params(state)[0], run.model_state(state))))
+            assert distance(average, run.average(state)) < 1e-12
+        replicas = state.train.average.params
+        assert distance(replicas[0], replicas[2]) > 1e-6
+
+
+def test_a_round_without_an_update_leaves_the_average(float64):
+    def unweighted(params, state, batch, rng, mask):
+        losses, after = loss_with_mask(params, state, batch, rng, mask)
+        return (losses, jnp.zeros(losses.shape)), after
+
+    loss_fn = hetjax.StatefulLoss(unweighted, begun(), {"calls": "sum"})
+    with hetjax.Run(loss_fn, weights(), optax.sgd(0.01), examples(), ema=EMA, **FIELDS) as run:
+        state, _ = run.round(run.init())
+        assert distance((weights(), begun()), run.average(state)) == 0
+
+
+@pytest.mark.parametrize("reducer", ["all_reduce", GOSSIP], ids=["sum", "gossip"])
+def test_a_run_that_was_cut_goes_on_to_the_bit(reducer, tmp_path, float64):
+    def train(**more):
+        state = begun("mean", "var")
+        fields = {**FIELDS, "reducer": reducer, "epochs": 3, "ema": EMA, "progress": False}
+        loss_fn = hetjax.StatefulLoss(of_means(loss_with_mask), state)
+        return hetjax.fit(loss_fn, weights(), optax.sgd(0.01), examples(), **fields, **more)
+
+    whole = train()
+    train(workdir=tmp_path, max_rounds=4)
+    gone_on, loaded = train(workdir=tmp_path), hetjax.load(tmp_path)
+    assert len(gone_on.summary["resumed"]) == 1
+    for each in (gone_on, loaded):
+        assert distance(whole.ema_params, each.ema_params) == 0
+        assert distance(whole.ema_model_state, each.ema_model_state) == 0
+
+
+def test_a_checkpoint_without_an_average_is_gone_on_from(tmp_path, capfd, float64):
+    """As of an older version; and one with an average where none is asked for."""
+    loss_fn = hetjax.StatefulLoss(loss_with_mask, begun(), {"calls": "sum"})
+    arguments = loss_fn, weights(), optax.sgd(0.01), examples()
+    fit(workdir=tmp_path / "without", max_rounds=4)
+    with hetjax.Run(*arguments, ema=EMA, **FIELDS) as run:
+        state = run.restore(tmp_path / "without")
+        before = as_numpy((run.params(state)[0], run.model_state(state)))
+        assert distance(before, run.average(state)) == 0
+        state, _ = run.round(state)
+        now = as_numpy((run.params(state)[0], run.model_state(state)))
+        assert distance(recursion(before, now), run.average(state)) < 1e-12
+    assert "ema=0.9 begins at the parameters in the checkpoint of round 4" in capfd.readouterr().err
+    fit(workdir=tmp_path / "with", max_rounds=4, ema=EMA)
+    with hetjax.Run(*arguments, **FIELDS) as run:
+        assert run.restore(tmp_path / "with").train.average == ()
+    assert "is left out: this run has no ema" in capfd.readouterr().err
+
+
+def test_another_run_goes_on_from_an_average_or_begins_one(float64):
+    first = fit(ema=EMA, epochs=1)
+    again = fit(ema=EMA, epochs=1, max_rounds=1, init_state=first.state)
+    assert distance(
+        recursion(as_numpy(first.ema_params), as_numpy(again.params)), again.ema_params
+    ) < (1e-12)
+    plain = fit(epochs=1, init_state=first.state)
+    assert plain.ema_params is None
+    begins = fit(ema=EMA, epochs=1, max_rounds=1, init_state=plain.state)
+    assert distance(
+        recursion(as_numpy(plain.params), as_numpy(begins.params)), begins.ema_params
+    ) < (1e-12)
+
+
+def test_a_narrow_parameter_has_an_average_in_float32():
+    """In bfloat16 an average of decay 0.999 would never move."""
+
+    def loss_fn(params, batch, rng):
+        return (params - batch["y"].astype(params.dtype)) ** 2
+
+    data = {"y": np.full(64, 2.0, np.float32)}
+    result = hetjax.fit(
+        loss_fn,
+        jnp.ones((), jnp.bfloat16),
+        optax.sgd(0.5),
+        data,
+        ema=0.999,
+        epochs=300,
+        microbatch_size=8,
+        budget=8,
+        cluster={"num_workers": 1},
+        progress=False,
+    )
+    assert result.state.average.params.dtype == np.float32
+    assert float(result.state.average.params[0]) == pytest.approx(2 - 0.999**300, abs=1e-4)
+    assert result.ema_params.dtype == jnp.bfloat16
+
+
+REFUSED = {
+    "ema: got 1.0, must be a finite number of at least 0 and below 1": {"ema": 1.0},
+    "ema: got -0.1": {"ema": -0.1},
+    "best_by: got 'ema_loss', and the metrics are test_loss": {
+        "best_by": "ema_loss",
+        "eval_source": examples(),
+        "metrics_fn": metrics_fn,
+    },
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_cannot_be_averaged_is_refused(text):
+    with pytest.raises(ValueError, match=text):
+        fit(**REFUSED[text])
+
+
+def test_without_an_average_it_is_said_how_to_get_one(float64):
+    with pytest.raises(ValueError, match="keeps no average; give ema="):
+        fit(max_rounds=2, callbacks=[lambda report: report.ema_params()])
+    with pytest.raises(ValueError, match=r"ema=0\.9 with optimizer=None: .*nothing to average"):
+        hetjax.Run(lambda *_: None, weights(), None, examples(), ema=EMA)

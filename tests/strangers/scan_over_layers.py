@@ -1,0 +1,48 @@
+"""Equal layers as one, whose parameters are stacked: the program does not grow with depth."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import hetjax
+
+hetjax.use_cpu_workers(4)
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(512, 8)).astype(np.float32)
+data = {"x": x, "y": (x[:, 0] + x[:, 1] > 0).astype(np.int32)}
+settings = {"epochs": 3, "microbatch_size": 8, "budget": 16, "progress": False}
+
+
+LAYERS = 6
+
+
+class Layer(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return x + jnp.tanh(self.linear(x))
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        make = nnx.vmap(Layer, in_axes=0, out_axes=0)
+        self.layers = make(rngs.split(LAYERS))
+        self.out = nnx.Linear(8, 2, rngs=rngs)
+
+    def __call__(self, x):
+        scan = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return self.out(scan(x, self.layers))
+
+
+def loss(model, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
+
+
+model = Net(nnx.Rngs(0))
+loss_fn, params = hetjax.nnx_loss(model, loss)
+assert params["layers"]["linear"]["kernel"].shape == (LAYERS, 8, 8)
+result = hetjax.fit(loss_fn, params, optax.adam(1e-2), data, **settings)
+assert result.history[-1]["loss"] < result.history[0]["loss"] / 2
