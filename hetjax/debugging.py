@@ -69,7 +69,7 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def program(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
-    """`(the jaxpr of a function, what it returns)`, as of `shapes`; in debugging without the first."""
+    """`(jaxpr, what the function returns as of `shapes`)`; in debugging the first is None."""
     if is_on():
         return None, shapes(function, *arguments)
     traced, returned = jax.make_jaxpr(function, return_shape=True)(*arguments)

@@ -167,8 +167,7 @@ def fit(
         model = params
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)
-        of_sets: dict[str, Any] = {"progress": progress, "averages": run.config.ema > 0}
-        evaluate = evaluations.make(parts, metrics_fn, eval_sets, model, **of_sets)
+        evaluate = evaluations.make(parts, metrics_fn, eval_sets, model, progress=progress)
         judge = evaluations.Judge()
         if parts.leads:
             best = {"best_by": run.config.best_by, "best_mode": run.config.best_mode}

@@ -166,7 +166,7 @@ def _check_given(
         )
     if fields.get("debug"):
         raise ValueError(
-            "fit_bilevel: debug: an estimator traces the losses to differentiate them, so that they "
+            "fit_bilevel: debug: an estimator traces the losses to differentiate them; they "
             "never see numbers. Debug one level alone, such as hetjax.fit(lambda y, batch, rng: "
             "lower(x, y, batch), y, …, debug=True)"
         )

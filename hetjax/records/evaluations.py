@@ -106,7 +106,6 @@ def make(
     params: types.PyTree,
     *,
     progress: bool,
-    averages: bool = False,
 ) -> "Evaluations":
     """Of the process that evaluates; the others have none.
 
@@ -116,7 +115,6 @@ def make(
         sets: from `sets_of`.
         params: of the form that is evaluated.
         progress: say what takes long.
-        averages: whether an average of the parameters is evaluated, too.
     """
     with debugging.eager(parts.config.debug):
         of_sets = {
@@ -130,7 +128,7 @@ def make(
             )
             for name, source in (sets.items() if parts.leads else ())
         }
-    return Evaluations(of_sets, averages=averages, debug=parts.config.debug)
+    return Evaluations(of_sets, averages=parts.config.ema > 0, debug=parts.config.debug)
 
 
 class Evaluations:

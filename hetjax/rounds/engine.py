@@ -21,6 +21,7 @@ from hetjax.processes import board as board_lib
 from hetjax.processes import join, solutions, waits, watch
 from hetjax.rounds import (
     arguments,
+    feeding,
     gathering,
     inputs,
     local,
@@ -169,16 +170,7 @@ class Engine:
     def end_of_source(self, state: RoundsState | RunState) -> str:
         """Where an iterable has ended within an epoch, and all that came is done: what to tell."""
         rounds = state.rounds if isinstance(state, RunState) else state
-        feed, stream_lib = self.parts.feed, self.parts.stream
-        if not (feed.reads_all and isinstance(stream_lib, stream.SharedStream)):
-            return ""
-        (own,), quotas = rounds.stream.passes, np.zeros(self.num_workers, int)
-        quotas[0] = stream_lib.total(rounds.stream, self.config.budget)
-        ids = stream_lib.plan(rounds.stream, quotas).example_ids
-        came = feed.came(own.pass_index, int(ids.max(initial=-1)) + 1)
-        stream_lib.cut(stream_lib.num_examples if came is None else came)
-        is_over = stream_lib.total(rounds.stream, self.config.budget) == 0
-        return feed.ended(own.pass_index) if is_over else ""
+        return feeding.end(self.parts.feed, self.parts.stream, rounds.stream, self.config.budget)
 
     def sum(
         self,

@@ -109,3 +109,20 @@ def make_stream(
         return stream_lib.SharedStream(len(source), num_workers, **common)
     proportions = asking.proportions(chosen.quota, num_workers)
     return stream_lib.PrivateStream(len(source), num_workers, proportions=proportions, **common)
+
+
+def end(
+    feed: feed_lib.Feed, stream: stream_lib.Stream, state: stream_lib.StreamState, budget: int
+) -> str:
+    """Where an iterable has ended within an epoch, and all that came is done: what to tell.
+
+    The next round of `budget` microbatches is waited for; a stream that is shorter is cut.
+    """
+    if not (feed.reads_all and isinstance(stream, stream_lib.SharedStream)):
+        return ""
+    (own,), quotas = state.passes, np.zeros(stream.num_workers, int)
+    quotas[0] = stream.total(state, budget)
+    ids = stream.plan(state, quotas).example_ids
+    came = feed.came(own.pass_index, int(ids.max(initial=-1)) + 1)
+    stream.cut(stream.num_examples if came is None else came)
+    return feed.ended(own.pass_index) if stream.total(state, budget) == 0 else ""

@@ -4,6 +4,7 @@ Each kind has programs of its own, made of the parts that all kinds share.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -178,6 +179,11 @@ class Common(NamedTuple):
 def nominal_examples(config: config_lib.ExperimentConfig) -> int:
     """Of a full round."""
     return config.budget * config.microbatch_size
+
+
+def rounds_of(config: config_lib.ExperimentConfig, num_examples: int) -> int:
+    """Full rounds of an epoch, rounded up."""
+    return math.ceil(num_examples / nominal_examples(config))
 
 
 def weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -215,7 +214,6 @@ def build(
     last = _last_of_pass(config, loss_fn, changes_state=traced.changes_state)
     stream = feeding.make_stream(config, source, chosen, last=last, leads=where.leads)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
-    nominal = programs_lib.nominal_examples(config)
     feed = feeding.make_feed(config, source, where, progress=begins.shown)
     meeting = meeting or meeting_lib.make(where.mesh, num_workers)
     gather = _make_gathering(meeting, config, observer, [rule, *more_rules.values()])
@@ -223,9 +221,9 @@ def build(
     common = programs_lib.Common(
         config, chosen, reducer, feed, where, meeting, beacons, clock, params, model_state, begins
     )
-    programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
-    programs |= {kind: common.make(more) for kind, more in more_rules.items()}
-    of_state: dict[str, Any] = {"observer": observer, "rule": rule, "model_state": model_state}
+    programs = {kind: common.make(more) for kind, more in more_rules.items()}
+    programs[programs_lib.MAIN] = common.make(rule, observer, optimizer)
+    of_state: Any = {"observer": observer, "rule": rule, "model_state": model_state}
     of_state |= {"num_workers": num_workers, "averages": config.ema > 0}
     return RunParts(
         config=config,
@@ -234,7 +232,7 @@ def build(
         workers=where.own,
         rng=jax.random.key(config.seed),
         stream=stream,
-        policy=asking.of_epochs(chosen.quota, math.ceil(len(source) / nominal)),
+        policy=asking.of_epochs(chosen.quota, programs_lib.rounds_of(config, len(source))),
         cluster=cluster,
         emulated=emulated,
         trace=trace,
