@@ -349,17 +349,18 @@ def document() -> str:
         lines += [f"| {kind.title} | what it is |", "|---|---|"]
         for name, factory in kind.registry.items():
             first = (inspect.getdoc(factory) or "").partition("\n\n")[0].replace("\n", " ")
-            lines.append(f"| `{name}` | {_cell(first)} |")
+            lines.append(f"| `{name}` | {cell(first)} |")
         lines += ["", "| option | of | default | allowed | what it is |", "|---|---|---|---|---|"]
         lines += [
-            f"| `{field}` | {owners} | `{shown}` | {_cell(allowed)} | {_cell(says)} |"
+            f"| `{field}` | {owners} | `{shown}` | {cell(allowed)} | {cell(says)} |"
             for field, owners, shown, allowed, says in rows()
             if field.startswith(f"{group}.")
         ]
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """A text in a table of Markdown."""
     return text.replace("|", "\\|")
 
 

@@ -147,6 +147,30 @@ def rows(parent: type) -> Iterator[tuple[str, str, str, str]]:
         yield dotted, repr(option.default), option.told, allowed
 
 
+def document(parent: type, command: str) -> str:
+    """The table of all the fields below `parent`, in Markdown; options of parts are no part of it.
+
+    `command` writes the page.
+    """
+    lines = [
+        "# The fields of a configuration",
+        "",
+        f"Made from their declarations by `{command}`. The options of policies, orders, reducers",
+        "and gates are in [parts.md](parts.md); how a field is set is in",
+        "[configuration.md](configuration.md).",
+        "",
+        "| field | default | allowed | what it is |",
+        "|---|---|---|---|",
+    ]
+    of_parts = {name for name, *_ in kinds.rows()}
+    lines += [
+        f"| `{name}` | `{default}` | {kinds.cell(allowed)} | {kinds.cell(told)} |"
+        for name, default, told, allowed in rows(parent)
+        if name not in of_parts and not name.endswith(f".{kinds.ARGUMENTS}")
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def read(parent: type, name: str, text: str) -> Any:
     """What a text of the command line means, as the declaration of the field says."""
     option = dict(leaves(parent)).get(name)

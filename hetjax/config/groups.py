@@ -47,7 +47,13 @@ class DataConfig:
         ),
     ] = "auto"
     sharing: Annotated[
-        str, choice("shared", "private", says="one order over all examples, or a shard a worker")
+        str,
+        choice(
+            "shared",
+            "private",
+            says="one order over all examples, or a shard for each worker, which does at least one "
+            "microbatch a round",
+        ),
     ] = "shared"
     weighting: Annotated[
         str,
@@ -97,7 +103,13 @@ class GateConfig:
 
     trigger: Annotated[str, text(says="what closes a round early")] = "none"
     in_flight: Annotated[
-        str, choice("finish", "drop", says="microbatches of a closed round; 'drop': virtual clock")
+        str,
+        choice(
+            "finish",
+            "drop",
+            says="what becomes of microbatches that are computing when the gate closes: they "
+            "count, or are given up, on the virtual clock only",
+        ),
     ] = "finish"
 
 
@@ -105,9 +117,13 @@ class GateConfig:
 class RuleConfig:
     """What a worker does with its microbatches."""
 
-    name: Annotated[str, text(says="or the import path 'module:function' of a factory")] = (
-        kinds.DEFAULT_RULE
-    )
+    name: Annotated[
+        str,
+        text(
+            says="what a worker does with its microbatches; or the import path "
+            "'module:function' of a factory"
+        ),
+    ] = kinds.DEFAULT_RULE
     arguments: Annotated[Any, fields.ARGUMENTS] = ()  # of that factory
 
 
@@ -134,7 +150,10 @@ class ClusterConfig:
     ] = ()
     overhead_secs: Annotated[
         float | tuple[float, ...],
-        one_or_several(number(at_least=0.0), says="emulated, of a round, beside the microbatches"),
+        one_or_several(
+            number(at_least=0.0),
+            says="emulated, of a round, beside the microbatches",
+        ),
     ] = 0.0
     delay: Annotated[
         str,
@@ -143,7 +162,8 @@ class ClusterConfig:
             "exponential",
             "gamma",
             "shifted_exponential",
-            says="of the emulated times, about their means",
+            says="how emulated times vary about their means; half of a shifted_exponential one is "
+            "constant",
         ),
     ] = "constant"
     delay_cv: Annotated[
@@ -153,10 +173,16 @@ class ClusterConfig:
         "microbatch"
     )
     changes: Annotated[
-        tuple[Change, ...], fields.records(Change, says="of workers' speeds and presence, by round")
+        tuple[Change, ...],
+        fields.records(Change, says="a script of workers' speeds and presence, by round"),
     ] = ()
     clock: Annotated[
-        str, choice("wall", "virtual", says="'virtual': emulated times are added up, nobody sleeps")
+        str,
+        choice(
+            "wall",
+            "virtual",
+            says="emulated workers sleep; or, with virtual, their times are added up",
+        ),
     ] = "wall"
     seed: Annotated[
         int, integer(at_least=-1, says="of the emulated times; -1: that of the run")
@@ -167,8 +193,12 @@ class ClusterConfig:
 class CheckpointConfig:
     """When a run with a workdir is saved; at its end it always is."""
 
-    every_secs: Annotated[float, number(at_least=0.0, says="0: not by the clock")] = 60.0
-    every_rounds: Annotated[int, integer(says="0: not by rounds")] = 0
+    every_secs: Annotated[
+        float, number(at_least=0.0, says="seconds between two checkpoints; 0: not by the clock")
+    ] = 60.0
+    every_rounds: Annotated[
+        int, integer(says="rounds between two checkpoints; 0: not by rounds")
+    ] = 0
     keep: Annotated[int, integer(at_least=1, says="how many of the newest ones stay")] = 2
 
 
@@ -176,25 +206,31 @@ class CheckpointConfig:
 class ExperimentConfig:
     """One run, checked. Make it with `experiment.validate`."""
 
-    seed: Annotated[int, integer(says="of order, random keys and emulated noise")] = 0
+    seed: Annotated[int, integer(says="of the order, of random keys and of emulated noise")] = 0
     epochs: Annotated[int, integer(at_least=1, says="passes over the data")] = 20
-    microbatch_size: Annotated[int, integer(at_least=2, even=True, says="examples")] = 16
+    microbatch_size: Annotated[
+        int, integer(at_least=2, even=True, says="examples in one, the same for the whole run")
+    ] = 16
     budget: Annotated[
         int,
         integer(
             at_least=1,
-            says="microbatches a round, over all workers: the batch is budget * microbatch_size",
+            says="microbatches a round, over all workers: the batch is budget * microbatch_size; "
+            "take at least 4 a worker",
         ),
     ] = 20
     max_rounds: Annotated[
-        int, integer(says="after which the run ends at the latest; 0: no limit")
+        int, integer(says="rounds after which the run ends at the latest; 0: no limit")
     ] = 0
-    eval_every: Annotated[int, integer(at_least=1, says="epochs between evaluations")] = 1
-    eval_every_rounds: Annotated[int, integer(says="rounds between more of them; 0: none")] = 0
+    eval_every: Annotated[int, integer(at_least=1, says="epochs between two evaluations")] = 1
+    eval_every_rounds: Annotated[
+        int, integer(says="rounds between further evaluations; 0: none")
+    ] = 0
     best_by: Annotated[
         str,
         text(
-            may_be_empty=True, says="metric of the best parameters; '': the loss, if there is one"
+            may_be_empty=True,
+            says="metric that makes the best parameters; '': the loss, if there is one",
         ),
     ] = ""
     best_mode: Annotated[str, choice("min", "max", says="which of its values is the best")] = "min"
@@ -203,17 +239,36 @@ class ExperimentConfig:
     ] = "stepped"
     replay: Annotated[
         str,
-        text(may_be_empty=True, says="a metrics.jsonl, whose quotas are taken instead of clocks"),
+        text(
+            may_be_empty=True,
+            says="metrics.jsonl of a run, whose quotas are taken instead of clocks",
+        ),
     ] = ""
     nonfinite: Annotated[
-        str, choice("stop", "skip", says="what is done about a loss or gradient that is not finite")
+        str,
+        choice(
+            "stop",
+            "skip",
+            says="where a loss or gradient is not finite: stop, or skip its microbatch and tell",
+        ),
     ] = "stop"
     compilation_cache: Annotated[
-        str, text(says="directory of compiled programs; auto: the user's cache; off: none")
+        str,
+        text(
+            says="where compiled programs are kept, a directory; auto: the user's cache; off: "
+            "nowhere"
+        ),
     ] = "auto"
     loss_over: Annotated[
         str,
-        choice("auto", "example", "microbatch", says="what else an example's loss may depend on"),
+        choice(
+            "auto",
+            "example",
+            "microbatch",
+            says="what else an example's loss may depend on: auto says so, with numbers, where the "
+            "examples of a microbatch see each other, example refuses that, microbatch means it; "
+            "orders that balance gradients always refuse it",
+        ),
     ] = "auto"
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     quota: QuotaConfig = dataclasses.field(default_factory=QuotaConfig)

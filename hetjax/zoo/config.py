@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from hetjax import extras
-from hetjax.config import checks, experiment, files, groups
+from hetjax.config import checks, experiment, fields, files, groups
 from hetjax.config.experiment import completed as completed
 from hetjax.config.experiment import to_dict as to_dict
 from hetjax.options import choice, flag, integer, number, several, text
@@ -103,14 +103,18 @@ class OptimizerConfig:
     weight_decay: Annotated[
         float, number(at_least=0.0, says="added to the gradient; with adamw apart from it")
     ] = 0.0
-    clip_norm: Annotated[float, number(at_least=0.0, says="of the reduced gradient; 0: none")] = 0.0
+    clip_norm: Annotated[
+        float, number(at_least=0.0, says="greatest norm of the reduced gradient; 0: none")
+    ] = 0.0
     schedule: Annotated[
         str, choice("constant", "cosine", "linear", "step", says="of the learning rate")
     ] = "constant"
     warmup_epochs: Annotated[
         float, number(at_least=0.0, says="in which the learning rate rises from 0")
     ] = 0.0
-    decay_every_epochs: Annotated[float, number(at_least=0.0, says="of schedule 'step'")] = 0.0
+    decay_every_epochs: Annotated[
+        float, number(at_least=0.0, says="epochs between two steps of schedule 'step'")
+    ] = 0.0
     decay_factor: Annotated[
         float, number(above=0.0, at_most=1.0, says="of schedule 'step', each time")
     ] = 0.1
@@ -227,3 +231,7 @@ def mutable(config: Any) -> ml_collections.ConfigDict:
     overhead = ml_collections.FieldReference(config.cluster.overhead_secs, field_type=object)
     plain["cluster"]["overhead_secs"] = overhead
     return ml_collections.ConfigDict(plain)
+
+
+if __name__ == "__main__":
+    print(fields.document(ExperimentConfig, "python -m hetjax.zoo.config > docs/fields.md"), end="")
