@@ -91,11 +91,12 @@ def batch_loss(
         >>> def embed(params, batch, rng):
         ...     return batch["x"] @ params["w"]
         >>> def loss(params, e, mask):  # as far from each other as can be
-        ...     is_pair = mask[:, None] * mask * (1 - jnp.eye(len(mask)))
-        ...     return jnp.sum(is_pair * jnp.exp(-((e[:, None] - e) ** 2))) / jnp.sum(is_pair)
+        ...     is_pair = jnp.outer(mask, mask) * (1 - jnp.eye(len(mask)))
+        ...     near = jnp.exp(-((e[:, None] - e[None]) ** 2))
+        ...     return jnp.sum(is_pair * near) / jnp.sum(is_pair)
         >>> loss_fn = batch_loss(embed, loss)
         >>> params, batch = {"w": jnp.ones(2)}, {"x": jnp.array([[0.0, 0.0], [1.0, 0.0]])}
-        >>> loss_fn(params, batch, jax.random.key(0)).round(3).tolist()
+        >>> [round(float(each), 3) for each in loss_fn(params, batch, jax.random.key(0))]
         [0.368, 0.368]
     """
     forms = {"embed": "embed(params, batch, rng) -> e[B, …]", "loss": "loss(params, e, mask)"}

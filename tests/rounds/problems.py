@@ -56,19 +56,20 @@ stateful_softmax_loss = hetjax.StatefulLoss(_centred_softmax_loss, {"mean": np.o
 
 
 def embed(weights, batch, rng):
-    """Of length 1, of features of which some are dropped; and what tells the classes."""
+    """Of features of which some are dropped; and what tells the classes."""
     x = batch["x"]
     kept = jax.vmap(lambda key: jax.random.bernoulli(key, 0.8, x.shape[1:]))
     if not rng.ndim:  # one key for all
         kept = functools.partial(jax.random.bernoulli, p=0.8, shape=x.shape)
     rows = (x * kept(rng).astype(x.dtype)) @ weights
     is_of = batch["y"][:, None] == jnp.arange(CLASSES)[None].astype(batch["y"].dtype)
-    return {"rows": rows / jnp.linalg.norm(rows, axis=1, keepdims=True), "y": is_of.astype(x.dtype)}
+    return {"rows": rows, "y": is_of.astype(x.dtype)}
 
 
 def contrast(weights, embedded, mask):
     """Of each example to those of its class, by a temperature that is trained, too."""
     rows, y = embedded["rows"], embedded["y"]
+    rows = rows / jnp.linalg.norm(rows, axis=1, keepdims=True)  # no number where a row is 0
     mask = mask.astype(rows.dtype)
     scores = jnp.exp(weights[0, 0]) * (rows @ rows.T)
     is_other = mask[None] * (1 - jnp.eye(len(rows), dtype=rows.dtype))
