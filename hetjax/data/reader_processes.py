@@ -7,7 +7,6 @@ back. A thread of the feed waits for each. So what is read, and in which parts, 
 import contextlib
 import multiprocessing
 import os
-import pickle
 import queue
 import signal
 from collections.abc import Callable, Iterator
@@ -37,23 +36,13 @@ class Processes:
     """
 
     def __init__(self, read: Read, count: int) -> None:
-        try:
-            content = pickle.dumps(read)
-        except Exception as error:
-            raise ValueError(
-                f"data.readers='processes:{count}': the source cannot be sent to a process "
-                f"({type(error).__name__}: {error}). Define its class, and the functions that it "
-                "calls, at the top of a module, and open files when they are first read; or let "
-                "threads read, data.readers=8"
-            ) from error
-        self._count = count
         self._free: queue.SimpleQueue[_One] = queue.SimpleQueue()
         self._all: list[_One] = []
         try:
             with _without_accelerators():
                 self._all += [_One() for _ in range(count)]
             for one in self._all:
-                one.begin(content)
+                one.begin(read)
                 self._free.put(one)
         except BaseException:
             self.close()
@@ -86,18 +75,25 @@ class _One:
         self.process.start()
         theirs.close()  # so that its end is seen here
 
-    def begin(self, content: bytes) -> None:
+    def begin(self, read: Read) -> None:
         """Hands the source over and waits until it is there."""
         try:
-            self._ours.send_bytes(content)
-            error = self._ours.recv()
-        except (EOFError, OSError):
+            self._ours.send(read)
+            wrong = self._ours.recv()
+        except (EOFError, ConnectionError):
             raise ValueError(
                 f"data.readers: a reader process ended as it began ({self._code()}). {_GUARD}"
             ) from None
-        if error:
+        except Exception as error:
             raise ValueError(
-                f"data.readers: a reader process cannot make the source of its pickle ({error}). "
+                "data.readers: the source cannot be sent to a process "
+                f"({type(error).__name__}: {error}). Define its class, and the functions that it "
+                "calls, at the top of a module, and open files when they are first read; or let "
+                "threads read, data.readers=8"
+            ) from error
+        if wrong:
+            raise ValueError(
+                f"data.readers: a reader process cannot make the source of its pickle ({wrong}). "
                 f"{_GUARD}"
             )
 
@@ -130,7 +126,9 @@ def _serve(theirs: connection.Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the run, which ends this
     with contextlib.suppress(EOFError, OSError):
         try:
-            read = pickle.loads(theirs.recv_bytes())
+            read = theirs.recv()
+        except EOFError:
+            return
         except Exception as error:
             theirs.send(f"{type(error).__name__}: {error}")
             return

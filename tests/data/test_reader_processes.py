@@ -54,7 +54,7 @@ def test_a_process_that_dies_or_fails_ends_no_run_in_silence():
     class Local(examples.Busy):
         pass
 
-    with pytest.raises(ValueError, match=r"processes:2'.*cannot be sent.*at the top of a module"):
+    with pytest.raises(ValueError, match=r"data.readers: .*cannot be sent.*at the top of a module"):
         feed.StreamedFeed(Local(), devices, crew=CREW)
     with pytest.raises(ValueError, match=r"cannot make the source.*OSError: no such file here"):
         feed.StreamedFeed(examples.Busy(opens=False), devices, crew=CREW)

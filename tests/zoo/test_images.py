@@ -1,13 +1,15 @@
 """Crops and flips: each is a move over zeros, and all of them are drawn."""
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
 
 import hetjax
 from experiments import tasks
-from hetjax.zoo import config, images
+from hetjax.data import readers, sources
+from hetjax.zoo import config, datasets, images
 
 
 def test_crops_and_flips_are_the_moves_and_mirrors_of_the_image():
@@ -48,3 +50,11 @@ def test_what_has_no_images_is_refused(monkeypatch):
     words = dataclasses.replace(dataset, kind="features")
     with pytest.raises(ValueError, match="augmentation: got 'crops_and_flips', which is of image"):
         tasks.make(dataclasses.replace(given, model=config.ModelConfig(name="logistic")), words)
+
+
+def test_images_by_name_can_be_read_by_processes():
+    for image_set in datasets.IMAGE_SETS.values():
+        assert pickle.loads(pickle.dumps(image_set)) == image_set
+    train = sources.first(datasets.load("digits").train, 40)
+    read = sources.load_all(train, crew=readers.asked("processes:2")).arrays
+    np.testing.assert_array_equal(read["image"], sources.load_all(train).arrays["image"])

@@ -37,7 +37,11 @@ class _ImageBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  #
 
     VERSION = tfds.core.Version("0.0.0")
     image_set: files.ImageSet
+    root: pathlib.Path
     read_file: files.ReadFile | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:  # its class has no place in a module
+        return _builder, (self.image_set, self.root)
 
     def _info(self) -> tfds.core.DatasetInfo:
         image_set = self.image_set
@@ -114,6 +118,7 @@ def _builder(image_set: files.ImageSet, data_dir: pathlib.Path) -> Any:
         "name": PREFIX + image_set.name,
         "VERSION": tfds.core.Version(image_set.version),
         "image_set": image_set,
+        "root": data_dir,
         "__module__": __name__,
     }
     cls: Any = types.new_class(
