@@ -110,16 +110,18 @@ def _check(
         )
     if not config.best_by:
         return
+    names = list(measures.names)
+    names += [f"ema_{metric}" for metric in names if config.ema]
     given = [
         f"{prefix}{metric}"
         for prefix in ("", *(f"{set_name}_" for set_name in dataset.evals))
-        for metric in measures.names
+        for metric in names
     ]
     if config.best_by not in given:
         hint = options_lib.nearest(config.best_by, given)
         raise ValueError(
             f"best_by: got {config.best_by!r}, a metric that model.name={name!r} on "
-            f"data.name={dataset.name!r} cannot give; it gives {', '.join(measures.names)}.{hint}"
+            f"data.name={dataset.name!r} cannot give; it gives {', '.join(names)}.{hint}"
         )
 
 

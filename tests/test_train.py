@@ -158,3 +158,24 @@ def test_lenet_learns_from_real_cifar10(test_data, tmp_path):
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.3
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
     assert sum(np.size(leaf) for leaf in jax.tree.leaves(result.params)) == 62_006
+
+
+def test_the_best_of_the_main_job_may_be_an_average(tmp_path):
+    done = run(
+        "--config=configs/digits.py",
+        f"--workdir={tmp_path / 'run'}",
+        "--config.epochs=2",
+        "--config.model.name=logistic",
+        "--config.cluster.clock=virtual",
+        "--config.ema=0.5",
+        "--config.best_by=ema_accuracy",
+        "--config.best_mode=max",
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["judged_by"] == "test_ema_accuracy"
+    assert summary["best_test_ema_accuracy"] >= summary["test_ema_accuracy"] > 0.2
+    assert "test ema accuracy" in done.stdout
+    other = f"--workdir={tmp_path / 'other'}", "--config.best_by=ema_accuracy"
+    missing = run("--config=configs/digits.py", *other)
+    assert "best_by: got 'ema_accuracy', a metric that" in missing.stderr

@@ -91,7 +91,8 @@ class Observer(NamedTuple):
     """`(losses, shared, evidence, microbatch, position, rng) -> ((loss_sum, weight_sum),
     grad_parts, change, example_signs i8[B])`, for one microbatch, the `position`-th of the
     worker's round. `losses(params, positions) -> (weight * loss f32[k], weights f32[k])` evaluates
-    the examples at `positions i32[k]` of the microbatch (None: all), already masked. If the loss
+    the examples at `positions i32[k]` of the microbatch (None: all), already masked; where the loss
+    computes in float16 over the microbatch's size, for which the local rule makes up. If the loss
     has metrics, the weights are a record of both; `weights.sum()` is `weight_sum` in either case.
     `grad_parts` is a tuple of trees whose sum is the gradient. `evidence` is what this worker has
     added up so far; `change`, 0 for padding, will be added to it. An example's sign is 1, -1, or 0

@@ -163,12 +163,18 @@ def check_equal(tree: types.PyTree, reducer: str) -> None:
 
 
 def own_mean(params: types.PyTree) -> types.PyTree:
-    """The mean of this process's replicas, on the host; no other process takes part."""
+    """The mean of this process's replicas, on the host; no other process takes part.
 
-    def of_leaf(leaf: jax.Array) -> np.ndarray:
-        return np.concatenate([np.asarray(shard.data) for shard in leaf.addressable_shards])
+    Of whole numbers and random keys, which have no mean, those of its first worker.
+    """
 
-    return mean_of_rows(jax.tree.map(of_leaf, params))
+    def of_leaf(leaf: jax.Array) -> Any:
+        if not jax.dtypes.issubdtype(leaf.dtype, np.inexact):
+            return jax.device_get(own_row(leaf))
+        rows = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        return mean_of_rows(np.concatenate(rows))
+
+    return jax.tree.map(of_leaf, params)
 
 
 def mean_of_rows(rows: types.PyTree) -> types.PyTree:

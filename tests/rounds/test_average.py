@@ -40,6 +40,27 @@ def as_numpy(tree):
     return jax.tree.map(np.asarray, tree)
 
 
+@pytest.mark.parametrize("reducer", ["all_reduce", GOSSIP], ids=["sum", "gossip"])
+def test_a_callback_is_shown_the_optimizers_state(reducer, float64):
+    shown = []
+    loss_fn = hetjax.StatefulLoss(of_means(loss_with_mask), begun("mean", "var"))
+    optimizer = optax.chain(optax.add_noise(1e-3, 0.5, key=0), optax.sgd(0.01, momentum=0.9))
+    fields = {**FIELDS, "reducer": reducer, "epochs": 1, "progress": False}
+    result = hetjax.fit(
+        loss_fn,
+        weights(),
+        optimizer,
+        examples(),
+        callbacks=[lambda report: shown.append(report.opt_state())],
+        **fields,
+    )
+    noise, (trace, _) = shown[-1]
+    assert noise.count == len(shown) == 3
+    last = result.state.opt_state[1][0].trace
+    np.testing.assert_allclose(trace.trace, np.asarray(last).mean(0), atol=1e-15)
+    assert np.abs(trace.trace).max() > 0.1
+
+
 class Shown:
     """A callback that keeps what it is shown of each round."""
 
