@@ -266,7 +266,7 @@ def accuracy_rows() -> list[Row]:
             data,
             eval_source=test,
             metrics_fn=metrics,
-            eval_every_epochs=_EPOCHS,
+            eval_every=_EPOCHS,
             microbatch_size=_SIZE,
             budget=_BUDGET,
             epochs=_EPOCHS,

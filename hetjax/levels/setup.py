@@ -166,9 +166,9 @@ def _check_given(
         )
     if fields.get("debug"):
         raise ValueError(
-            "fit_bilevel: debug: an estimator traces the losses to differentiate them; they "
-            "never see numbers. Debug one level alone, such as hetjax.fit(lambda y, batch, rng: "
-            "lower(x, y, batch), y, …, debug=True)"
+            "fit_bilevel: debug: an estimator traces the losses to differentiate them, so they see "
+            "no numbers. Debug one level alone, such as hetjax.fit(lambda y, batch, rng: lower(x, "
+            "y, batch), y, …, debug=True)"
         )
     if any(name in fields for name in _OF_LOSSES):
         raise ValueError(

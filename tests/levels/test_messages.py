@@ -133,6 +133,7 @@ WRONG = {
     "a number as optimizer": ({"tx": 0.1}, "optax.sgd"),
     "a trace that is not there": ({"replay": "nowhere"}, "there is no file"),
     "skip": ({"nonfinite": "skip"}, "would each be without other microbatches"),
+    "debugging": ({"debug": True}, "Debug one level alone"),
     "a number of a level": ({"fields_upper": 5}, "upper is 5; give a dict of the fields"),
     "a random key": (
         {"tx": optax.noisy_sgd(0.1, key=jax.random.key(0))},

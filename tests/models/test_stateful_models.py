@@ -12,7 +12,14 @@ import hetjax
 
 X = np.random.default_rng(0).normal(2.0, 3.0, size=(50, 4)).astype(np.float32)
 DATA = {"x": X, "y": (X.sum(-1) > 8).astype(np.int32)}
-QUICK = {"microbatch_size": 6, "budget": 4, "epochs": 30, "workers": 2, "progress": False}
+QUICK = {
+    "microbatch_size": 6,
+    "budget": 4,
+    "epochs": 30,
+    "workers": 2,
+    "quota": "equal",  # or the loss that is reached depends on clocks
+    "progress": False,
+}
 OPTIMIZER = optax.sgd(0.3)
 
 

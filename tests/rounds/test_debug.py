@@ -141,6 +141,7 @@ def test_a_run_that_steps_is_debugged_too(float64):
     assert loss_fn.calls == 1 + 4
 
 
+@pytest.mark.slow
 def test_adapters_give_each_example_numbers(float64):
     def one(weights, example, rng):
         assert bool(example["x"].sum() > -jnp.inf)
@@ -153,7 +154,8 @@ def test_adapters_give_each_example_numbers(float64):
         return found.sum(-1) ** 2
 
     data = problems.classification(12)
-    fields = {**FEW, "per_example_rng": True, "local": "virtual", "max_rounds": 1, "debug": True}
+    fields = {**FEW, "per_example_rng": True, "local": "virtual", "max_rounds": 1, "budget": 1}
+    fields["debug"] = True
     loss_fn = hetjax.per_example(one)
     assert np.isfinite(
         problems.fit(data, problems.initial_weights(), loss_fn=loss_fn, **fields).params

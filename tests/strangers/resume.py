@@ -31,8 +31,6 @@ def loss(model, batch):
 model = Net(nnx.Rngs(0))
 loss_fn, params = hetjax.nnx_loss(model, loss)
 
-workdir = "resumed"
-
 
 def fit(*callbacks):
     return hetjax.fit(
@@ -43,7 +41,7 @@ def fit(*callbacks):
         epochs=4,
         microbatch_size=8,
         budget=16,
-        workdir=workdir,
+        workdir="resumed",
         callbacks=callbacks,
     )
 
