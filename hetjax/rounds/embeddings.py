@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from hetjax import kinds, trees, types
+from hetjax import debugging, kinds, trees, types
 from hetjax.config import experiment as config_lib
 from hetjax.rounds import batch_loss, gathering, local, packing, rules, run_state
 from hetjax.rounds import losses as losses_lib
@@ -62,7 +62,7 @@ class Passes:
     ) -> None:
         self._loss, self._num = loss_fn.loss, num_microbatches
         self._size = jax.tree.leaves(examples)[0].shape[0]
-        like = jax.eval_shape(loss_fn.embed, params, examples, keys)
+        like = debugging.shapes(loss_fn.embed, params, examples, keys)
         _check_mask(loss_fn.loss, params, like)
 
         def embedded(params: types.PyTree, microbatch: types.Microbatch, rng: jax.Array) -> Any:
@@ -212,7 +212,12 @@ class Passes:
 
 
 def _uses(loss: Callable, params: types.PyTree, embedded: types.PyTree) -> list[int]:
-    """Which leaves of the parameters the loss itself uses; nothing is computed."""
+    """Which leaves of the parameters the loss itself uses; nothing is computed.
+
+    In debugging all of them: the loss is not traced.
+    """
+    if debugging.is_on():
+        return list(range(len(jax.tree.leaves(params))))
     mask = jax.ShapeDtypeStruct((jax.tree.leaves(embedded)[0].shape[0],), jnp.float32)
     program = jax.make_jaxpr(loss)(params, embedded, mask).jaxpr
     seen = {
@@ -316,7 +321,8 @@ def execute(
         done[start : start + count] = ids[start : start + count]
     counted = packing.unpack(jax.device_get(first.sums.metrics))
     is_finite = bool(np.all(counted.nonfinite_microbatch < 0))
-    handed = passes.handed(params, first.sums.mean, done, is_finite=is_finite)
+    with debugging.eager(run.config.debug):
+        handed = passes.handed(params, first.sums.mean, done, is_finite=is_finite)
     run.between_passes()
     of_second = plan._replace(limits=limits, may_close=False, closing=None, began=None)
     second = run.execute_pass(of_second, handed, request=request)

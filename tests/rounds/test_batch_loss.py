@@ -99,6 +99,28 @@ def test_each_round_is_that_of_one_device_with_the_whole_batch(name, float64):
     assert bool(closed) == ("closed" in name or "filled" in name) or "as it runs" in name
 
 
+def test_both_functions_see_numbers_in_debugging(float64):
+    def embed(weights, batch, rng):
+        assert bool(batch["x"].sum() > -jnp.inf)
+        return problems.embed(weights, batch, rng)
+
+    def loss(weights, embedded, mask):
+        assert bool(mask.sum() > 0)
+        return problems.contrast(weights, embedded, mask)
+
+    given = problems.initial_weights(), optax.sgd(RATE), data()
+    found = []
+    for debug, loss_fn in (
+        (False, problems.contrastive_loss),
+        (True, hetjax.batch_loss(embed, loss)),
+    ):
+        fields = {**FIELDS, "local": "virtual", "quota": STATIC, "debug": debug}
+        with hetjax.Run(loss_fn, *given, **fields) as training:
+            state, _ = training.round(training.init())
+            found.append(jax.device_get(training.params(state)[0]))
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-12)
+
+
 def test_the_times_of_a_round_are_those_of_both_passes(float64):
     with run(quota=STATIC, local="virtual") as training:
         _, report = training.round(training.init())
