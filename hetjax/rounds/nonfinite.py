@@ -94,16 +94,17 @@ def _told(parts: setup.RunParts, plan: run_state.Plan, state: Any, guilty: Guilt
     if odd := _not_finite(params):
         return f"The parameters {odd} were not finite before: the update before made them so."
     shared = types.Shared(params, plan.given, model_state=model_state)
-    rng = jax.random.fold_in(parts.rng, int(plan.assigned.passes[guilty.worker]))
+    pass_index = int(plan.assigned.passes[guilty.worker])
+    rng = jax.random.fold_in(parts.rng, pass_index)
     rows, rule = plan.assigned.microbatches(guilty.worker), plan.programs.rule
     try:
-        last = parts.feed.load(guilty.worker, rows[guilty.position])
+        last = parts.feed.load(guilty.worker, rows[guilty.position], pass_index)
         if odd := _not_finite(last.examples):
             return f"The examples themselves are not finite: {odd}."
         worker, sums = rule.begin(shared, kept if rule.keeps_worker else rule.init(params))
         if rule.losses is None:  # what it adds may depend on the microbatches before
             for ids in rows[: guilty.position]:
-                microbatch = parts.feed.load(guilty.worker, ids)
+                microbatch = parts.feed.load(guilty.worker, ids, pass_index)
                 worker, sums = rule.add(shared, worker, sums, microbatch, rng)
         found = search(rule.add, shared, worker, sums, last, rng)
     except jax.errors.ConcretizationTypeError:

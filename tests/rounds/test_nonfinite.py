@@ -143,6 +143,19 @@ def test_examples_and_parameters_that_were_not_finite_before_are_named():
     assert "were not finite before: the update before made them so" in said
 
 
+def test_a_view_is_repeated_as_it_was_in_its_epoch():
+    views = {}
+
+    def view(example, rng):  # an example is bad in its second epoch alone
+        number = rng.integers(2**31)
+        known = views.setdefault(example["x"].tobytes(), [])
+        known += [] if number in known else [number]
+        return {**example, "bad": np.float32(known.index(number) > 0)}
+
+    text = message_of(log_of_what_is_bad, hetjax.augmented(examples(), view), epochs=2)
+    assert "is made by log" in text
+
+
 def test_debug_nans_names_the_operation_and_leaves_finite_runs_alone():
     data, weights = examples(), problems.initial_weights(np.float32)
     with jax.debug_nans(True):
