@@ -221,8 +221,8 @@ def build(
     common = programs_lib.Common(
         config, chosen, reducer, feed, where, meeting, beacons, clock, params, model_state, begins
     )
-    programs = {kind: common.make(more) for kind, more in more_rules.items()}
-    programs[programs_lib.MAIN] = common.make(rule, observer, optimizer)
+    programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
+    programs |= {kind: common.make(more) for kind, more in more_rules.items()}
     of_state: Any = {"observer": observer, "rule": rule, "model_state": model_state}
     of_state |= {"num_workers": num_workers, "averages": config.ema > 0}
     return RunParts(

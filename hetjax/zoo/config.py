@@ -232,8 +232,9 @@ def mutable(config: Any) -> ml_collections.ConfigDict:
     plain = dataclasses.asdict(config)
     plain["cluster"]["changes"] = tuple(to_dict(config)["cluster"]["changes"])
     for group, name in (("cluster", "overhead_secs"), ("data", "readers")):
-        value = plain[group][name]
-        plain[group][name] = ml_collections.FieldReference(value, field_type=object)
+        if name in plain[group]:  # not in the data of a bilevel problem
+            value = plain[group][name]
+            plain[group][name] = ml_collections.FieldReference(value, field_type=object)
     return ml_collections.ConfigDict(plain)
 
 

@@ -105,7 +105,7 @@ def train_state():
         ({"lr": 0.3}, ("there is no field 'lr'", "optax.adam(0.3)")),
         ({"batch_size": 128}, ("microbatch_size * budget", "microbatch_size=16, budget=8")),
         ({"batch_size": 100}, ("For 100 examples give microbatch_size=10, budget=10",)),
-        ({"batch_size": 7}, ("such as microbatch_size=16, budget=8 for 128 examples",)),
+        ({"batch_size": 7}, ("For 7 examples give microbatch_size=7, budget=1",)),
     ],
 )
 def test_a_first_mistake_says_what_to_write_instead(given, words):

@@ -243,11 +243,12 @@ def test_a_rerun_that_fails_leaves_no_files_of_the_run_before(tmp_path):
 
 @pytest.mark.parametrize("feed", ["resident", "streamed"])
 def test_no_thread_outlives_a_run(feed):
+    before = set(threading.enumerate())
     fit(data={"feed": feed})
-    for thread in threading.enumerate():
-        if thread.name.startswith("hetjax"):
-            thread.join(timeout=120)
-    assert not [t for t in threading.enumerate() if t.name.startswith("hetjax")]
+    begun = [t for t in threading.enumerate() if t.name.startswith("hetjax") and t not in before]
+    for thread in begun:
+        thread.join(timeout=120)
+    assert not [thread.name for thread in begun if thread.is_alive()]
 
 
 def test_settings_of_one_thread_alone_are_refused():
