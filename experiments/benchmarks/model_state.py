@@ -33,7 +33,7 @@ _IMAGE = (32, 32, 3)
 _CLUSTER = {"num_workers": 4, "secs_per_microbatch": [1.0, 2.0, 4.0, 4.0], "clock": "virtual"}
 _FOUR = {"cluster": _CLUSTER, "quota": "adaptive"}
 _SIZE, _BUDGET = 32, 4  # a batch of 128
-_NUM_TRAIN, _NUM_TEST, _EPOCHS, _SEEDS = 10_000, 5_000, 10, 3
+_NUM_TRAIN, _NUM_TEST, _EPOCHS, _SEEDS = 10_000, 5_000, 8, 3
 
 
 def _resnet(name: str, seed: int = 0) -> nnx.Module:
@@ -245,7 +245,7 @@ def _plain_accuracy(data: Any, test: Any, metrics: Callable, optimizer: Any, see
         step(model, state, batch)
     _, params, stats = nnx.split(model, nnx.Param, nnx.BatchStat)
     pure = [nnx.to_pure_dict(each) for each in (params, stats)]
-    found = hetjax.evaluate(pure[0], test, metrics, model_state=pure[1], progress=False)
+    found = hetjax.evaluate(pure[0], test, metrics, model_state=pure[1])
     return float(found["accuracy"])
 
 
