@@ -119,6 +119,8 @@ def _check(
     ]
     if config.best_by not in given:
         hint = options_lib.nearest(config.best_by, given)
+        if "ema_" in config.best_by and not config.ema:
+            hint = " That of an average needs ema, such as ema=0.999."
         raise ValueError(
             f"best_by: got {config.best_by!r}, a metric that model.name={name!r} on "
             f"data.name={dataset.name!r} cannot give; it gives {', '.join(names)}.{hint}"

@@ -226,6 +226,7 @@ def test_matthews_of_a_set_counts_its_four_outcomes(tmp_path, monkeypatch):
             "it gives loss, smape, naive_smape.*'test_smape'",
         ),
         ("sst2_hashed", {"best_by": "test_accuracy"}, "it gives loss, accuracy, matthews"),
+        ("sst2_hashed", {"best_by": "val_ema_loss"}, "That of an average needs ema"),
         (
             "sst2_hashed",
             {"model": {"name": "lstm"}},

@@ -78,11 +78,12 @@ class Run(engine.Engine):
     ) -> None:
         loss_fn = stateful.of(loss_fn, model_state, state_reduce)
         inputs.check(loss_fn, params)
+        ema = options.get("ema") or getattr(options.get("config"), "ema", 0)
         if optimizer is not None:
             inputs.check_optimizer(optimizer, params)
-        elif options.get("ema"):
+        elif ema:
             raise ValueError(
-                f"Run: ema={options['ema']!r} with optimizer=None: rounds without an update change "
+                f"Run: ema={ema!r} with optimizer=None: rounds without an update change "
                 "no parameters, so there is nothing to average. Give an optimizer, or leave ema out"
             )
         build = functools.partial(setup.build, optimizer=optimizer)

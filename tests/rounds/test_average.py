@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import hetjax
+from hetjax.config import experiment
 from tests.rounds.stateful_problem import (
     FIELDS,
     begun,
@@ -235,3 +236,6 @@ def test_without_an_average_it_is_said_how_to_get_one(float64):
         fit(max_rounds=2, callbacks=[lambda report: report.ema_params()])
     with pytest.raises(ValueError, match=r"ema=0\.9 with optimizer=None: .*nothing to average"):
         hetjax.Run(lambda *_: None, weights(), None, examples(), ema=EMA)
+    checked = experiment.validate({"ema": EMA})
+    with pytest.raises(ValueError, match="nothing to average"):
+        hetjax.Run(lambda *_: None, weights(), None, examples(), config=checked)
