@@ -12,6 +12,11 @@ import zlib
 import jax
 import pytest
 
+_XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
+if jax.__version__.startswith("0.10.") and "fusion_emitters" not in _XLA_FLAGS:
+    # XLA's older code generator compiles in half the time: 42 s of a processor became 20 in
+    # tests/bilevel/test_identities.py. Later versions have the newer one alone.
+    os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {_XLA_FLAGS}"
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # What one test, or a program that it starts, has compiled is not compiled again.
     _DIRECTORY = tempfile.mkdtemp(prefix="hetjax-tests-")
