@@ -64,7 +64,7 @@ class Simulation(NamedTuple):
 
 def simulate(
     quota: Any,
-    cluster: emulate.EmulatedCluster,
+    cluster: Any,
     *,
     budget: int,
     num_rounds: int,
@@ -93,8 +93,9 @@ def simulate(
     Args:
       quota: the policy that decides the quotas: a `QuotaPolicy`, a name, or a dict of fields, such
         as `{"policy": "static", "proportions": [2, 1]}`.
-      cluster: decides the times, and which workers are present. Up to 64 workers a run has the
-        delays of a training run with the same seed; above, others of the same distributions.
+      cluster: decides the times, and which workers are present: an `EmulatedCluster`, or its fields
+        as a dict, as `fit` takes them. Up to 64 workers a run has the delays of a training run with
+        the same seed; above, others of the same distributions.
       budget: microbatches a round.
       num_rounds: R.
       caps: i64[n], the most a present worker may get. None: the budget.
@@ -127,6 +128,7 @@ def simulate(
       He, Dube, "Accelerating parallel stochastic gradient descent via non-blocking mini-batches",
       2022, arXiv 2211.00889: the rounds that a gate closes.
     """
+    cluster = emulate.as_cluster(cluster)
     policy, num_workers = kinds.resolve("quota", quota), cluster.num_workers
     _check_count("budget", budget)
     _check_count("num_rounds", num_rounds)

@@ -137,6 +137,8 @@ def test_the_core_trains_without_the_extra(tmp_path):
         NEEDED
         + f"""
 import hetjax, numpy as np, optax
+from hetjax.zoo.builders import digits
+assert len(digits.arrays()[0]["label"]) == 1438
 hetjax.use_cpu_workers(2)
 x = np.arange(16, dtype=np.float32)
 result = hetjax.fit(
