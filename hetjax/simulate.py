@@ -20,6 +20,7 @@ from hetjax import gates, kinds, parts, topology
 from hetjax import quota as quota_lib
 from hetjax.cluster import emulate
 from hetjax.quota import asking
+from hetjax.report import words
 from hetjax.topology import links
 
 WAIT_FOR = ("all", "neighbours")
@@ -60,6 +61,35 @@ class Simulation(NamedTuple):
     def microbatches_per_sec(self) -> float:
         """Microbatches a second over the whole run."""
         return float(self.microbatches_done.sum() / self.elapsed_secs[-1])
+
+    def __repr__(self) -> str:
+        return f"Simulation\n{words.aligned(self._rows())}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the rounds' times, who waits, and what each worker did."""
+        from hetjax.report import cards
+
+        rounds = zip(self.round_secs, self.waiting_fraction, strict=True)
+        history = [
+            {"round": i, "round_secs": float(secs), "waiting_fraction": float(waiting)}
+            for i, (secs, waiting) in enumerate(rounds)
+        ]
+        done = self.worker_microbatches
+        return cards.of_simulation("Simulation", self._rows(), history=history, microbatches=done)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        waited = float(self.waiting_fraction @ self.local_secs)
+        done = self.worker_microbatches
+        return [
+            ("rounds", f"{len(self.round_secs):,} of {len(done):,} workers"),
+            ("time", f"{words.time(self.elapsed_secs[-1])} until the last worker has ended"),
+            ("mean round", words.time(self.round_secs.mean())),
+            ("of it the exchange", words.time(self.exchange_secs.mean())),
+            ("waiting", f"{words.percent(waited / self.local_secs.sum())} of the workers' time"),
+            ("microbatches", f"{done.sum():,}, {self.microbatches_per_sec:.4g} a second"),
+            ("of a worker", f"{done.min():,} to {done.max():,}"),
+            ("sent", words.size(int(self.bytes_sent.sum()))),
+        ]
 
 
 def simulate(
