@@ -3,8 +3,8 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/hetjax/hetjax/blob/main/notebooks/faults.ipynb)
 #
-# A long run ends in the middle: the machine is taken away, the power fails, somebody presses the wrong key.
-# hetjax writes checkpoints while it trains, and the same call goes on from the newest.
+# A long run ends in the middle: the machine is taken away, the power fails, somebody presses the
+# wrong key. hetjax writes checkpoints while it trains, and the same call goes on from the newest.
 #
 # At the end you see a run that was killed in the middle and has gone on, beside one that nobody
 # disturbed. Their parameters are equal to the bit. And you see a run that is repeated from its
@@ -46,12 +46,12 @@ print(f"{len(devices)} device(s), {devices[0].device_kind}; four workers: {local
 # %% [markdown]
 # ## A program that trains
 #
-# This function trains a small network on the digits that come with hetjax, on four emulated workers.
-# Their times are noisy, and a gate closes each round when the first worker is done. So it depends on
-# chance how many examples a round has. `speeds_seed` says which chance.
+# This function trains a small network on the digits that come with hetjax, on four emulated
+# workers. Their times are noisy, and a gate closes each round when the first worker is done. So it
+# depends on chance how many examples a round has. `speeds_seed` says which chance.
 #
-# The function is written to a file, since it is to run in a process of its own, which can be killed. It
-# runs on the CPU there, so that it needs no device that this notebook holds.
+# The function is written to a file, since it is to run in a process of its own, which can be
+# killed. It runs on the CPU there, so that it needs no device that this notebook holds.
 
 # %%
 import inspect
@@ -126,7 +126,8 @@ def finish(process):
 # ## Killed in the middle
 #
 # One run is left alone. The other one gets `SIGKILL` after some 120 rounds, which no program can
-# catch: nothing is written any more, nothing is tidied up. A third run, for later, meets other delays.
+# catch: nothing is written any more, nothing is tidied up. A third run, for later, meets other
+# delays.
 
 # %%
 whole, other, killed = start("whole"), start("other", 1), start("killed")
@@ -146,7 +147,8 @@ print(f"{len(until_then)} rounds are recorded; there are checkpoints of rounds {
 # %% [markdown]
 # ## Gone on
 #
-# The same call once more. It finds the newest whole checkpoint, verifies its sums, and goes on from there.
+# The same call once more. It finds the newest whole checkpoint, verifies its sums, and goes on
+# from there.
 
 # %%
 finish(start("killed"))
@@ -182,8 +184,8 @@ plt.show()
 #
 # ## Equal to the bit
 #
-# Each cell is a weight of the first layer. Its shade is the number of bits, of 32, in which two runs
-# differ.
+# Each cell is a weight of the first layer. Its shade is the number of bits, of 32, in which two
+# runs differ.
 
 
 # %%
@@ -212,10 +214,11 @@ print(
 # %% [markdown]
 # ## A trace, replayed
 #
-# The right picture shows why runs are hard to repeat: with other delays the gate closes elsewhere, other
-# examples are in each update, and nearly all weights come out otherwise. (Those that stay the same are of pixels
-# that are always empty, and of units that never react.) But the file `metrics.jsonl` says what each
-# worker did in each round. A *replay* takes that in place of the clock.
+# The right picture shows why runs are hard to repeat: with other delays the gate closes elsewhere,
+# other examples are in each update, and nearly all weights come out otherwise. (Those that stay
+# the same are of pixels that are always empty, and of units that never react.) But the file
+# `metrics.jsonl` says what each worker did in each round. A *replay* takes that in place of the
+# clock.
 
 # %%
 finish(start("replayed", 1, folder / "whole/metrics.jsonl"))  # the other delays again
@@ -246,14 +249,14 @@ figure.colorbar(image, label="bits that differ")
 plt.show()
 
 # %% [markdown]
-# The replay ran with the delays of the red run, and did what the grey run did, to the bit. So a run on real,
-# noisy machines can be repeated on a laptop, to look for a bug, say.
+# The replay ran with the delays of the red run, and did what the grey run did, to the bit. So a
+# run on many noisy machines can be repeated on one, to look for a bug, say.
 #
 # ## Try this
 #
-# 1. Change `optax.adam(1e-3)` to `optax.adam(2e-3)` before you go on with a killed run. Expect to be refused: a
-#    checkpoint knows the program of the optimiser.
+# 1. Change `optax.adam(1e-3)` to `optax.adam(2e-3)` before you go on with a killed run. Expect to
+#    be refused: a checkpoint knows the program of the optimiser.
 # 2. Set `checkpoint={"every_rounds": 10}`. Expect fewer examples to be computed twice.
-# 3. Take `gate="first"` away and run all cells. The size of a round is the budget then, whatever the delays are. Expect
-#    the runs with other delays to differ in the last bits alone, since sums of the same numbers are
-#    added up in other groups.
+# 3. Take `gate="first"` away and run all cells. The size of a round is the budget then, whatever
+#    the delays are. Expect the run with other delays to differ by rounding alone: the same numbers
+#    are added up in other groups.

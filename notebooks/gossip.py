@@ -3,9 +3,9 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/hetjax/hetjax/blob/main/notebooks/gossip.ipynb)
 #
-# In an all-reduce every worker gets the sum over all workers. With *gossip* each worker keeps its own
-# copy of the parameters, a *replica*, and averages it with those of its neighbours alone. Less is
-# sent, and the replicas differ. Which graph of neighbours is good?
+# In an all-reduce every worker gets the sum over all workers. With *gossip* each worker keeps its
+# own copy of the parameters, a *replica*, and averages it with those of its neighbours alone. Less
+# is sent, and the replicas differ. Which graph of neighbours is good?
 #
 # At the end you see ring, torus and MATCHA beside each other: their spectral gaps, how far their
 # replicas are apart, and the loss over the bytes that were sent.
@@ -48,10 +48,10 @@ print(f"{len(devices)} device(s), {devices[0].device_kind}; four workers: {local
 #
 # - On a *ring* each worker has two neighbours.
 # - On a *torus*, a grid whose ends are joined, each has four.
-# - *MATCHA* divides the links of a graph, here the torus, into matchings, and draws some of these in
-#   each round. A *matching* is a set of links that have no worker in common. With budget 0.5 half of
-#   the links are used in the mean. With budget 1 all are used in each round, which makes the plain
-#   ring and the plain torus.
+# - *MATCHA* divides the links of a graph, here the torus, into matchings, and draws some of these
+#   in each round. A *matching* is a set of links that have no worker in common. With budget 0.5
+#   half of the links are used in the mean. With budget 1 all are used in each round, which makes
+#   the plain ring and the plain torus.
 
 # %%
 from hetjax import topology
@@ -96,10 +96,10 @@ plt.show()
 # %% [markdown]
 # ## The spectral gap
 #
-# In a round each link moves its two workers towards each other. That multiplies the vector of the workers'
-# values by a matrix W. The *spectral gap* is 1 minus the factor by which a round shrinks the distance
-# to the mean, in the worst case. With a gap of 1 averages are exact. With a gap of 0 the workers never
-# come together.
+# In a round each link moves its two workers towards each other. That multiplies the vector of the
+# workers' values by a matrix W. The *spectral gap* is 1 minus the factor by which a round shrinks
+# the distance to the mean, in the worst case. With a gap of 1 averages are exact. With a gap of 0
+# the workers never come together.
 
 # %%
 gaps = {name: 1 - schedule.rho**0.5 for name, schedule in schedules.items()}  # ρ is of squares
@@ -144,17 +144,17 @@ plt.show()
 
 # %% [markdown]
 # The dotted lines fall by the spectral gap. The whole lines fall at least as fast: the gap is the
-# worst case. (The lines are the root of the mean square over 20 draws. In a single draw of MATCHA the
-# distance may rise for a round.) A round of the torus brings the workers much nearer than one of the
-# ring, and sends twice as much. A round of MATCHA sends as much as one of the ring, and brings them
-# nearer.
+# worst case. (The lines are the root of the mean square over 20 draws. In a single draw of MATCHA
+# the distance may rise for a round.) A round of the torus brings the workers much nearer than one
+# of the ring, and sends twice as much. A round of MATCHA sends as much as one of the ring, and
+# brings them nearer.
 
 # %% [markdown]
 # ## Training
 #
-# The digits that come with hetjax. Each worker has a shard of its own, and takes large steps, so that
-# the replicas move apart. All-reduce, which keeps them equal, is there to compare. In each round a
-# worker takes its step, and then averages.
+# The digits that come with hetjax. Each worker has a shard of its own, and takes large steps, so
+# that the replicas move apart. All-reduce, which keeps them equal, is there to compare. In each
+# round a worker takes its step, and then averages.
 
 # %%
 from flax import nnx
@@ -221,17 +221,19 @@ panels[2].legend()
 plt.show()
 
 # %% [markdown]
-# - The smaller the spectral gap, the farther the replicas are apart. Ring and torus keep their places.
-#   MATCHA lies between them, and jumps with what was drawn last.
-# - Over rounds all losses are nearly the same. Here even the ring's replicas are near enough to each
-#   other for their mean to learn as well as with all-reduce.
+# - The torus, with the larger spectral gap, keeps its replicas nearer together than the ring.
+#   MATCHA jumps with what was drawn last: after rounds with many links it is as near as the torus,
+#   after rounds with few links as far as the ring or farther.
+# - Over rounds the losses are close to each other. Here even the ring's replicas are near enough
+#   for their mean to learn about as well as with all-reduce. Where replicas are far apart, the
+#   loss has a bump.
 # - Over bytes the torus is behind: it sends twice as much. Ring and MATCHA are no better than
-#   all-reduce. An all-reduce that goes round a ring sends 2 (n − 1) / n copies a worker, which is less than
-#   the two of the ring.
+#   all-reduce. An all-reduce that goes round a ring sends 2 (n − 1) / n copies a worker, which is
+#   less than the two of the ring.
 #
 # So gossip saves no bytes here. What it saves is *messages one after another*: an all-reduce needs
-# 2 (n − 1) of them, gossip one for each link of a worker. Where a message takes long to arrive, this is
-# what counts. The simulator knows how long an exchange takes.
+# 2 (n − 1) of them, gossip one for each link of a worker. Where a message takes long to arrive,
+# this is what counts. The simulator knows how long an exchange takes.
 
 # %%
 from hetjax import simulate
@@ -255,16 +257,18 @@ for name, run in runs.items():
     losses = [run.history[k]["eval"]["test_loss"] for k in ends]
     right.plot(rounds.elapsed_secs[ends], losses, color=COLOURS[name], label=name)
 left.set(title="exchange of a round, simulated", ylabel="time (ms)")
-right.set(title="loss over time", xlabel="simulated time (s)", ylabel="test loss of the mean replica")
+right.set(
+    title="loss over time", xlabel="simulated time (s)", ylabel="test loss of the mean replica"
+)
 right.legend()
 plt.show()
 
 # %% [markdown]
 # ## Try this
 #
-# 1. Set `latency_secs` to `0.0`. Then bytes alone count: expect all-reduce to be as fast as the ring,
-#    and the torus to be the slowest.
-# 2. Set MATCHA's budget in `CHOICES` to `0.25`. Expect a smaller gap, replicas that are farther apart,
-#    and half of the bytes.
-# 3. Put `("exponential", 1.0)` into `CHOICES` under a name of its own, with a colour. Each worker has
-#    links to those at distances 1, 2, 4, …: expect the largest gap, and the most bytes.
+# 1. Set `latency_secs` to `0.0`. Then bytes alone count: expect all-reduce to be as fast as the
+#    ring, and the torus to be the slowest.
+# 2. Set MATCHA's budget in `CHOICES` to `0.25`. Expect a smaller gap, replicas that are farther
+#    apart, and half of the bytes.
+# 3. Put `("exponential", 1.0)` into `CHOICES` under a name of its own, with a colour. Each worker
+#    has links to those at distances 1, 2, 4, …: expect the largest gap, and the most bytes.

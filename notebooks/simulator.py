@@ -3,11 +3,12 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/hetjax/hetjax/blob/main/notebooks/simulator.ipynb)
 #
-# How would a policy do on a cluster that nobody has? `hetjax.simulate` plays rounds without a model
-# and without gradients. The policies, the exact solver and the gates are those of training. So what
-# you see here in seconds is what a run would do with its quotas.
+# How would a policy do on a cluster that nobody has? `hetjax.simulate` plays rounds without a
+# model and without gradients. The policies, the exact solver and the gates are those of training.
+# So what you see here in seconds is what a run would do with its quotas.
 #
-# At the end you see four policies against the optimum, on 8 to 100,000 workers, and what a gate adds.
+# At the end you see four policies against the optimum, on 8 to 100,000 workers, and what a gate
+# adds.
 
 # %%
 # Installs hetjax where it is missing, and says which devices there are.
@@ -45,10 +46,10 @@ print(f"{len(devices)} device(s), {devices[0].device_kind}; four workers: {local
 # %% [markdown]
 # ## One simulation
 #
-# Eight workers share 64 *microbatches*, pieces of work of one size, in each *round*. The *quota* of a
-# worker is how many of them it gets. Their speeds differ by up to a factor of 4, and their times are
-# noisy, by 10 %. From round 60 on worker 0 takes twice as long. A simulation shows a picture of
-# itself as the last line of a cell.
+# Eight workers share 64 *microbatches*, pieces of work of one size, in each *round*. The *quota*
+# of a worker is how many of them it gets. Their speeds differ by up to a factor of 4, and their
+# times are noisy, by 10 %. From round 60 on worker 0 takes twice as long. A simulation shows a
+# picture of itself as the last line of a cell.
 
 # %%
 import time
@@ -86,7 +87,8 @@ runs["adaptive"]
 # - `equal` gives all workers the same: plain data parallelism.
 # - `proportional` measures speeds and divides the work in proportion.
 # - `dead_band` does so too, but ignores changes of less than 20 %.
-# - `adaptive` is hetjax's own. It fits what a round would take with any quotas, and solves for the best.
+# - `adaptive` is hetjax's own. It fits what a round would take with any quotas, and solves for the
+#   best.
 #
 # Where the mean times are known, the solver finds the exact optimum.
 
@@ -112,12 +114,14 @@ left.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
 
 # %% [markdown]
-# The optimum is that of the mean times. No policy can be below it for long. What keeps the good ones
-# above it is the first round, the change, and the noise: a round lasts until its last worker is done.
+# The optimum is that of the mean times. No policy can be below it for long. What keeps the good
+# ones above it is the first round, the change, and the noise: a round lasts until its last worker
+# is done.
 #
 # ## From 8 to 100,000 workers
 #
-# The same with more and more workers, each with 8 microbatches a round in the mean. No speed changes.
+# The same with more and more workers, each with 8 microbatches a round in the mean. No speed
+# changes.
 
 # %%
 SIZES = (8, 100, 1_000, 10_000, 100_000)
@@ -154,17 +158,19 @@ panels[0].legend()
 plt.show()
 
 # %% [markdown]
-# - Under equal split more than half of the time is waiting, and the round takes more than twice the
-#   optimum.
-# - Adaptive quotas stay nearest to the optimum. But with more workers they are farther from it: among
-#   100,000 noisy times there is always one that is far too long. No quotas can help against that.
+# - Under equal split more than half of the time is waiting, and the round takes more than twice
+#   the optimum.
+# - Adaptive quotas stay nearest to the optimum. But with more workers they are farther from it:
+#   among 100,000 noisy times there is always one that is far too long. No quotas can help against
+#   that.
 #
 # ## What a gate adds
 #
-# Now each worker is held up at random, for as long as it computes in the mean. A gate closes a round early,
-# and what was not begun goes back. `first` closes when the first worker has done its quota, `quorum` when
-# three quarters of all microbatches are done. Rounds then differ in size. So it is *throughput* that
-# counts: microbatches a second, here over those of equal split without a gate.
+# Now each worker is held up at random, for as long as it computes in the mean. A gate closes a
+# round early, and what was not begun goes back. `first` closes when the first worker has done its
+# quota, `quorum` when three quarters of all microbatches are done. Rounds then differ in size. So
+# it is *throughput* that counts: microbatches a second, here over those of equal split without a
+# gate.
 
 # %%
 from hetjax import gates
@@ -204,17 +210,20 @@ axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
 
 # %% [markdown]
-# - Without a gate the worker that is held up longest decides. The more workers there are, the longer
-#   that is, and the more there is to gain.
+# - Without a gate the worker that is held up longest decides. The more workers there are, the
+#   longer that is, and the more there is to gain.
 # - `quorum` gains more and more.
-# - `first` is good for few workers. Among 10,000 the first one is so early that the round ends before most of the others
-#   have begun a second microbatch. With adaptive quotas it is then no better than no gate at all.
+# - `first` is good for few workers. Among 10,000 the first one is so early that the round ends
+#   before most of the others have begun a second microbatch. With adaptive quotas it is then no
+#   better than no gate at all.
 #
 # ## Try this
 #
-# 1. Add `"overhead_secs": 0.2` to `cluster`, which each worker needs in a round beside its microbatches. Expect
-#    `proportional` to do worse than before: it knows speeds, but no overheads.
-# 2. Set `"delay_cv"` to `0.5`. Expect all policies to be farther from the optimum, and `adaptive` still the
-#    nearest, or nearly so.
-# 3. Give `reducer="d_psgd"`, `param_bytes=100_000_000` and `link=hetjax.topology.links.LinkModel(1e-4, 1.25e9)` to
-#    `simulate`, and look at `run.exchange_secs`: how long the workers talk.
+# 1. Set `"delay"` of `cluster` to `"constant"`. Expect `adaptive` to lie on the dashed line, but
+#    for the first round, the change, and now and then a round of equal split, by which it tests
+#    itself.
+# 2. Set `"delay_cv"` to `0.5`. Expect all policies to be farther from the optimum, and `adaptive`
+#    still the nearest, or nearly so.
+# 3. Give `reducer="d_psgd"`, `param_bytes=100_000_000` and
+#    `link=hetjax.topology.links.LinkModel(1e-4, 1.25e9)` to `simulate`, and look at
+#    `run.exchange_secs`: how long the workers talk.

@@ -3,9 +3,10 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/hetjax/hetjax/blob/main/notebooks/stragglers.ipynb)
 #
-# Eight workers are equally fast, but each of them is held up at random, now and then. Quotas cannot
-# help: nobody knows beforehand who will be late. A *gate* can. It closes a round before all work is
-# done. What was not begun goes back to the head of the order, so no example is lost or done twice.
+# Eight workers are equally fast, but each of them is held up at random, now and then. Quotas
+# cannot help: nobody knows beforehand who will be late. A *gate* can. It closes a round before all
+# work is done. What was not begun goes back to the head of the order, so no example is lost or
+# done twice.
 #
 # At the end you see how long training takes to a loss with each gate, beside what the simulator
 # predicted before anything was trained.
@@ -46,9 +47,10 @@ print(f"{len(devices)} device(s), {devices[0].device_kind}; four workers: {local
 # %% [markdown]
 # ## Where a gate closes
 #
-# A worker needs 10 ms for a *microbatch*, the work of one call, in the mean. In each round half of its time is
-# fixed, and the other half is random (exponential): most rounds take it less than the mean, a few
-# take it much longer. Each worker gets 4 microbatches. A *round* is what happens between two updates.
+# A worker needs 10 ms for a *microbatch*, the work of one call, in the mean. In each round half of
+# its time is fixed, and the other half is random (exponential): most rounds take it less than the
+# mean, a few take it much longer. Each worker gets 4 microbatches. A *round* is what happens
+# between two updates.
 
 # %%
 from hetjax import gates, simulate
@@ -99,9 +101,9 @@ plt.show()
 # %% [markdown]
 # ## What the simulator predicts
 #
-# The simulator plays rounds on such a cluster without any model: the policy, the gate and the delays
-# are those of training. Two numbers matter: how many *updates* a second there are, and how many
-# *examples* a second.
+# The simulator plays rounds on such a cluster without any model: the policy, the gate and the
+# delays are those of training. Two numbers matter: how many *updates* a second there are, and how
+# many *examples* a second.
 
 # %%
 predicted = {}
@@ -195,14 +197,15 @@ axes[2].legend(title="gate")
 plt.show()
 
 # %% [markdown]
-# Over updates the curves are nearly one: here an update of fewer examples is as good. Over examples
-# the gates come out ahead, and over time they are clearly ahead.
+# Over updates the curves are nearly one: here an update of fewer examples is as good. So over
+# examples the gates that make small rounds are ahead, and over time all gates are.
 #
 # ## Time to a loss, against the prediction
 #
-# The run without a gate says how many updates, and how many examples, the loss takes. The simulator
-# says how fast a gate makes them. So there are two predictions. The dot holds if updates count. The
-# ring holds if examples count, as they do where batches are small and gradients are noisy.
+# The run without a gate says how many updates, and how many examples, the loss takes. The
+# simulator says how fast a gate makes them. So there are two predictions. The dot holds if updates
+# count. The ring holds if examples count, as they do where batches are small and gradients are
+# noisy.
 
 
 # %%
@@ -230,7 +233,8 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# The bars are measured, in training. They lie near the two marks, but not on them, for two reasons.
+# The bars are measured, in training. They lie near the marks, within a fifth or so. There are two
+# reasons for the rest.
 #
 # - The simulator knows no epochs. In training no gate closes the round that ends an epoch, so that
 #   an epoch does not end in crumbs. These rounds wait for all.
@@ -239,10 +243,10 @@ plt.show()
 # %% [markdown]
 # ## Try this
 #
-# 1. Set `"delay"` to `"constant"`. Nobody is ever late: expect all gates but `quorum` to do the same as
-#    none. `quorum` makes smaller rounds without need.
-# 2. Set `"delay_per"` to `"microbatch"`. Each microbatch is late by itself, and within a round that
-#    averages out: expect the gates to gain less.
-# 3. Set the first entry of `"secs_per_microbatch"` to `0.040` and `quota` to `"adaptive"`, here and in
-#    `simulate`. Quotas even out the lasting difference, gates the random rest. Expect them to gain
-#    more together than either alone.
+# 1. Set `"delay"` to `"constant"`. Nobody is ever late: expect all gates but `quorum` to do the
+#    same as none. `quorum` makes smaller rounds without need.
+# 2. Set `"delay_per"` to `"microbatch"`. Each microbatch is late by itself, and within a round
+#    that averages out: expect the gates to gain less.
+# 3. Set the first entry of `"secs_per_microbatch"` to `0.040` and `quota` to `"adaptive"`, here
+#    and in `simulate`. Quotas even out the lasting difference, gates the random rest. Expect them
+#    to gain more together than either alone.

@@ -3,12 +3,12 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/hetjax/hetjax/blob/main/notebooks/unequal_workers.ipynb)
 #
-# Four workers train one model together. One of them is three times as slow as the fastest. In plain
-# data parallelism each gets the same work, so the fast ones wait. hetjax measures the workers and
-# gives each as much work as it can do in the time of the others.
+# Four workers train one model together. One of them is three times as slow as the fastest. In
+# plain data parallelism each gets the same work, so the fast ones wait. hetjax measures the
+# workers and gives each as much work as it can do in the time of the others.
 #
-# At the end you see who waits and who does not, what happens when a worker is replaced and when one
-# joins, and how near the training time comes to the least that is possible.
+# At the end you see who waits and who does not, what happens when a worker is replaced and when
+# one joins, and how near the training time comes to the least that is possible.
 
 # %%
 # Installs hetjax where it is missing, and says which devices there are.
@@ -46,8 +46,8 @@ print(f"{len(devices)} device(s), {devices[0].device_kind}; four workers: {local
 # %% [markdown]
 # ## Data and a model
 #
-# The data are 1,438 handwritten digits of 8 × 8 pixels, which come with hetjax. The model is a small
-# network in Flax NNX. The loss is an ordinary function. It returns one number an example.
+# The data are 1,438 handwritten digits of 8 × 8 pixels, which come with hetjax. The model is a
+# small network in Flax NNX. The loss is an ordinary function. It returns one number an example.
 
 # %%
 from flax import nnx
@@ -77,11 +77,11 @@ loss_fn, params = hetjax.nnx_loss(Net(nnx.Rngs(SEED)), loss)
 # ## Equal split and adaptive quotas
 #
 # A *microbatch* is what a worker computes in one call, 8 examples here. A *round* is what happens
-# between two updates. The *budget* is the number of microbatches of a round, 16, so that a batch has
-# 128 examples. The *quota* of a worker is the number of microbatches that it gets.
+# between two updates. The *budget* is the number of microbatches of a round, 16, so that a batch
+# has 128 examples. The *quota* of a worker is the number of microbatches that it gets.
 #
-# The speeds are emulated. Worker 3 takes 12 ms for a microbatch, worker 0 takes 4 ms. The clock only
-# adds these times up. So you need no slow machine, and the numbers are the same everywhere.
+# The speeds are emulated. Worker 3 takes 12 ms for a microbatch, worker 0 takes 4 ms. The clock
+# only adds these times up. So you need no slow machine, and the numbers are the same everywhere.
 
 # %%
 SPEEDS = (0.004, 0.006, 0.006, 0.012)  # seconds a microbatch
@@ -128,12 +128,12 @@ right.set(title="adaptive quotas: the first 6 rounds", xlabel="time (ms)")
 plt.show()
 
 # %% [markdown]
-# Each bar is what a worker computes, and the number on it is its quota. Grey is waiting. A black line
-# is an update.
+# Each bar is what a worker computes, and the number on it is its quota. Grey is waiting. A black
+# line is an update.
 #
 # - Under equal split all wait for worker 3, in every round.
-# - The first adaptive round is equal too, since nothing has been measured yet. After it the quotas are
-#   6 4 4 2. All workers finish together, and a round takes half the time.
+# - The first adaptive round is equal too, since nothing has been measured yet. After it the quotas
+#   are 6 4 4 2. All workers finish together, and a round takes half the time.
 #
 # Both runs make the same updates of the same 128 examples a round. Only the time differs.
 
@@ -161,9 +161,9 @@ print(f"The losses of the two runs differ by at most {most:.0e}: rounding.")
 # %% [markdown]
 # ## A worker is replaced, another one joins
 #
-# Now the times are noisy, by 10 %. At round 40 worker 0 is replaced by a machine three times as slow.
-# At round 80 a fifth worker joins, as fast as worker 0 was. Nobody tells the policy. It sees the
-# seconds that the workers took, nothing else.
+# Now the times are noisy, by 10 %. At round 40 worker 0 is replaced by a machine three times as
+# slow. At round 80 a fifth worker joins, as fast as worker 0 was. Nobody tells the policy. It sees
+# the seconds that the workers took, nothing else.
 
 # %%
 changing = {
@@ -216,18 +216,19 @@ for axes in (upper, lower):
 plt.show()
 
 # %% [markdown]
-# - The dashed line is the exact optimum: no quotas in whole microbatches have a shorter mean round.
-# - After each change the quotas follow within a few rounds. Worker 0 loses work when it becomes slow.
-#   Worker 4 gets a small first quota, is measured, and then gets its share.
-# - A peak of the adaptive line is a price: the round in which a change is met for the first time, and
-#   now and then a few rounds of equal split. The policy tries these to see whether they would be
-#   better.
+# - The dashed line is the exact optimum: no quotas in whole microbatches have a shorter mean
+#   round.
+# - After each change the quotas follow within a few rounds. Worker 0 loses work when it becomes
+#   slow. Worker 4 gets a small first quota, is measured, and then gets its share.
+# - A peak of the adaptive line is a price: the round in which a change is met for the first time,
+#   and now and then a few rounds of equal split. The policy tries these to see whether they would
+#   be better.
 
 # %% [markdown]
 # ## Training time against the bound
 #
-# The bound is the sum of the optima of all rounds: the time of a policy that knows the mean of each
-# worker, and each change, beforehand. No policy can know that.
+# The bound is the sum of the optima of all rounds: the time of a policy that knows the mean of
+# each worker, and each change, beforehand. No policy can know that.
 
 # %%
 figure, axes = plt.subplots(figsize=(10, 2.6))
@@ -243,9 +244,9 @@ axes.set(title="ten epochs", xlabel="emulated time (s)", xlim=(0, 1.25 * max(tot
 plt.show()
 
 # %% [markdown]
-# What is left between adaptive quotas and the bound has two parts. One is learning: the peaks of the
-# picture before. The other is noise: a round lasts until its slowest worker is done, and by chance
-# one of them always is slower than its mean.
+# What is left between adaptive quotas and the bound has two parts. One is learning: the peaks of
+# the picture before. The other is noise: a round lasts until its slowest worker is done, and by
+# chance one of them always is slower than its mean.
 #
 # A result shows a picture of itself where it is the last line of a cell.
 
@@ -255,10 +256,10 @@ changed["adaptive"]
 # %% [markdown]
 # ## Try this
 #
-# 1. Set `budget` to 5 with four workers. Quotas are whole numbers, so they cannot follow the speeds
-#    any more: expect the optimum to be hardly better than equal split. Take at least 4 microbatches a
-#    worker.
-# 2. Set `SPEEDS` to four equal numbers. Expect both policies to take the same time: where workers are
-#    equal, hetjax gains nothing.
-# 3. Add `"overhead_secs": 0.02` to `cluster`, which each worker needs in a round beside its
-#    microbatches. Expect the slowest worker's quota to fall, perhaps to 0.
+# 1. Set `budget` to 5 with four workers. Quotas are whole numbers, so they cannot follow the
+#    speeds any more: expect the optimum to be hardly better than equal split. Take at least 4
+#    microbatches a worker.
+# 2. Set `SPEEDS` to four equal numbers. Expect both policies to take the same time: where workers
+#    are equal, hetjax gains nothing.
+# 3. Add `"overhead_secs": (0, 0, 0, 0.02)` to `cluster`: worker 3 needs 20 ms in each round beside
+#    its microbatches. Expect its quota to fall to 0, since a round is shorter without it.

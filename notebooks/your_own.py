@@ -3,11 +3,12 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/hetjax/hetjax/blob/main/notebooks/your_own.ipynb)
 #
-# hetjax trains any function of parameters and examples, and takes any rule that divides the work. Here
-# you write both: a network in plain JAX, and a policy of your own. You try the policy in the
+# hetjax trains any function of parameters and examples, and takes any rule that divides the work.
+# Here you write both: a network in plain JAX, and a policy of your own. You try the policy in the
 # simulator first, which takes no training, and then train with it.
 #
-# At the end you see your policy beside hetjax's own: in the simulator, in training, and where it fails.
+# At the end you see your policy beside hetjax's own: in the simulator, in training, and where it
+# fails.
 
 # %%
 # Installs hetjax where it is missing, and says which devices there are.
@@ -45,19 +46,21 @@ print(f"{len(devices)} device(s), {devices[0].device_kind}; four workers: {local
 # %% [markdown]
 # ## A policy of your own
 #
-# A *round* is what happens between two updates. The *quota* of a worker is how many microbatches it
-# computes in a round; together they make the *budget*. A policy is three functions. None of them
-# changes anything; state goes in and comes out.
+# A *round* is what happens between two updates. The *quota* of a worker is how many microbatches
+# it computes in a round; together they make the *budget*. A policy is three functions. None of
+# them changes anything; state goes in and comes out.
 #
 # - `init(num_workers, budget)` returns the state before the first round.
-# - `assign(state, total, caps)` returns the quotas of the next round and a state. They sum to `total`, and none is
-#   above its worker's cap.
+# - `assign(state, total, caps)` returns the quotas of the next round and a state. They sum to
+#   `total`, and none is above its worker's cap.
 # - `observe(state, times)` takes in how long the workers took.
 #
-# The rule here is simple: after each round one microbatch goes from the worker that took longest to the
-# one that was done first. It knows no model of cost. It only looks who was last.
+# The rule here is simple: after each round one microbatch goes from the worker that took longest
+# to the one that was done first. It knows no model of cost. It only looks who was last.
 
 # %%
+import itertools
+
 from hetjax import quota, simulate
 
 
@@ -87,8 +90,8 @@ def one_at_a_time():
 # %% [markdown]
 # ## In the simulator first
 #
-# The cluster: four workers at the speeds 6:4:4:2, with 2 % of noise, and the fastest is replaced in
-# the middle by one three times as slow. No gradient is computed, so it takes a moment.
+# The cluster: four workers at the speeds 6:4:4:2, with 2 % of noise, and the fastest is replaced
+# in the middle by one three times as slow. No gradient is computed, so it takes a moment.
 
 # %%
 SEED = 0
@@ -141,15 +144,16 @@ panels[2].legend()
 plt.show()
 
 # %% [markdown]
-# Your policy finds its way, one microbatch a round, and after the change once more. Then it goes to and fro
-# about the best quotas: it moves something after each round, needed or not. `adaptive` fits a cost to each worker
-# and jumps to the best quotas after one round. After the change it takes a few rounds to be sure.
+# Your policy finds its way, one microbatch a round, and after the change once more. Then it goes
+# to and fro about the best quotas: it moves something after each round, needed or not. `adaptive`
+# fits a cost to each worker and jumps to the best quotas after one round. After the change it
+# takes a few rounds to be sure.
 
 # %% [markdown]
 # ## A model of your own
 #
-# Any function `(params, batch, rng) -> losses` will do, with one loss an example. This one is a small
-# network in plain JAX that learns a spiral.
+# Any function `(params, batch, rng) -> losses` will do, with one loss an example. This one is a
+# small network in plain JAX that learns a spiral.
 
 
 # %%
@@ -178,7 +182,7 @@ def first_params(sizes=(2, 64, 64, 2)):
     draw = np.random.default_rng(SEED)
     return [
         (draw.normal(0, (2 / n) ** 0.5, (n, m)).astype(np.float32), np.zeros(m, np.float32))
-        for n, m in zip(sizes, sizes[1:])
+        for n, m in itertools.pairwise(sizes)
     ]
 
 
@@ -227,40 +231,52 @@ panels[2].legend()
 plt.show()
 
 # %% [markdown]
-# The bars are what the training took, the dots are what the simulator said. They agree, since policy and delays are
-# the same. Your policy takes more time than `adaptive`, and much less than equal split.
+# The bars are what the training took, the dots are what the simulator said. They agree, since
+# policy and delays are the same. Your policy takes more time than `adaptive`, and much less than
+# equal split.
 #
-# ## Where it fails
+# ## Where it is hard
 #
-# Before you trust a policy, try it where it is hard. That costs seconds. Here the noise grows, with speeds that stay
-# as they are.
+# Before you trust a policy, try it where it is hard. That costs seconds. On the left the noise
+# grows, on the right the number of workers, with 8 microbatches each in the mean. Speeds stay as
+# they are.
 
 # %%
-NOISE = (0.01, 0.03, 0.1, 0.3, 1.0)
-figure, axes = plt.subplots(figsize=(8, 3.8))
+SPEEDS = (0.004, 0.006, 0.006, 0.012)
+NOISE, REPEATS = (0.01, 0.03, 0.1, 0.3, 1.0), (1, 4, 16, 64)
+figure, (left, right) = plt.subplots(1, 2, sharey=True)
 for name, policy in POLICIES.items():
-    over = []
+    over_noise, over_workers = [], []
     for noise in NOISE:
         noisy = cluster | {"changes": (), "delay_cv": noise, "delay_per": "round"}
         _, run = simulated(policy, noisy)
-        over.append(run.elapsed_secs[-1] / NUM_ROUNDS / optimum[0])
-    axes.plot(NOISE, over, "o-", color=COLOURS[name], label=name)
-axes.axhline(1, color="black", linestyle="--")
-axes.set(title="more and more noise", xlabel="noise (standard deviation / mean)", xscale="log")
-axes.set(ylabel="mean round / optimum of means", ylim=(0, None))
-axes.legend()
+        over_noise.append(run.round_secs.mean() / best_secs(SPEEDS))
+    for repeat in REPEATS:
+        many = cluster | {"changes": (), "secs_per_microbatch": SPEEDS * repeat}
+        run = simulate.simulate(policy, many, budget=BUDGET * repeat, num_rounds=NUM_ROUNDS)
+        over_workers.append(run.round_secs.mean() / best_secs(SPEEDS))
+    left.plot(NOISE, over_noise, "o-", color=COLOURS[name], label=name)
+    right.plot(np.array(REPEATS) * 4, over_workers, "o-", color=COLOURS[name])
+for axes in (left, right):
+    axes.axhline(1, color="black", linestyle="--")
+left.set(title="more and more noise", xlabel="noise (standard deviation / mean)", xscale="log")
+left.set(ylabel="mean round / optimum", ylim=(0, None))
+right.set(title="more and more workers", xlabel="workers", xscale="log")
+left.legend()
 plt.show()
 
 # %% [markdown]
-# With much noise your policy moves work to and fro by chance, and `adaptive` is little better: where a time says little
-# about the next one, no policy gains much over equal split.
+# - Against noise the simple rule holds its own. Where the noise is as large as the mean, a time
+#   says little about the next one, and no policy gains much over equal split.
+# - With many workers it fails. It moves one microbatch a round, so it needs as many rounds as
+#   there are microbatches to move. `adaptive` moves all of them at once.
 #
 # ## Try this
 #
-# 1. In `observe`, move nothing where `secs.max() < 1.1 * secs.min()`. Expect quieter quotas: look at the
-#    simulator's picture before you train.
-# 2. Start from `quota.largest_remainder((6, 4, 4, 2), budget)` in `init`. Expect no way to go in the first rounds,
-#    and the same as before after the change.
-# 3. Let a worker leave: `"changes": ({"round": 50, "worker": 3, "present": False},)`. Expect your policy to go astray,
-#    since it hands work to the worker that took the least time, which is the one that is not there. `times.present`
-#    says who is there: mend it.
+# 1. In `observe`, move nothing where `secs.max() < 1.1 * secs.min()`. Expect quieter quotas: look
+#    at the simulator's picture before you train.
+# 2. Start from `quota.largest_remainder((6, 4, 4, 2), budget)` in `init`. Expect no way to go in
+#    the first rounds, and the same as before after the change.
+# 3. Let a worker leave: `"changes": ({"round": 50, "worker": 3, "present": False},)`. Expect your
+#    policy to go astray, since it hands work to the worker that took the least time, which is the
+#    one that is not there. `times.present` says who is there: mend it.
