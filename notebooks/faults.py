@@ -251,7 +251,8 @@ plt.show()
 # %% [markdown]
 # The replay ran with the delays of the red run, and did what the grey run did, to the bit. So a
 # run on many noisy machines can be repeated on one, to look for a bug, say.
-#
+
+# %% [markdown]
 # ## Try this
 #
 # 1. Change `optax.adam(1e-3)` to `optax.adam(2e-3)` before you go on with a killed run. Expect to

@@ -256,7 +256,8 @@ plt.show()
 # limits it, not their noise. A step with `d_grab` costs more, too. So balanced orders are worth a
 # try where the loss has stopped falling at a rate that you do not want to lower, where the model
 # is nearly convex, and where there are more examples than directions in which gradients differ.
-#
+
+# %% [markdown]
 # ## Try this
 #
 # 1. Call `trained(method, rate=0.05)`. Updates are small, so the noise is too: expect all curves

@@ -266,11 +266,12 @@ left.legend()
 plt.show()
 
 # %% [markdown]
-# - Against noise the simple rule holds its own. Where the noise is as large as the mean, a time
-#   says little about the next one, and no policy gains much over equal split.
+# - Against noise the simple rule holds its own. The more noise there is, the less a time says
+#   about the next one, and the less any policy gains over equal split.
 # - With many workers it fails. It moves one microbatch a round, so it needs as many rounds as
 #   there are microbatches to move. `adaptive` moves all of them at once.
-#
+
+# %% [markdown]
 # ## Try this
 #
 # 1. In `observe`, move nothing where `secs.max() < 1.1 * secs.min()`. Expect quieter quotas: look
