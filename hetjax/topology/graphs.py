@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hetjax import options
+from hetjax.topology import shown
 
 _PLACE = "reducer.graph: "
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Graph:
+class Graph(shown.Shown):
     """Undirected connected graph of workers.
 
     Attributes:
@@ -63,26 +64,9 @@ class Graph:
         low, high = self.edges.T
         return np.concatenate([low[high == worker], high[low == worker]])
 
-    def __repr__(self) -> str:
-        links = f"{self.num_workers} workers, {len(self.edges)} links"
-        return f"Graph {self.name!r}: {links}, {_span(self.degrees)} neighbours each"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the workers on a circle, and their links."""
-        from hetjax.report import cards
-
-        rows = [
-            ("workers", f"{self.num_workers:,}"),
-            ("links", f"{len(self.edges):,}"),
-            ("neighbours of a worker", _span(self.degrees)),
-        ]
-        return cards.of_links(
-            f"Graph {self.name!r}", rows, self.num_workers, [(self.edges.tolist(), None)]
-        )
-
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class PeriodicGraph:
+class PeriodicGraph(shown.Shown):
     """Directed one-peer patterns that take turns: round k uses phase k mod len(phases).
 
     Attributes:
@@ -130,23 +114,6 @@ class PeriodicGraph:
         pairs = np.concatenate([np.stack([workers, phase], axis=1) for phase in phases])
         check_connected(pairs, self.num_workers)
         object.__setattr__(self, "phases", phases)
-
-    def __repr__(self) -> str:
-        size = f"{self.num_workers} workers, {len(self.phases)} phases"
-        return f"PeriodicGraph {self.name!r}: {size}, 1 neighbour each a round"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: who sends to whom in each phase."""
-        from hetjax.report import cards
-
-        rows = [("workers", f"{self.num_workers:,}"), ("phases, in turn", str(len(self.phases)))]
-        workers = range(self.num_workers)
-        links = [
-            ([(int(phase[i]), i) for i in workers if phase[i] != i], None) for phase in self.phases
-        ]
-        return cards.of_links(
-            f"PeriodicGraph {self.name!r}", rows, self.num_workers, links, in_turn=True
-        )
 
 
 def ring(num_workers: int) -> Graph:
@@ -378,12 +345,6 @@ def check_connected(edges: np.ndarray, num_workers: int) -> None:
             f"{np.sum(part == part[0])} workers joined to worker 0 and the others, such as "
             f"0-{apart[0]}."
         )
-
-
-def _span(counts: np.ndarray) -> str:
-    """The least and the largest of some numbers: '2', or '1 to 5'."""
-    low, high = int(counts.min()), int(counts.max())
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _check_num_workers(num_workers: int) -> None:
