@@ -114,6 +114,7 @@ def main() -> None:
         epochs=3,
         microbatch_size=8,
         budget=8,
+        quota={"policy": "equal"},  # so that each process has examples to read
         data={"feed": "streamed"},
         cluster={"num_workers": int(os.environ["HETJAX_NUM_PROCESSES"])},
     )

@@ -1,7 +1,6 @@
 """Which feed a run takes, how many threads read for it, and what its user is told of both."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -145,8 +144,8 @@ def _too_large(source: Any, found: trial.Trial, devices: Sequence[jax.Device]) -
     own = {device for device in devices if device.process_index == jax.process_index()}
     copies = 1 + sum(device.platform == "cpu" for device in own)
     of_machine = memory.free_bytes()
-    if of_machine is not None and os.environ.get(join.SHARED_MEMORY):
-        of_machine //= jax.process_count()  # all of this machine
+    if of_machine is not None:
+        of_machine //= join.processes_of_machine()
     for needed, free, where in (
         (copies * size, of_machine, "memory"),
         *[(size, _free_on(device), f"memory of {device}") for device in own],

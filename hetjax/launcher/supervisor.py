@@ -9,7 +9,6 @@ anything else of it ends. So nobody has to guess whose fault it was.
 
 import contextlib
 import dataclasses
-import os
 import pathlib
 import queue
 import signal
@@ -27,7 +26,6 @@ STOPPED = 143
 
 _AFTER_DEATH_SECS = 2.0  # grace for workers that wait for a dead one and have nothing to save
 _HEAR_SECS = 0.2  # between two looks at what workers told of their ends
-_IN_MEMORY = "/dev/shm"
 _SAVING_GRACES = 3  # times grace_secs: to end the round and save when stopped from outside
 
 
@@ -158,9 +156,6 @@ class _Supervisor:
                 "HETJAX_HEARTBEAT_SECS": str(options.heartbeat_secs),
                 "PYTHONUNBUFFERED": "1",
             }
-            if os.access(_IN_MEMORY, os.W_OK):  # else sums of gradients go through sockets
-                in_memory = _directory(f"hetjax-{os.getpid()}-sums-", self._guardian, _IN_MEMORY)
-                common[join.SHARED_MEMORY] = str(stack.enter_context(in_memory))
             self._verdict: Verdict | None = None
             self._faults: list[gang.Ended] = []
             self._told: endings.Ending | None = None

@@ -7,14 +7,17 @@ the process at its other end, which is then known to be gone.
 """
 
 import contextlib
-import pathlib
+import os
+import secrets
 import select
 import socket
+import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hetjax.processes import waits
 
+SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # "off": processes of one machine meet as others do
 MOST_BYTES = 1 << 16  # of a message: a socket holds two, so no `send` waits for room
 _DONE = b"."
 _PATIENCE_SECS = 600.0
@@ -75,6 +78,24 @@ class Exchange:
             if not self._peers[leader].recv(len(_DONE)):
                 raise ConnectionResetError
 
+    def hand_out(self, file: int | None) -> None:
+        """Gives all others a file that is open here, or nothing; each calls `take`."""
+        for process, peer in self._peers.items():
+            with _naming(process):
+                socket.send_fds(peer, [_DONE], [] if file is None else [file])
+
+    def take(self, giver: int) -> int | None:
+        """The file that process `giver` hands out, open in this process too; or None.
+
+        Raises:
+            LostProcessError: the giver has ended.
+        """
+        with _naming(giver), waits.Wait("make the memory for the sums", lambda: [giver]):
+            told, files, *_ = socket.recv_fds(self._peers[giver], len(_DONE), 1)
+            if not told:
+                raise ConnectionResetError
+        return files[0] if files else None
+
     def close(self) -> None:
         """Ends the connections."""
         for peer in self._peers.values():
@@ -89,52 +110,51 @@ def _naming(process: int) -> Iterator[None]:
         raise waits.LostProcessError(f"process {process} has ended") from error
 
 
-def connect(directory: pathlib.Path, index: int, num_processes: int, board: Any) -> Exchange | None:
+def connect(index: int, num_processes: int, board: Any) -> Exchange | None:
     """Connects the processes of one machine. All of them call it and get the same answer.
 
     Args:
-        directory: one that all of them see, for the sockets' names.
         index: of this process.
         num_processes: of the run.
         board: a `processes.Board` for this alone, which says who is ready.
 
     Returns:
-        The connections, or None if sockets are not possible here.
+        The connections, or None if sockets are not possible here, or not wanted (`SHARED_MEMORY`).
 
     Raises:
         LostProcessError: a process has ended meanwhile.
     """
-
-    def name(process: int) -> pathlib.Path:
-        return directory / f"process-{process}"
-
     with contextlib.ExitStack() as stack:
-        listening = None
-        with contextlib.suppress(OSError, AttributeError):  # not Linux: such sockets are missing
-            bound = stack.enter_context(_socket())
-            bound.bind(str(name(index)))
-            stack.callback(name(index).unlink, missing_ok=True)
-            bound.listen(num_processes)
-            bound.settimeout(_PATIENCE_SECS)
-            listening = bound
-        board.post(f"{index}", listening is not None)
-        answers = [
+        listening, own = None, ""
+        if os.environ.get(SHARED_MEMORY) != "off":
+            with contextlib.suppress(OSError, AttributeError):  # not Linux has none
+                own = secrets.token_hex(16)
+                bound = stack.enter_context(_socket())
+                bound.bind(_address(own))
+                bound.listen(num_processes)
+                bound.settimeout(_PATIENCE_SECS)
+                listening = bound
+        board.post(f"{index}", own if listening else "")
+        names = [
             board.wait(f"{process}", _PATIENCE_SECS, what="come to the first meeting", by=process)
             for process in range(num_processes)
         ]
-        if not all(answers):
+        if not all(names):
             return None
         assert listening is not None
         peers = {}
         for process in range(index):
             peers[process] = _socket()
             with _naming(process):
-                peers[process].connect(str(name(process)))
+                peers[process].connect(_address(names[process]))
                 peers[process].send(index.to_bytes(4, "little"))
         with waits.Wait("connect", lambda: set(range(num_processes)) - {index} - peers.keys()):
-            for _ in range(index + 1, num_processes):
+            while len(peers) < num_processes - 1:
                 try:
                     peer, _ = listening.accept()
+                    if _user(peer) != os.geteuid():  # names can be read in /proc/net/unix
+                        peer.close()
+                        continue
                     sender = peer.recv(4)
                 except (TimeoutError, ConnectionError):
                     sender = b""
@@ -142,6 +162,17 @@ def connect(directory: pathlib.Path, index: int, num_processes: int, board: Any)
                     raise waits.LostProcessError("a process has ended")
                 peers[int.from_bytes(sender, "little")] = peer
     return Exchange(index, peers)
+
+
+def _address(name: str) -> bytes:
+    """Of a socket that is in no directory, so that nothing of it stays. Linux alone has such."""
+    return b"\0hetjax-" + name.encode()
+
+
+def _user(peer: socket.socket) -> int:
+    """Whose process is at the other end."""
+    size = struct.calcsize("3i")  # its process, user and group
+    return struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]
 
 
 def _socket() -> socket.socket:

@@ -16,11 +16,10 @@ from hetjax import compiled
 from hetjax.processes import arrivals, membership, notices, waits, watch
 from hetjax.processes import board as board_lib
 
-SHARED_MEMORY = "HETJAX_SHARED_MEMORY"  # a directory for processes of one machine alone
 _START_SECS = 300
 _LOOK_SECS = 1.0
 _is_alone = False  # this process is to train alone, as `membership` said
-_unreachable = ""  # what is wrong with the names of this run's machines
+_hosts: dict[int, arrivals.Host] = {}  # of each process, when all have told theirs
 
 
 def join(member: membership.Member | None) -> None:
@@ -69,26 +68,35 @@ def join(member: membership.Member | None) -> None:
     except (RuntimeError, ValueError) as error:
         raise ValueError(_not_joined(member, str(error).splitlines()[0])) from error
     watch.begin()
-    if not is_local:
-        global _unreachable
-        _unreachable = _find_unreachable(member)
-        if _unreachable:
-            notices.say(_unreachable)
+    _tell_hosts()
+    if unreachable := arrivals.unreachable(_hosts):
+        notices.say(unreachable)
 
 
-def _find_unreachable(member: membership.Member) -> str:
-    """What is wrong with the names of the machines, from what all processes tell."""
-    board = board_lib.Board("hosts")
-    board.post(f"{member.process_id}", arrivals.own_host())
+def _tell_hosts() -> None:
+    """Tells all processes on which machine each of them is."""
+    if _hosts:
+        return
+    own, board = board_lib.runtime(), board_lib.Board("hosts")
+    board.post(f"{own.process_id}", arrivals.own_host())
     told: dict[str, Any] = {}
     with waits.Wait(
         "say on which machine it is",
-        lambda: set(range(member.num_processes)) - set(map(int, told)),
+        lambda: set(range(own.num_processes)) - set(map(int, told)),
     ) as wait:
-        while len(told := board.read_all()) < member.num_processes:
+        while len(told := board.read_all()) < own.num_processes:
             wait.check()
             time.sleep(_LOOK_SECS / 20)
-    return arrivals.unreachable({int(key): arrivals.Host(*told[key]) for key in sorted(told)})
+    _hosts.update({int(key): arrivals.Host(*told[key]) for key in sorted(told)})
+
+
+def processes_of_machine() -> int:
+    """How many processes of this run are on this machine, this one too.
+
+    Processes in two network namespaces are on two machines.
+    """
+    own = _hosts.get(board_lib.runtime().process_id)
+    return max(1, sum(own is not None and host.machine == own.machine for host in _hosts.values()))
 
 
 @contextlib.contextmanager
@@ -222,6 +230,7 @@ def check_joined() -> None:
 
     if jax.distributed.is_initialized():
         watch.begin()
+        _tell_hosts()
         with waits.Wait("start its devices"):
             _start_devices()
         return
@@ -264,8 +273,8 @@ def _start_devices() -> None:
                 "machine a name that is known"
             ) from error
         raise
-    if _unreachable and jax.default_backend() == "cpu":
-        raise ValueError(_unreachable)
+    if (said := arrivals.unreachable(_hosts)) and jax.default_backend() == "cpu":
+        raise ValueError(said)
 
 
 def find_port(host: str, port: int = 0) -> int:

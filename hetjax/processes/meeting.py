@@ -7,8 +7,6 @@ by the runtime's collectives, inside the sync program (`topology/reducers.py`).
 """
 
 import collections
-import os
-import pathlib
 
 import jax
 import numpy as np
@@ -31,7 +29,7 @@ class Meeting:
     """Whether this process has all workers."""
 
     keeps_memory = False
-    """Whether the launcher has told malloc to keep freed memory."""
+    """Whether malloc keeps freed memory: `mesh.use_cpu_workers` or the launcher has told it."""
 
     def __init__(self, num_workers: int) -> None:
         self.process_of = np.zeros(num_workers, int)
@@ -85,7 +83,7 @@ class Collectives(Meeting):
 
 
 class OneMachine(Collectives):
-    """Processes of one machine, which the launcher has given a directory in memory."""
+    """Processes of one machine, whichever engine has started them."""
 
     keeps_memory = True
 
@@ -115,13 +113,7 @@ def make(mesh: Mesh | None, num_workers: int) -> Meeting:
     """
     if mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size:
         return Meeting(num_workers)
-    directory = os.environ.get(join.SHARED_MEMORY)
-    if directory is None:
+    if join.processes_of_machine() < jax.process_count():
         return Collectives(mesh)
-    sockets = exchange.connect(
-        pathlib.Path(directory),
-        jax.process_index(),
-        jax.process_count(),
-        board_lib.Board("sockets"),
-    )
+    sockets = exchange.connect(jax.process_index(), jax.process_count(), board_lib.Board("sockets"))
     return Collectives(mesh) if sockets is None else OneMachine(mesh, sockets)

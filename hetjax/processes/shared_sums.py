@@ -9,7 +9,6 @@ places of the file in turn, so a process that is ahead overwrites nothing.
 
 import mmap
 import os
-import pathlib
 from collections.abc import Callable
 
 import jax
@@ -18,13 +17,12 @@ from jax.sharding import Mesh
 
 from hetjax import mesh as mesh_lib
 from hetjax import types
-from hetjax.processes import board as board_lib
-from hetjax.processes import exchange, join
+from hetjax.data import memory
+from hetjax.processes import exchange
 
 _MOST_BYTES = 1 << 30  # of the file: larger sums are left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
 _ALIGNED = 64  # bytes; JAX copies what is not aligned so
-_PATIENCE_SECS = 600.0
 
 
 class Sums:
@@ -55,32 +53,23 @@ class SharedSums(Sums):
     """The sums by way of the file, as one process has it; see above.
 
     Args:
-        path: of the file. For process 0 it must not exist yet; for the others it must.
+        file: open in this process, of `new_file`. It is closed here.
         mesh: the worker mesh.
         like: a pytree of the shapes of what a worker contributes; all of one type.
         sockets: to the other processes.
-
-    Raises:
-        OSError: the file cannot be made, or there is no room for it.
     """
 
     meet_before = True
 
     def __init__(
-        self, path: pathlib.Path, mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange
+        self, file: int, mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange
     ) -> None:
         self._mesh, self._like, self._sockets = mesh, like, sockets
         self._workers = mesh_lib.own_workers(mesh)
         (dtype,) = {leaf.dtype for leaf in jax.tree.leaves(like)}
         size = sum(leaf.size for leaf in jax.tree.leaves(like))
-        num_bytes = _num_bytes(like, mesh.size)
-        is_first = self._workers[0] == 0
-        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if is_first else 0)
-        file = os.open(path, flags, 0o600)
         try:
-            if is_first:
-                os.posix_fallocate(file, 0, num_bytes)  # without it, no room would be SIGBUS later
-            mapped = mmap.mmap(file, num_bytes)
+            mapped = mmap.mmap(file, _num_bytes(like, mesh.size))
         finally:
             os.close(file)
         # For each of two rounds: the workers' rows, and behind them the total.
@@ -140,44 +129,50 @@ def _num_bytes(like: types.PyTree, num_workers: int) -> int:
     return 2 * (num_workers + 1) * -(-row // _ALIGNED) * _ALIGNED if row else 0
 
 
-def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
-    """Shared sums in the directory in memory that the launcher gave its processes.
+def new_file(num_bytes: int) -> int | None:
+    """A file in memory that has no name, so that nothing of it stays; None: there is no room.
 
-    If there is no room in it, or the devices are no CPUs, the sums are left to the collectives. All
-    processes come to the same answer.
+    It does not lie in `/dev/shm`, which is small in many containers.
+    """
+    free = memory.free_bytes()  # more would not fail: the system would kill a process
+    if not hasattr(os, "memfd_create") or (free is not None and num_bytes > free // 2):
+        return None
+    file = os.memfd_create("hetjax-sums")
+    try:
+        os.posix_fallocate(file, 0, num_bytes)  # without it, no room would be SIGBUS later
+    except OSError:
+        os.close(file)
+        return None
+    return file
+
+
+def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
+    """Shared sums in memory that the process of worker 0 hands out to the others.
+
+    If there is no room for it, or the devices are no CPUs, the sums are left to the collectives.
+    All processes come to the same answer.
 
     Args:
         mesh: the worker mesh, of several processes of one machine.
         like: a pytree of the shapes and types of what a worker contributes.
         sockets: between them.
+
+    Raises:
+        LostProcessError: a process has ended.
     """
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
+    num_bytes = _num_bytes(like, mesh.size)
     if (
         mesh.devices[0].platform != "cpu"
         or len(dtypes) > 1
         or not dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
-        or not 0 < _num_bytes(like, mesh.size) <= _MOST_BYTES
+        or not 0 < num_bytes <= _MOST_BYTES
     ):
         return Sums()
-    board = board_lib.Board("sums")
-    path = pathlib.Path(os.environ[join.SHARED_MEMORY]) / "sums"
-    own = jax.process_index()
-    if mesh_lib.own_workers(mesh)[0] == 0:
-        try:
-            path.unlink(missing_ok=True)  # of earlier sums, which all have mapped
-            sums = SharedSums(path, mesh, like, sockets)
-        except OSError:  # no room
-            path.unlink(missing_ok=True)
-            board.post("shared", False)
-            return Sums()
-        board.post("shared", True)
-        for other in sorted({device.process_index for device in mesh.devices} - {own}):
-            board.wait(
-                f"mapped/{other}", _PATIENCE_SECS, what="map the memory for the sums", by=other
-            )
-        return sums
-    if not board.wait("shared", _PATIENCE_SECS, what="make the memory for the sums"):
-        return Sums()
-    sums = SharedSums(path, mesh, like, sockets)
-    board.post(f"mapped/{own}", True)
-    return sums
+    first = mesh.devices[0].process_index
+    if jax.process_index() == first:
+        file = new_file(num_bytes)
+        sockets.hand_out(file)
+    else:
+        file = sockets.take(first)
+    return Sums() if file is None else SharedSums(file, mesh, like, sockets)

@@ -40,22 +40,21 @@ def in_each(num_processes, call):
 
 
 @pytest.fixture
-def members(tmp_path):
+def members():
     board = Board()
-    made = in_each(4, lambda index: exchange.connect(tmp_path, index, 4, board))
+    made = in_each(4, lambda index: exchange.connect(index, 4, board))
     yield made
     for member in made:
         member.close()
 
 
-def test_each_gets_the_messages_of_all_in_order(members, tmp_path):
+def test_each_gets_the_messages_of_all_in_order(members):
     def rounds(index):
         return [members[index](f"{index} in round {r}".encode()) for r in range(200)]
 
     found = in_each(4, rounds)
     expected = [[f"{i} in round {r}".encode() for i in range(4)] for r in range(200)]
     assert found == [expected] * 4
-    assert not list(tmp_path.iterdir())
 
 
 def test_those_who_follow_return_after_the_leader_has_come(members):
@@ -120,7 +119,46 @@ def test_whoever_has_all_messages_may_leave(members):
     assert in_each(4, last) == [[b"last"] * 4] * 4
 
 
-def test_where_one_has_no_sockets_nobody_uses_them(tmp_path, monkeypatch):
+def test_a_file_that_one_hands_out_is_the_same_for_all(members, tmp_path):
+    with (tmp_path / "shared").open("w+b") as file:
+
+        def take(index):
+            members[index].hand_out(file.fileno()) if index == 1 else None
+            got = file.fileno() if index == 1 else members[index].take(1)
+            os.pwrite(got, b"%d" % index, index)
+            return got
+
+        others = [got for got in in_each(4, take) if got != file.fileno()]
+        assert os.pread(file.fileno(), 9, 0) == b"0123"
+        for got in others:
+            os.close(got)
+    assert in_each(4, lambda i: members[i].hand_out(None) if i == 1 else members[i].take(1)) == (
+        [None] * 4
+    )
+
+
+def test_another_user_does_not_get_in(monkeypatch):
+    user, seen = os.geteuid(), []
+
+    def other_first(peer):
+        seen.append(1)
+        return user + 1 if len(seen) == 1 else user
+
+    monkeypatch.setattr(exchange, "_user", other_first)
+    board = Board()
+    with concurrent.futures.ThreadPoolExecutor(1) as threads, exchange._socket() as stranger:
+        first = threads.submit(exchange.connect, 0, 2, board)
+        stranger.connect(exchange._address(board.wait("0", 120)))
+        stranger.send((1).to_bytes(4, "little"))
+        second = exchange.connect(1, 2, board)
+        first.result(120).close()
+        with pytest.raises(ConnectionResetError):  # shut out, what it sent unread
+            stranger.recv(1)
+        assert second._peers[0].recv(1) == b""  # it was connected to the first, which has closed
+        second.close()
+
+
+def test_where_one_has_no_sockets_nobody_uses_them(monkeypatch):
     made, lock = [], threading.Lock()
 
     class Socket(socket.socket):
@@ -133,7 +171,11 @@ def test_where_one_has_no_sockets_nobody_uses_them(tmp_path, monkeypatch):
 
     monkeypatch.setattr(socket, "socket", Socket)
     board = Board()
-    answers = in_each(3, lambda index: exchange.connect(tmp_path, index, 3, board))
-    assert answers == [None] * 3
+    assert in_each(3, lambda index: exchange.connect(index, 3, board)) == [None] * 3
     assert len(made) == 3
-    assert not list(tmp_path.iterdir())
+
+
+def test_where_it_is_switched_off_nobody_uses_them(monkeypatch):
+    monkeypatch.setenv(exchange.SHARED_MEMORY, "off")
+    board = Board()
+    assert in_each(2, lambda index: exchange.connect(index, 2, board)) == [None] * 2

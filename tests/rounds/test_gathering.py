@@ -17,7 +17,7 @@ def run_two(directory, other, *, shared_memory=False, **fields):
     """Two processes, of which process 1 computes `other` otherwise: [(exit code, message)]."""
     directory.mkdir()
     case = json.dumps({"other": other, "fields": fields})
-    variables = {"HETJAX_SHARED_MEMORY": str(directory)} if shared_memory else {}
+    variables = {} if shared_memory else {"HETJAX_SHARED_MEMORY": "off"}
     module = "tests.rounds.gathering_cases"
     return gangs.run(module, 2, directory, case, str(directory), **variables)
 
