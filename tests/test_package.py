@@ -29,6 +29,7 @@ LAYERS = {
     "debugging": 0,
     "digests": 1,
     "forwarding": 1,
+    "memory": 0,
     "mesh": 1,
     "parts": 1,
     "schedules": 1,

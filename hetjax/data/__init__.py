@@ -4,7 +4,7 @@
 - `augmenting` makes views of examples, by epoch.
 - `leaves` says what an example is made of; `held` says whether a source has changed.
 - `feed` brings examples to the devices, read by threads (`readers`) or by `reader_processes`.
-- `choosing` says which feed a run takes, after a `trial` and a look at the `memory`.
+- `choosing` says which feed a run takes, after a `trial` and a look at the memory.
 - `iterables` goes through what has no index, `iterable_states` keeps where it stands, and
   `iterable_feed` brings it to the devices.
 - `stream` cuts orders into the microbatches of each round; `passes` is one order worked through.

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 
-from hetjax import messages, starting
+from hetjax import memory, messages, starting
 from hetjax.data import feed as feed_lib
 from hetjax.data import held as held_lib
-from hetjax.data import iterable_feed, iterables, memory, readers, sources, trial
+from hetjax.data import iterable_feed, iterables, readers, sources, trial
 from hetjax.processes import join
 
 _STREAM = "data.feed='streamed' reads the examples anew in each pass"

@@ -15,9 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from hetjax import memory, types
 from hetjax import mesh as mesh_lib
-from hetjax import types
-from hetjax.data import memory
 from hetjax.processes import exchange
 
 _MOST_BYTES = 1 << 30  # of the file: larger sums are left to the sockets

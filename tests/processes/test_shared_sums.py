@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hetjax import memory, types
 from hetjax import mesh as mesh_lib
-from hetjax import types
-from hetjax.data import memory
 from hetjax.processes import exchange, shared_sums
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="needs Linux")

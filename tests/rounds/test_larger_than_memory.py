@@ -14,7 +14,8 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.data import choosing, feed, leaves, memory, sources
+from hetjax import memory
+from hetjax.data import choosing, feed, leaves, sources
 from tests.rounds import problems
 
 FREE = 1000
