@@ -145,8 +145,7 @@ def rank_one(damp: float = 0.0) -> Solver:
     """`g g'` stands for H, g the lower gradient (IGA): `d_x F - <b, g> / (|g|^2 + damp) d_x f`.
 
     It takes gradients alone. If `damp` is 0, the quotient grows as `1 / |g|` near the lower
-    minimum.
-    If the lower gradient is 0, nothing is subtracted.
+    minimum. If the lower gradient is 0, nothing is subtracted.
     """
     return Solver(0, _from_nothing, None, _never, "rank_one", damp)
 
