@@ -55,6 +55,8 @@ def programs_of(words):
     if tool == "pip":
         named = re.findall(r"(?:hetjax|\.)\[([\w,]+)\]", " ".join(rest))
         assert set(",".join(named).split(",")) - {""} <= EXTRAS.keys(), words
+    elif tool == "python" and rest == ["-m"]:  # and a reader's own module
+        return
     elif tool == "python" and rest[0] == "-m":
         module, *arguments = rest[1:]
         if module.partition(".")[0] not in OURS:
