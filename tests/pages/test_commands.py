@@ -115,7 +115,7 @@ def test_a_program_takes_the_arguments_of_the_page(command, checkout):
         ("experiments.train", ("--config=configs/digits.py", "--config.quota.mingain=1")),
         ("experiments.compare_orders", ("--no_such=1",)),
         ("hetjax.launch", ("--cpu=1", "--workers=1", "--", "python")),
-        ("hetjax.zoo.prepare", ("no_such",)),
+        ("hetjax.zoo.prepare", ("--no_such",)),
     ],
     ids=lambda command: command[0],
 )
