@@ -8,7 +8,7 @@ from tests.pages.blocks import DOCS, README, ROOT, blocks_of, is_program, name_o
 CHECKED = {
     (ROOT / "docs/scripts.md", "Your own loop"),
     (ROOT / "docs/scripts.md", "Bring your own part"),
-    (README, "Five recipes"),
+    (ROOT / "docs/scripts.md", "Four recipes"),
 }
 
 # What the reader of a page has where its blocks are no programs, but parts of one.
