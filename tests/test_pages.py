@@ -13,7 +13,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PICTURES = sorted(path for path in (DOCS / "pictures").glob("*.py") if path.stem != "style")
-TAUGHT = [path for name in ("start", "ideas", "choose", "guides") for path in (DOCS / name).glob("*")]
+TAUGHT = [
+    path for name in ("start", "ideas", "choose", "guides") for path in (DOCS / name).glob("*")
+]
 MOST_BYTES, MOST_TERMS = 60_000, 40
 
 
@@ -30,6 +32,20 @@ def told(value):
     if isinstance(value, list):
         return [number for part in value for number in told(part)]
     return [float(value)]
+
+
+@pytest.mark.parametrize("program", PICTURES, ids=lambda path: path.stem)
+def test_what_is_said_of_a_picture_is_in_it(program):
+    """The figures of the paragraph below a picture stand in the picture."""
+    svg = program.with_suffix(".svg").read_text()
+    drawn = set(figures(" ".join(re.findall(r">([^<]+)</text>", svg))))
+    (page,) = [
+        text
+        for text in (path.read_text() for path in (DOCS / "ideas").glob("*.md"))
+        if f"../pictures/{program.stem}.svg)" in text
+    ]
+    said = page.split(f"../pictures/{program.stem}.svg)")[1].split("\n\n")[1]
+    assert [figure for figure in figures(said) if figure not in drawn] == []
 
 
 @pytest.mark.parametrize("program", PICTURES, ids=lambda path: path.stem)
@@ -60,9 +76,9 @@ def test_each_picture_stands_on_a_page_that_names_its_program():
     assert len(pages) == len(PICTURES)
 
 
-def figures(row):
-    """The numbers of a row of a table, without its last cell, which links to where they are from."""
-    return re.findall(r"\d[\d,]*(?:\.\d+)?", re.sub(r"`[^`]*`|\]\([^)]*\)", "", row))
+def figures(text):
+    """The numbers of some text, without those of code and of links' targets."""
+    return re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", re.sub(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)", "", text))
 
 
 ROWS = [
@@ -75,12 +91,12 @@ ROWS = [
 
 @pytest.mark.parametrize(("row", "page"), ROWS)
 def test_a_figure_that_is_quoted_stands_in_the_results(row, page):
-    """The last cell of a row links to the results; all figures of the cells before are there."""
-    cells = row.rsplit("|", 2)[0]
-    known = set(figures(page.read_text()))
-    quoted = figures(cells)
-    assert quoted, row
-    assert [figure for figure in quoted if figure not in known] == []
+    """The last cell of a row links to the results: the figures of each other cell but the first
+    stand there together, in one line."""
+    lines = [set(figures(line)) for line in page.read_text().splitlines()]
+    cells = [set(figures(cell)) for cell in row.split("|")[2:-2]]
+    assert any(cells), row
+    assert [cell for cell in cells if not any(cell <= line for line in lines)] == []
 
 
 def test_each_page_of_choosing_quotes_results():
@@ -89,7 +105,9 @@ def test_each_page_of_choosing_quotes_results():
 
 
 def glossary():
-    (block,) = re.findall(r"^```\{glossary\}\n(.*?)^```", (DOCS / "glossary.md").read_text(), re.S | re.M)
+    (block,) = re.findall(
+        r"^```\{glossary\}\n(.*?)^```", (DOCS / "glossary.md").read_text(), re.S | re.M
+    )
     return re.findall(r"^(\S.*)$", block, re.M)
 
 
