@@ -39,6 +39,23 @@ from hetjax.options import numbers as numbers
 from hetjax.options import option as option
 from hetjax.options import options_of as options_of
 
+__all__ = [
+    "Facts",
+    "Made",
+    "Option",
+    "choice",
+    "factory",
+    "flag",
+    "integer",
+    "is_factory",
+    "load",
+    "made_by",
+    "number",
+    "numbers",
+    "option",
+    "options_of",
+]
+
 _Arguments = ParamSpec("_Arguments")
 _Part = TypeVar("_Part")
 _IS_FACTORY = "__hetjax_factory__"

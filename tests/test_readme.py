@@ -235,7 +235,7 @@ def test_files_and_programs_that_are_named_are_there(path):
 
 def test_each_page_is_reached_from_the_readme():
     linked = set(re.findall(r"\]\((docs/\w+\.md)", README.read_text()))
-    assert linked >= {f"docs/{path.name}" for path in DOCS}
+    assert linked >= {f"docs/{path.name}" for path in DOCS if path.stem != "index"}
 
 
 def test_the_table_of_fields_is_that_of_the_code():

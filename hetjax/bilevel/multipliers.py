@@ -19,7 +19,7 @@ class Multiplier(NamedTuple):
         needs_gap: it depends on the gap, which takes one loss more.
         is_barrier: it is infinite if the gap is `shift(count)` or more; y has to stay below.
         shift: `count -> f[]`, of a barrier: how far above the minimum it stands.
-        ridge: `count -> f[]`: half of it times |z|^2 is added to the lower loss of z.
+        ridge: `count -> f[]`: half of it times `|z|^2` is added to the lower loss of z.
         upper_ridge: the same, to the upper loss of y.
         pull: if given, the multiplier is computed from the gradients at one point (`dynamic`).
     """

@@ -29,7 +29,7 @@ from hetjax.types import PyTree
 class Recipe(NamedTuple):
     """A method of the literature."""
 
-    make: Callable[..., machine.Estimator]  # (tx, T, **numbers) -> estimator
+    make: Callable[..., machine.Estimator]  # `(tx, T, **numbers) -> estimator`
     name: str
     paper: str
     assumes: str  # what its paper assumes of the lower level, for what it proves

@@ -34,7 +34,7 @@ class Solver(NamedTuple):
         take: `(solving, product) -> Solving`.
         kind: how the hypergradient is made. 'solution': by a cross product with v. 'optimizer': v
             is b pulled through the last lower step. 'rank_one': as `rank_one` says.
-        damp: of 'rank_one', added to |g|^2.
+        damp: of 'rank_one', added to `|g|^2`.
     """
 
     num_products: int
@@ -144,7 +144,8 @@ def one_step() -> Solver:
 def rank_one(damp: float = 0.0) -> Solver:
     """`g g'` stands for H, g the lower gradient (IGA): `d_x F - <b, g> / (|g|^2 + damp) d_x f`.
 
-    It takes gradients alone. If `damp` is 0, the quotient grows as 1 / |g| near the lower minimum.
+    It takes gradients alone. If `damp` is 0, the quotient grows as `1 / |g|` near the lower
+    minimum.
     If the lower gradient is 0, nothing is subtracted.
     """
     return Solver(0, _from_nothing, None, _never, "rank_one", damp)

@@ -54,12 +54,12 @@ class RoundTimes(_Times):
 class QuotaPolicy(NamedTuple):
     """A policy: three pure functions over its own state.
 
-    init(num_workers, budget) -> state.
-    assign(state, total, caps) -> (quotas i64[n], state): quotas ≤ caps with sum `total`. The
+    - `init(num_workers, budget) -> state`.
+    - `assign(state, total, caps) -> (quotas i64[n], state)`: quotas ≤ caps with sum `total`. The
       total is the budget, except in an epoch's last round, whose quotas are not kept. Those of a
       round in which a cap is lower for once are not kept, either. A cap of 0 is an absent worker;
       one whose cap is positive again has joined, as if never seen.
-    observe(state, times) -> state: takes the `RoundTimes` of the round just done. Its
+    - `observe(state, times) -> state`: takes the `RoundTimes` of the round just done. Its
       `times.present` says which workers were there.
 
     A state is a pytree of NumPy arrays and numbers. A checkpoint holds it, so its structure, shapes

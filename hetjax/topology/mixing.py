@@ -112,7 +112,7 @@ def check_mixing_matrix(matrix: ArrayLike, *, symmetric: bool) -> None:
 def spectral_gap(matrices: Sequence[np.ndarray]) -> float:
     """Returns 1 − σ^(1/T), σ = ‖W_T … W_1 − 11ᵀ/n‖₂, for the T matrices of a period.
 
-    For one symmetric W that is 1 − max(|λ₂|, |λ_n|). 1: the averages are exact after a period; 0:
+    For one symmetric W that is `1 − max(|λ₂|, |λ_n|)`. 1: the averages are exact after a period; 0:
     the workers never come together.
 
     Args:

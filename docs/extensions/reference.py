@@ -1,0 +1,176 @@
+"""A page of each public name: signature, shapes, units, errors, source.
+
+Docstrings say most of it. What the code declares in another form is added here: the fields of a
+record, which stand beside comments with their shapes and units, and the options of a factory, which
+stand in its annotations.
+"""
+
+import ast
+import functools
+import importlib
+import inspect
+import textwrap
+import typing
+
+from sphinx.util import inspect as sphinx_inspect
+
+import hetjax
+from docs.extensions import outside
+from hetjax import parts
+
+GENERATED = outside.DOCS / "reference/generated"
+
+# Public names of modules beside `hetjax` and the rooms that it lists.
+BESIDE = {
+    "hetjax.simulate": ("simulate", "Simulation"),
+    "hetjax.cluster.emulate": ("EmulatedCluster", "Change", "simulate_policy"),
+    "hetjax.bilevel.machine": ("Ask", "Then", "Repeat"),
+    "hetjax.rounds.losses": ("masked",),
+}
+
+
+def rooms():
+    """Modules, each with its public names."""
+    names = {name: getattr(hetjax, name) for name in hetjax.__all__}
+    modules = [name for name, found in names.items() if inspect.ismodule(found)]
+    yield "hetjax", [name for name in names if name not in modules]
+    for name in modules:
+        yield f"hetjax.{name}", names[name].__all__
+    yield from BESIDE.items()
+
+
+def public_names():
+    """Each public name in full, with what it stands for."""
+    for module, names in rooms():
+        for name in names:
+            yield f"{module}.{name}", getattr(importlib.import_module(module), name)
+
+
+def is_record(found):
+    """Whether it is a class whose fields are declared in its body."""
+    return inspect.isclass(found) and (
+        hasattr(found, "_fields") or hasattr(found, "__dataclass_fields__")
+    )
+
+
+@functools.cache
+def fields(record):
+    """`{name: (annotation, default or "", what is said of it)}` of a record, from its source."""
+    lines = textwrap.dedent(inspect.getsource(record)).splitlines()
+    (tree,) = ast.parse("\n".join(lines)).body
+    found = {}
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        said = lines[node.end_lineno - 1][node.end_col_offset :].partition("#")[2].strip()
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            said = inspect.cleandoc(after.value.value)
+        default = ast.unparse(node.value) if node.value is not None else ""
+        found[node.target.id] = (ast.unparse(node.annotation), default, said)
+    return found
+
+
+def plain_hint(hint):
+    """An annotation without the option that stands in it."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+
+
+def additions(found):
+    """Sections for the docstring of a public name, of what its code declares."""
+    if is_record(found):
+        yield "Attributes:"
+        for name, (hint, default, said) in fields(found).items():
+            by_default = f" By default `{default}`." if default else ""
+            yield f"    {name} ({hint}): {' '.join(said.split())}{by_default}"
+    if parts.is_factory(found) and "Args:" not in (found.__doc__ or ""):
+        options = parts.options_of(found)
+        if options:
+            yield "Args:"
+        for name, option in options.items():
+            unit = f"{option.unit} " if option.unit else ""
+            yield f"    {name}: {unit}{option.says}; {option.rule.allowed}."
+    if parts.is_factory(found) and "Raises:" not in (found.__doc__ or ""):
+        yield ""
+        yield "Raises:"
+        yield "    ValueError: an argument is out of range, unknown or missing."
+
+
+def complete(app, what, name, found, options, lines):
+    if what not in ("class", "function"):
+        return
+    added = list(additions(found))
+    if added and "Attributes:" not in lines:
+        lines += ["", *added]
+
+
+def skip(app, what, name, found, skips, options):
+    """Fields of a record are told once, by `complete`."""
+    return True if type(found).__name__ == "_tuplegetter" or name.startswith("_") else None
+
+
+def signature(app, what, name, found, options, written, returns):
+    if not parts.is_factory(found):
+        return None
+    signature = inspect.signature(found)
+    plain = [
+        each.replace(annotation=plain_hint(each.annotation))
+        for each in signature.parameters.values()
+    ]
+    text = sphinx_inspect.stringify_signature(
+        signature.replace(parameters=plain), unqualified_typehints=True
+    )
+    arguments, _, result = text.rpartition(" -> ")
+    return (arguments, result) if arguments else (result, returns)
+
+
+def entries(registry):
+    """The table of a registry: its names, and what each stands for."""
+    rows = ["   * - name", "     - what it is"]
+    for name, entry in registry.items():
+        if callable(entry):
+            said = f"`{entry.__name__}`: {inspect.getdoc(entry).splitlines()[0]}"
+        else:
+            said = f"{entry.name}. {entry.paper}. Assumes: {entry.assumes}."
+        rows += [f"   * - ``{name}``", f"     - {said}"]
+    return "\n".join(
+        ["   .. list-table::", "      :header-rows: 1", "", *(f"   {r}" for r in rows)]
+    )
+
+
+def page(name, found):
+    directive, options = "autodata", "   :no-value:\n"
+    if isinstance(found, dict):
+        title = name.removeprefix("hetjax.")
+        value = f".. py:data:: {name}\n\n   By name, as a configuration has them:\n\n"
+        return f"{title}\n{'=' * len(title)}\n\n{value}{entries(found)}\n"
+    if inspect.isclass(found):
+        directive, options = "autoclass", "   :members:\n"
+    elif inspect.isroutine(found):
+        directive, options = "autofunction", ""
+    title = name.removeprefix("hetjax.") if name.count(".") > 1 else name
+    return f"{title}\n{'=' * len(title)}\n\n.. {directive}:: {name}\n{options}"
+
+
+def room_page(module, names):
+    said = inspect.cleandoc(importlib.import_module(module).__doc__).split("\n\n")[0]
+    entries = "\n".join(f"   {module}.{name}" for name in names)
+    toctree = f".. toctree::\n   :maxdepth: 1\n\n{entries}\n"
+    return f"{module}\n{'=' * len(module)}\n\n{said}\n\n{toctree}"
+
+
+def write_pages(app):
+    pages = {GENERATED / f"{name}.rst": page(name, found) for name, found in public_names()}
+    for module, names in rooms():
+        pages[GENERATED / f"room.{module}.rst"] = room_page(module, names)
+    for path, text in pages.items():
+        outside.write_if_new(path, text)
+    for old in set(GENERATED.glob("*.rst")) - pages.keys():
+        old.unlink()
+
+
+def setup(app):
+    app.connect("builder-inited", write_pages)
+    app.connect("autodoc-process-docstring", complete, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", signature)
+    app.connect("autodoc-skip-member", skip)
+    return {"parallel_read_safe": True}
