@@ -78,7 +78,9 @@ def test_each_picture_stands_on_a_page_that_names_its_program():
 
 def figures(text):
     """The numbers of some text, without those of code and of links' targets."""
-    return re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", re.sub(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)", "", text))
+    return re.findall(
+        r"\d+(?:,\d{3})*(?:\.\d+)?", re.sub(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)", "", text)
+    )
 
 
 ROWS = [
