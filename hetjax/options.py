@@ -75,6 +75,13 @@ class Option(NamedTuple):
     def check(self, name: str, value: Any) -> Any:
         """The value that is kept of what was given.
 
+        Args:
+            name: for the message.
+            value: what a user gave.
+
+        Returns:
+            The value, in the type that the rule keeps.
+
         Raises:
             ValueError: it is not allowed; names the option, the value and what is.
         """
@@ -96,6 +103,12 @@ def options_of(declared: Callable[..., Any]) -> dict[str, Option]:
     """The options of a factory, or of a dataclass, by name, with their defaults.
 
     A field of a dataclass that is a dataclass itself is a group of options, and none.
+
+    Args:
+        declared: a factory, or a dataclass.
+
+    Returns:
+        `{name: Option}`, in the order of the signature.
 
     Raises:
       TypeError: a parameter has no option in its annotation.
@@ -131,12 +144,28 @@ def nearest(name: object, names: Sequence[str]) -> str:
 
 
 def option(rule: Rule, *, unit: str = "", says: str = "") -> Option:
-    """An option with any rule."""
+    """An option with any rule.
+
+    Args:
+        rule: what is allowed, and how it is read.
+        unit: such as "rounds"; stands before `says`.
+        says: a sentence without its subject, for `--help` and the tables.
+
+    Returns:
+        What stands in `Annotated[type, …]` of a parameter.
+    """
     return Option(rule, unit, says)
 
 
 def integer(*, at_least: int = 0, at_most: int = _MOST, unit: str = "", says: str = "") -> Option:
-    """A whole number from `at_least` to `at_most`."""
+    """A whole number from `at_least` to `at_most`.
+
+    Args:
+        at_least: the least that is allowed.
+        at_most: the most; by default 2^31 - 1.
+        unit: such as "rounds"; stands before `says`.
+        says: a sentence without its subject, for `--help` and the tables.
+    """
     upper = "" if at_most == _MOST else f" and at most {at_most}"
 
     def parse(value: Any) -> int:
@@ -158,7 +187,16 @@ def number(
     unit: str = "",
     says: str = "",
 ) -> Option:
-    """A finite number within bounds; an integer is taken and kept as a float."""
+    """A finite number within bounds; an integer is taken and kept as a float.
+
+    Args:
+        at_least: the least that is allowed.
+        above: or what it must be above.
+        at_most: the most that is allowed.
+        below: or what it must be below.
+        unit: such as "rounds"; stands before `says`.
+        says: a sentence without its subject, for `--help` and the tables.
+    """
     bounds = {"of at least": at_least, "above": above, "at most": at_most, "below": below}
     words = " and ".join(f"{word} {b:g}" for word, b in bounds.items() if b is not None)
 
@@ -183,7 +221,11 @@ def number(
 
 
 def flag(*, says: str = "") -> Option:
-    """True or false."""
+    """True or false.
+
+    Args:
+        says: a sentence without its subject, for `--help` and the tables.
+    """
 
     def parse(value: Any) -> bool:
         if not isinstance(value, bool):
@@ -242,7 +284,14 @@ def several(one: Option, *, unit: str = "", says: str = "") -> Option:
 def numbers(
     *, at_least: float | None = None, above: float | None = None, unit: str = "", says: str = ""
 ) -> Option:
-    """A tuple of finite numbers."""
+    """A tuple of finite numbers.
+
+    Args:
+        at_least: the least that each may be.
+        above: or what each must be above.
+        unit: such as "rounds"; stands before `says`.
+        says: a sentence without its subject, for `--help` and the tables.
+    """
     return several(number(at_least=at_least, above=above), unit=unit, says=says)
 
 

@@ -148,6 +148,12 @@ def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part
 
     The function returns a record with a field `made_by`.
 
+    Args:
+      function: its parameters are annotated `Annotated[type, option]`, with defaults.
+
+    Returns:
+      The function, which checks its arguments before it is called.
+
     Raises:
       ValueError: (when it is called) an argument is out of range, unknown or missing. A line for
         each names the factory, the option, the value and what is allowed.
@@ -168,7 +174,11 @@ def factory(function: Callable[_Arguments, _Part]) -> Callable[_Arguments, _Part
 
 
 def is_factory(thing: Any) -> bool:
-    """Whether it was made by `factory`."""
+    """Whether it was made by `factory`.
+
+    Args:
+      thing: anything.
+    """
     return getattr(thing, _IS_FACTORY, False)
 
 
@@ -197,6 +207,9 @@ def made_by(part: Any) -> Made | None:
 
     That is a part made by hand or by a function inside another one, one whose factory was given
     what JSON cannot hold, and one that was changed after it was made.
+
+    Args:
+      part: a record that a factory made, or any other.
     """
     made: Made | None = getattr(part, "made_by", None)
     if made is None or any(
@@ -283,6 +296,12 @@ def is_path(name: str) -> bool:
 
 def load(path: str) -> Callable[..., Any]:
     """Imports the factory at `module:function`.
+
+    Args:
+      path: such as "my.module:my_policy".
+
+    Returns:
+      The factory, to be called with its options.
 
     Raises:
       ValueError: there is no such module or function, or it is no factory.

@@ -23,6 +23,16 @@ def scale_by_progress(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTr
     The sync phase gives `progress`. It counts nominal rounds: examples processed over the examples
     of a full round. It equals the step count while all rounds are full.
 
+    Args:
+        learning_rate: a number, or a function of the progress, f32[], such as an optax
+            schedule.
+
+    Returns:
+        An optax transformation whose update takes `progress`.
+
+    Raises:
+        ValueError: (of its update) no progress was given, as outside of hetjax.
+
     Example:
         >>> import optax
         >>> optimizer = optax.chain(

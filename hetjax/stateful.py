@@ -104,6 +104,16 @@ class StatefulLoss:
     ) -> tuple[Any, types.PyTree]:
         """`(losses, new_state)`.
 
+        Args:
+            params: of the model.
+            state: of the model, as `model_state`.
+            examples: leaves `[B, …]`.
+            rng: the key of the microbatch.
+            mask: f32[B], 0 for padding; None: no padding.
+
+        Returns:
+            What the loss returned, and the new state, like `state`.
+
         Raises:
             ValueError: it returned no state, or one of another structure, shape or type.
         """
@@ -128,6 +138,11 @@ class StatefulLoss:
         """What a microbatch of `count f[]` examples changes of the state; float32 or wider.
 
         Differences, so that what a microbatch leaves as it was stays as it was to the bit.
+
+        Args:
+            before: the state at the beginning of the round.
+            after: the state after the microbatch.
+            count: f[], examples.
         """
         olds, treedef = jax.tree.flatten(before)
         differences = []
@@ -143,7 +158,11 @@ class StatefulLoss:
         return self._split(treedef, differences)
 
     def zeros(self, state: types.PyTree) -> types.StateChange:
-        """Before the first microbatch of a round."""
+        """Before the first microbatch of a round.
+
+        Args:
+            state: of the model, for its shapes.
+        """
         leaves, treedef = jax.tree.flatten(state)
         kinds = [jnp.result_type(leaf) for leaf in leaves]
         wide = [

@@ -123,7 +123,7 @@ class Contribution(NamedTuple):
     weight: jax.Array  # f32[]: summed over the workers too; it divides the sum of `sums`
     loss_sum: jax.Array  # f32[]: for the report, over the same weight; 0 where the rule has none
     worker: PyTree  # what the local rule keeps for the next round; () where it keeps nothing
-    evidence: PyTree
+    evidence: PyTree  # what the order's observer found of the round; () where there is none
     tally: Tally
     metric_sums: PyTree = ()  # {name: (f32[] weighted sum, f32[] weight)}; () where there are none
     own: PyTree = ()  # sums that stay with the worker: divided as `sums` are, but not added up
@@ -148,7 +148,7 @@ class TrainState(NamedTuple):
 
     params: PyTree
     memory: PyTree  # of the order's observer; () where the order needs none
-    opt_state: PyTree
+    opt_state: PyTree  # of the optimiser; () where no round updates
     worker: PyTree  # of the local rule; () where it keeps nothing from round to round
     progress_rounds: (
         jax.Array | np.ndarray

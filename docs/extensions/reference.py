@@ -10,7 +10,6 @@ import functools
 import importlib
 import inspect
 import textwrap
-import typing
 
 from sphinx.util import inspect as sphinx_inspect
 
@@ -27,6 +26,8 @@ BESIDE = {
     "hetjax.bilevel.machine": ("Ask", "Then", "Repeat"),
     "hetjax.rounds.losses": ("masked",),
 }
+
+HIDDEN = {"tree_flatten", "tree_unflatten"}  # methods for JAX
 
 
 def rooms():
@@ -60,7 +61,7 @@ def fields(record):
     (tree,) = ast.parse("\n".join(lines)).body
     found = {}
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if not isinstance(node, ast.AnnAssign):
+        if not isinstance(node, ast.AnnAssign) or node.target.id.startswith("_"):
             continue
         said = lines[node.end_lineno - 1][node.end_col_offset :].partition("#")[2].strip()
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
@@ -70,9 +71,27 @@ def fields(record):
     return found
 
 
-def plain_hint(hint):
-    """An annotation without the option that stands in it."""
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+def plain_hint(node):
+    """An annotation as it is written, without the option that stands in it."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Annotated"):
+        return ast.unparse(node.slice.elts[0])
+    return ast.unparse(node)
+
+
+@functools.cache
+def hints_of(function):
+    """`{parameter: annotation}` as a function's source has them; its result's as `return`."""
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+    node = ast.parse(source).body[0]
+    if not isinstance(node, ast.FunctionDef):
+        return {}
+    arguments = node.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    every += [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
+    hints = {each.arg: plain_hint(each.annotation) for each in every if each.annotation}
+    return hints | ({"return": plain_hint(node.returns)} if node.returns else {})
 
 
 def additions(found):
@@ -104,23 +123,26 @@ def complete(app, what, name, found, options, lines):
 
 
 def skip(app, what, name, found, skips, options):
-    """Fields of a record are told once, by `complete`."""
-    return True if type(found).__name__ == "_tuplegetter" or name.startswith("_") else None
+    """What no user calls."""
+    return True if name in HIDDEN or name.startswith("_") else None
 
 
 def signature(app, what, name, found, options, written, returns):
-    if not parts.is_factory(found):
+    """The signature as the source has it; of a record its fields, whose types are told below."""
+    if is_record(found):
+        each = [f"{n}={default}" if default else n for n, (_, default, _) in fields(found).items()]
+        return f"({', '.join(each)})", None
+    function = found.__init__ if inspect.isclass(found) else found
+    if not inspect.isfunction(inspect.unwrap(function)):
         return None
-    signature = inspect.signature(found)
-    plain = [
-        each.replace(annotation=plain_hint(each.annotation))
-        for each in signature.parameters.values()
+    hints = hints_of(function)
+    parameters = [
+        each.replace(annotation=hints.get(each.name, inspect.Parameter.empty))
+        for each in inspect.signature(function).parameters.values()
+        if each.name not in ("self", "cls")
     ]
-    text = sphinx_inspect.stringify_signature(
-        signature.replace(parameters=plain), unqualified_typehints=True
-    )
-    arguments, _, result = text.rpartition(" -> ")
-    return (arguments, result) if arguments else (result, returns)
+    text = sphinx_inspect.stringify_signature(inspect.Signature(parameters))
+    return text, hints.get("return") if what != "class" else None
 
 
 def entries(registry):
@@ -145,6 +167,8 @@ def page(name, found):
         return f"{title}\n{'=' * len(title)}\n\n{value}{entries(found)}\n"
     if inspect.isclass(found):
         directive, options = "autoclass", "   :members:\n"
+        if is_record(found):  # their fields are told once, by `complete`
+            options += f"   :exclude-members: {', '.join(fields(found))}\n"
     elif inspect.isroutine(found):
         directive, options = "autofunction", ""
     title = name.removeprefix("hetjax.") if name.count(".") > 1 else name

@@ -11,7 +11,7 @@ from hetjax.types import PyTree
 class Stack(NamedTuple):
     """Batches, leaves `[K, ...]`. Each request of a level that wants a new batch takes the next."""
 
-    batches: PyTree
+    batches: PyTree  # leaves [K, ...], a batch each
 
 
 class Blocks(NamedTuple):
@@ -32,11 +32,15 @@ class Blocks(NamedTuple):
         ((3, 4, 3), (3, 4))
     """
 
-    batches: PyTree
+    batches: PyTree  # leaves [B, size, ...]
 
     @classmethod
     def of(cls, batch: PyTree, size: int) -> "Blocks":
         """Cuts a batch, leaves `[n, ...]`, into blocks of `size` examples; n / size blocks.
+
+        Args:
+            batch: leaves `[n, ...]`.
+            size: examples in a block; divides n.
 
         Raises:
             ValueError: the leaves are of several lengths, or `size` does not divide n.
@@ -89,6 +93,12 @@ class Blocks(NamedTuple):
     def block(self, number: Any) -> PyTree:
         """One block, leaves `[size, ...]`.
 
+        Args:
+            number: i32[], from 0 to B - 1.
+
+        Returns:
+            Leaves `[size, ...]`.
+
         Raises:
             ValueError: as `num_blocks`.
         """
@@ -111,5 +121,5 @@ class Batches(NamedTuple):
     Either may be in `Blocks`, which are computed one after the other.
     """
 
-    upper: Any = None
-    lower: Any = None
+    upper: Any = None  # a pytree, leaves [n, ...], a `Stack` of such or `Blocks`; None: no data
+    lower: Any = None  # likewise

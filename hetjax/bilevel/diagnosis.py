@@ -211,8 +211,19 @@ def explain(
 ) -> str:
     """Computes a hypergradient request by request; names the first answer that is not finite.
 
+    Args:
+        problem: its losses are computed eagerly.
+        estimator: asks for the sums.
+        x: the upper variable.
+        y: the lower variable.
+        batches: of both levels; None: losses without data.
+        state: the last result's; None: the first hypergradient.
+
     Returns:
         A sentence; "" if every answer is finite.
+
+    Raises:
+        ValueError: the leaves of `Blocks` have no leading axis in common.
     """
     given = batches_lib.Batches() if batches is None else batches
     position, number = estimator.init(x, y, state), 0

@@ -28,7 +28,16 @@ class Lower(NamedTuple):
     """Whether the state goes on from one hypergradient to the next, if y does."""
 
     def first_state(self, x: PyTree, y: PyTree, kept: PyTree = ()) -> PyTree:
-        """The state before the first step: what was kept, or a new one."""
+        """The state before the first step: what was kept, or a new one.
+
+        Args:
+            x: the upper variable.
+            y: the lower variable.
+            kept: the state that a hypergradient before left; () where there is none.
+
+        Returns:
+            A pytree of arrays.
+        """
         if self.keeps_state and kept != ():
             return kept
         return jax.tree.map(jnp.asarray, self.init(x, y))
@@ -86,6 +95,12 @@ def aggregate(
         alpha: a function of the step's number, from 0; falls to 0, with an infinite sum.
         mu: between 0 and 1.
         upper_scale: the upper step over the lower one.
+
+    Returns:
+        What the estimators take as `lower`.
+
+    Raises:
+        ValueError: `tx` is no optax optimiser and makes none.
 
     References:
         Liu, Mu, Yuan, Zeng, Zhang, "A generic first-order algorithmic framework for bi-level

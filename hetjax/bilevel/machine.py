@@ -36,7 +36,7 @@ class Repeat(NamedTuple):
     """Does some steps several times."""
 
     times: int
-    steps: tuple["Step", ...]
+    steps: tuple["Step", ...]  # in this order
     fewer: Callable[[PyTree], jax.Array] | None = None
     """`carry -> i32[]`: how many times, at most `times`; asked before the first."""
 
@@ -73,7 +73,7 @@ class State(NamedTuple):
 class Result(NamedTuple):
     """What an estimator ends with."""
 
-    grad_x: PyTree
+    grad_x: PyTree  # the hypergradient, like x
     state: State
     info: Info
 
@@ -111,16 +111,40 @@ class Estimator(NamedTuple):
     so each worker may keep the part of its own examples."""
 
     def init(self, x: PyTree, y: PyTree, state: State | None = None) -> Position:
-        """The position before the first request."""
+        """The position before the first request.
+
+        Args:
+            x: the upper variable, a pytree of arrays.
+            y: the lower variable, a pytree of arrays.
+            state: of the last result; None: the first hypergradient.
+        """
         return _settled(self.program(x), self.begin(x, y, state), (0,), ())
 
     def request(self, position: Position) -> tuple[problem_lib.What, problem_lib.At]:
-        """The sum that is wanted next; not to be called if `position.is_done`."""
+        """The sum that is wanted next; not to be called if `position.is_done`.
+
+        Args:
+            position: from `init` or `receive`.
+
+        Returns:
+            What is asked for, and at which point.
+
+        Raises:
+            ValueError: the position is behind the last request.
+        """
         ask = _asked(position)
         return ask.what, ask.at(position.carry)
 
     def receive(self, position: Position, answer: problem_lib.Answer) -> Position:
-        """The position after the answer to the request."""
+        """The position after the answer to the request.
+
+        Args:
+            position: whose request was answered.
+            answer: the sums, divided by their weight.
+
+        Raises:
+            ValueError: the position is behind the last request.
+        """
         carry = _asked(position).receive(position.carry, answer)
         return _settled(position.program, carry, *behind(position.path, position.left))
 
@@ -129,7 +153,12 @@ class Estimator(NamedTuple):
         return self.finish(position.carry, position.program)
 
     def finish(self, carry: PyTree, program: tuple[Step, ...]) -> Result:
-        """The result, with its cost."""
+        """The result, with its cost.
+
+        Args:
+            carry: of the last position.
+            program: its program, which tells the cost.
+        """
         found = self.end(carry)
         return found._replace(info=found.info._replace(cost=cost(program)))
 

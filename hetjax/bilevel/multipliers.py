@@ -36,6 +36,12 @@ class Multiplier(NamedTuple):
 def const(value: float) -> Multiplier:
     """Always the same: the hypergradient of the implicit family, damped by its inverse.
 
+    Args:
+        value: above 0.
+
+    Returns:
+        What `value_gap` takes as `multiplier`.
+
     Raises:
         ValueError: `value` is no positive number.
     """
@@ -49,18 +55,43 @@ def const(value: float) -> Multiplier:
 
 
 def growing(value: Number) -> Multiplier:
-    """Any function of the number of hypergradients so far: `lambda k: 10 * (k + 1) ** 0.3`."""
+    """Any function of the number of hypergradients so far: `lambda k: 10 * (k + 1) ** 0.3`.
+
+    Args:
+        value: a number, or a function of the count of hypergradients before this one, i32[].
+
+    Returns:
+        What `value_gap` takes as `multiplier`.
+    """
     at = _function(value)
     return Multiplier(lambda count, gap: jnp.asarray(at(count)))
 
 
 def ramp(start: float, stop: float, num_steps: int) -> Multiplier:
-    """Goes linearly from start to stop in so many hypergradients, and stays at stop."""
+    """Goes linearly from start to stop in so many hypergradients, and stays at stop.
+
+    Args:
+        start: at the first hypergradient.
+        stop: from hypergradient `num_steps` on.
+        num_steps: hypergradients, at least 1.
+
+    Returns:
+        What `value_gap` takes as `multiplier`.
+    """
     return growing(lambda k: start + (stop - start) * jnp.minimum(k / num_steps, 1.0))
 
 
 def exterior(sigma: Number, *, shift: Number = 0.0, ridge: Number = 0.0) -> Multiplier:
-    """`max(gap - shift, 0) / sigma`, of the exterior penalty `(f - f* - shift)^2 / (2 sigma)`."""
+    """`max(gap - shift, 0) / sigma`, of the exterior penalty `(f - f* - shift)^2 / (2 sigma)`.
+
+    Args:
+        sigma: divides the excess; a number or a function of the count, falls to 0.
+        shift: how far the lower loss may be above its minimum at no cost.
+        ridge: mu of the lower loss, `mu / 2 |z|^2`.
+
+    Returns:
+        What `value_gap` takes as `multiplier`.
+    """
     at, beyond = _function(sigma), _function(shift)
     return Multiplier(
         lambda count, gap: jnp.maximum(gap - beyond(count), 0) / at(count),
@@ -100,6 +131,12 @@ def dynamic(eta: float) -> Multiplier:
     """So large that a step lowers the gap: `max(0, eta - <grad F, grad q> / |grad q|^2)` (BOME).
 
     q is the gap, with z constant. y makes one step for each of x; z begins at y.
+
+    Args:
+        eta: by how much a step lowers the gap, over `|grad q|^2`; above 0.
+
+    Returns:
+        What `value_gap` takes as `multiplier`.
     """
     return Multiplier(lambda count, gap: jnp.zeros(()), pull=eta)
 

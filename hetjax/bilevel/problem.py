@@ -59,8 +59,8 @@ class What(NamedTuple):
 class At(NamedTuple):
     """The part of a request that is computed: at which point, along what, on which batch."""
 
-    x: PyTree
-    y: PyTree
+    x: PyTree  # the upper variable
+    y: PyTree  # the lower variable
     batch: Any = 0  # i32[]: number of the batch, among those of its level
     vector: PyTree = ()  # like y; of PRODUCTS
     tangents: PyTree = ()  # (like x, like y), leaves [n, ...]; of TANGENTS
@@ -69,7 +69,7 @@ class At(NamedTuple):
 class Answer(NamedTuple):
     """The sums that were asked for; the other fields are ()."""
 
-    loss: Any = ()
+    loss: Any = ()  # f[]
     x: PyTree = ()  # gradient or product, like x
     y: PyTree = ()  # gradient or product, like y
     tangents: PyTree = ()  # like y, leaves [n, ...]

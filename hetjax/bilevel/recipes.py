@@ -36,12 +36,25 @@ class Recipe(NamedTuple):
     learns_start: bool = False  # x is a `Learned`
 
     def cost(self, tx: lower_lib.Optimizer, num_steps: int, x: PyTree) -> problem_lib.Cost:
-        """The cost of one hypergradient with the usual numbers; in forward mode it depends on x."""
+        """The cost of one hypergradient with the usual numbers; in forward mode it depends on x.
+
+        Args:
+            tx: the optimiser of the lower level.
+            num_steps: T, its steps.
+            x: the upper variable, for its shapes alone.
+        """
         return machine.cost(self.make(tx, num_steps).program(x))
 
 
 def per_coordinate(x: PyTree) -> optax.GradientTransformation:
-    """Descent with a learning rate for each number of y: `x["rates"]`."""
+    """Descent with a learning rate for each number of y: `x["rates"]`.
+
+    Args:
+        x: the upper variable; `x["rates"]` has the tree and the shapes of y.
+
+    Returns:
+        An optax optimiser of y without state.
+    """
     return optax.stateless(
         lambda updates, _: jax.tree.map(lambda rate, u: -rate * u, x["rates"], updates)
     )

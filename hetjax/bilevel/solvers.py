@@ -122,7 +122,14 @@ def neumann(num_terms: int, eta: float, damp: float = 0.0) -> Solver:
 
 
 def scaled(eta: float) -> Solver:
-    """`v = eta b`: a multiple of the identity stands for the inverse of H (T1-T2; one step)."""
+    """`v = eta b`: a multiple of the identity stands for the inverse of H (T1-T2; one step).
+
+    Args:
+        eta: stands for the inverse of H; above 0.
+
+    Returns:
+        What `implicit` takes as `solver`.
+    """
 
     def begin(right: PyTree, start: PyTree | None) -> Solving:
         del start
@@ -145,8 +152,13 @@ def rank_one(damp: float = 0.0) -> Solver:
     """`g g'` stands for H, g the lower gradient (IGA): `d_x F - <b, g> / (|g|^2 + damp) d_x f`.
 
     It takes gradients alone. If `damp` is 0, the quotient grows as `1 / |g|` near the lower
-    minimum.
-    If the lower gradient is 0, nothing is subtracted.
+    minimum. If the lower gradient is 0, nothing is subtracted.
+
+    Args:
+        damp: added to `|g|^2`; at least 0.
+
+    Returns:
+        What `implicit` takes as `solver`.
     """
     return Solver(0, _from_nothing, None, _never, "rank_one", damp)
 

@@ -14,7 +14,7 @@ from hetjax.types import PyTree
 class Learned(NamedTuple):
     """An upper variable that holds the lower level's start, for `start="learned"`."""
 
-    x: PyTree
+    x: PyTree  # the upper variable itself, a pytree of arrays
     start: PyTree  # like y
 
 

@@ -184,6 +184,9 @@ def simulate_policy(
     Returns:
       quotas i64[num_rounds, n], compute_secs f64[num_rounds, n], round_secs f64[num_rounds].
 
+    Raises:
+      ValueError: the policy assigns what no worker can do, or the cluster tells no times.
+
     Example:
       >>> cluster = EmulatedCluster((1.0, 3.0))
       >>> _, _, round_secs = simulate_policy(policies.equal(), cluster, 8, 2)

@@ -25,7 +25,7 @@ class Live(Protocol):
     """A gate at work: one serves all workers of a process, from their own threads."""
 
     def begin(self, quotas: np.ndarray) -> None:
-        """A round begins, with quotas i64[W]."""
+        """A round begins, with `quotas` i64[W]."""
 
     def is_open(self) -> bool:
         """Whether a worker may begin another microbatch. It is also called before the first one,
@@ -38,13 +38,17 @@ class Live(Protocol):
 class Board(Protocol):
     """Values that the processes of a run share: `hetjax.processes.board.Board`."""
 
-    def post(self, key: str, value: Any) -> None: ...
+    def post(self, key: str, value: Any) -> None:
+        """Writes a `value`, of which JSON has at most 4 KB, for all processes to read."""
 
-    def read(self, key: str) -> Any: ...
+    def read(self, key: str) -> Any:
+        """Returns the value, or None where nobody has written one."""
 
-    def add(self, key: str, amount: int = 1) -> int: ...
+    def add(self, key: str, amount: int = 1) -> int:
+        """Adds to a count that begins at 0; returns what it has become."""
 
-    def remove(self, key: str) -> None: ...
+    def remove(self, key: str) -> None:
+        """Forgets a value or a count; harmless where there is none."""
 
 
 Clock = Callable[[], float]
@@ -98,6 +102,11 @@ class AlwaysOpen:
         self._board, self._rounds = board, 0
 
     def begin(self, quotas: np.ndarray) -> None:
+        """Begins a round anew.
+
+        Args:
+            quotas: i64[W], of all workers.
+        """
         self._quotas, self._closed = np.asarray(quotas), False
         self._rounds += 1
         if self._board is not None and self._rounds > 2:  # all have left that round
@@ -105,6 +114,7 @@ class AlwaysOpen:
                 self._board.remove(f"{self._rounds - 2}/{what}")
 
     def is_open(self) -> bool:
+        """Whether a worker may begin another microbatch."""
         if not self._closed and self._board is not None:
             self._closed = self._board.read(f"{self._rounds}/closed") is not None
         return not self._closed
@@ -115,7 +125,12 @@ class AlwaysOpen:
         self._closed = True
 
     def finished(self, worker: int, microbatches_done: int) -> None:
-        pass
+        """Takes note that a worker has finished a microbatch: here, of nothing.
+
+        Args:
+            worker: its number, from 0.
+            microbatches_done: by it in this round, from 1.
+        """
 
 
 class Closing(NamedTuple):
@@ -151,6 +166,11 @@ class _Checked:
 
 def begin(gate: Gate, board: Board | None = None, clock: Clock = time.perf_counter) -> Live:
     """The live gate of one process.
+
+    Args:
+        gate: whose `open` makes it.
+        board: the processes'; None where all workers are in one.
+        clock: seconds, a function without arguments.
 
     Raises:
         ValueError: what the gate opened is no live gate.

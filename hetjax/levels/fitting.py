@@ -76,9 +76,7 @@ def fit_bilevel(
         eval_source: evaluated every `eval_every` outer steps, and at the end.
         eval_sources: several such sets by name, in its place.
         metrics_fn: `(y, examples) -> {name: f32[B]}` for them; by default the upper loss.
-        eval_every: outer steps between two evaluations, at which the best x and y are kept, too:
-            those of the lowest upper loss, or as `best_by` and `best_mode` say, which are those of
-            `fit`.
+        eval_every: outer steps between two evaluations, at which the best x and y are kept, too.
         callbacks: each is called with the `OuterReport` of a step; one that returns True or
             `hetjax.STOP` ends the run after the step, or after the next one where several
             processes take part.
@@ -88,6 +86,8 @@ def fit_bilevel(
         replay: the workdir of a run whose quotas are taken, in place of the policy's.
         progress: show a progress bar.
         raise_on_interrupt: as for `fit`.
+        best_by: the metric by which x and y are the best; by default the upper loss.
+        best_mode: 'min' or 'max', which of its values is the best.
         workers: their number; by default one for each device.
         **fields: of the configuration, for both levels, as for `fit`: `quota`, `gate`, `reducer`,
             `cluster`, `ordering`, `microbatch_size`, `budget`, `local`, `seed`, …

@@ -45,18 +45,24 @@ class OuterReport:
     curvature: float | None = None
     crossed: float | None = None
     stood: float | None = None
-    eval: dict[str, float] | None = None
+    eval: dict[str, float] | None = None  # by name, where it was evaluated after this outer step
     kinds: dict[str, dict[str, Any]] | None = None
     """Of each kind of round of a level: `rounds`, `secs`, `bytes_sent`, and the last `quotas`."""
     x: Callable[[], types.PyTree] = dataclasses.field(
         default=_no_variables, repr=False, compare=False
     )
+    """`report.x()` is the upper variable after the step. For a callback, while it runs."""
     y: Callable[[], types.PyTree] = dataclasses.field(
         default=_no_variables, repr=False, compare=False
     )
+    """`report.y()` is the lower variable after the step. For a callback, while it runs."""
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON holds it, without fields that are None; not-finite numbers are None."""
+        """As JSON holds it, without fields that are None; not-finite numbers are None.
+
+        Returns:
+            `{name: value}`, of numbers, texts, lists and dicts of them.
+        """
         given = {name: value for name, value in vars(self).items() if name not in ("x", "y")}
         return {name: plain(value) for name, value in given.items() if value is not None}
 

@@ -58,6 +58,9 @@ def balance_signs(diffs: jax.Array, running_sum: jax.Array) -> tuple[jax.Array, 
     Returns:
         signs i8[K], and running_sum f[d] with `sum_k s_k D_k` added.
 
+    Raises:
+        ValueError: the two shapes do not fit.
+
     Example:
         >>> signs, _ = balance_signs(jnp.array([[1.0, 0.0], [2.0, 1.0]]), jnp.zeros(2))
         >>> signs.tolist()

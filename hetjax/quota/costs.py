@@ -63,7 +63,11 @@ class WorkerCosts:
         return self.secs_per_microbatch.size
 
     def round_secs(self, quotas: ArrayLike) -> np.ndarray:
-        """Returns the seconds each worker computes with these quotas, f64[n]; 0 at quota 0."""
+        """Returns the seconds each worker computes with these quotas, f64[n]; 0 at quota 0.
+
+        Args:
+          quotas: i64[n], microbatches.
+        """
         counts = np.asarray(quotas)
         return np.where(counts > 0, self.overhead_secs + self.secs_per_microbatch * counts, 0.0)
 

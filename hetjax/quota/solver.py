@@ -91,6 +91,14 @@ def optimal_round_secs(
 ) -> float:
     """Returns the shortest round possible with whole microbatches, in seconds.
 
+    Args:
+      costs: of n workers, in seconds.
+      total: microbatches of the round, at least 0.
+      caps: i64[n], the most that each worker may do; None: no limit.
+
+    Raises:
+      ValueError: the caps hold less than the total, or an argument has the wrong shape or sign.
+
     Example:
       >>> from hetjax.quota import costs
       >>> optimal_round_secs(costs.WorkerCosts(0.0, [1.0, 2.0]), 4)
@@ -105,6 +113,14 @@ def continuous_bound_secs(
     """Returns the shortest round if microbatches could be divided, in seconds.
 
     It is the T with Σ_i clip((T − overhead_i)/secs_i, 0, cap_i) = total. No quotas are faster.
+
+    Args:
+      costs: of n workers, in seconds.
+      total: microbatches of the round, at least 0.
+      caps: i64[n], the most that each worker may do; None: no limit.
+
+    Raises:
+      ValueError: the caps hold less than the total, or an argument has the wrong shape or sign.
 
     Example:
       >>> from hetjax.quota import costs

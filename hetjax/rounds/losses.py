@@ -319,6 +319,10 @@ def masked(
             microbatch.
         metrics: names of those that are wanted.
         divisor: what the losses are divided by; the weights are not.
+
+    Raises:
+        ValueError: (of the function returned) the loss returned a tuple that is neither
+            `(losses, weights)` nor a `Losses`.
     """
 
     def losses_and_weights(

@@ -60,7 +60,7 @@ class RoundReport:
     overruns: int  # microbatches slower than the emulated worker
     optimal_round_secs: float | None = None  # exact optimum for the true speeds, if known
     host_secs: list[float] | None = None  # of its process, beside compute_secs; None: unknown, [W]
-    eval: dict[str, float] | None = None
+    eval: dict[str, float] | None = None  # by name, where it was evaluated after this round
     bytes_sent: int = 0  # by all workers, as the reducer counts them
     consensus: dict[str, float] | None = None  # distance of the replicas from their mean
     herding: dict[str, float] | None = None  # bounds of the order to come and of a random one
@@ -93,7 +93,11 @@ class RoundReport:
     process has."""
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON holds it, without fields that are None; not-finite numbers are None."""
+        """As JSON holds it, without fields that are None; not-finite numbers are None.
+
+        Returns:
+            `{name: value}`, of numbers, texts, lists and dicts of them.
+        """
         given = {name: value for name, value in vars(self).items() if name not in _ASKED}
         return {name: plain(value) for name, value in given.items() if value is not None}
 

@@ -95,6 +95,12 @@ class Run(engine.Engine):
         Args:
             given: of the shapes that `round` will be given, where the rule asks for values.
             train: another run's parameters, optimiser's state and progress, to begin with.
+
+        Returns:
+            The state, on the devices.
+
+        Raises:
+            ValueError: `train` is none, or of another model or optimiser.
         """
         parts = self.parts
         begun = parts.state if train is None else resume.from_train(train, parts)
@@ -120,7 +126,15 @@ class Run(engine.Engine):
         return self.go_on(resume.newest(directory, self.parts, self.recorded), given)[0]
 
     def go_on(self, saved: checkpoint.Saved, given: types.PyTree = ()) -> tuple[RunState, Any]:
-        """The state of a checkpoint, and the best parameters in it, if there are any."""
+        """The state of a checkpoint, and the best parameters in it, if there are any.
+
+        Args:
+            saved: what a checkpoint holds.
+            given: as for `init`.
+
+        Returns:
+            The state, and a pytree of the best parameters or None.
+        """
         state, best_params = resume.from_arrays(saved, self.init(given), self.parts)
         self.parts.feed.go_on(state.stream, saved.about.get("source"))
         return state._replace(carried=self._carried(state.train, given)), best_params
@@ -136,6 +150,9 @@ class Run(engine.Engine):
 
         All processes call it. Where a reducer gossips, the parameters are the mean of the
         replicas; else the distance is None.
+
+        Returns:
+            A pytree without worker axis, and `{name: distance}` of the replicas or None.
         """
         if self.parts.reducer.keeps_replicas_equal:
             return state_lib.own_row(state.train.params), None
@@ -145,6 +162,9 @@ class Run(engine.Engine):
         """The model's state on this process's first device, as `params` gives the parameters.
 
         Of a model without it is ().
+
+        Returns:
+            A pytree without worker axis.
         """
         rows = state.train.model_state
         if self.parts.reducer.keeps_replicas_equal or not jax.tree.leaves(rows):
@@ -170,7 +190,11 @@ class Run(engine.Engine):
         return state_lib.narrowed(found, types.Model(train.params, train.model_state))
 
     def model(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
-        """As `params`; with the model's state, as a `Model`, where it keeps one."""
+        """As `params`; with the model's state, as a `Model`, where it keeps one.
+
+        Returns:
+            The parameters or a `Model`, and the distance as of `params`.
+        """
         params, distance = self.params(state)
         if not self.parts.is_stateful:
             return params, distance
@@ -223,6 +247,9 @@ class Run(engine.Engine):
         Args:
             plan: from `plan`.
             **options: `request` and `meanwhile` of `work`.
+
+        Raises:
+            ValueError: the state of the plan is spent, or of another run.
         """
         run_state.check_state(plan.state, self)
         assert isinstance(plan.state, RunState)
@@ -231,7 +258,13 @@ class Run(engine.Engine):
         return self.execute_pass(plan, **options)
 
     def execute_pass(self, plan: Plan, handed: types.PyTree = (), **options: Any) -> Executed:
-        """As `execute`; the last pass of a round, handed what the ones before it found."""
+        """As `execute`; the last pass of a round, handed what the ones before it found.
+
+        Args:
+            plan: from `plan`.
+            handed: values for the rule, in place of those of the plan.
+            **options: as for `execute`.
+        """
         assert isinstance(plan.state, RunState)
         train, own = plan.state.train, plan.programs
         if not own.updates:

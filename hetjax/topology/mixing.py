@@ -40,6 +40,9 @@ def metropolis_weights(graph: graphs.Graph) -> np.ndarray:
 
     Symmetric, doubly stochastic and without negative entries for every graph.
 
+    Args:
+      graph: of n workers.
+
     Example:
       >>> metropolis_weights(graphs.star(3)).round(3).tolist()
       [[0.333, 0.333, 0.333], [0.333, 0.667, 0.0], [0.333, 0.0, 0.667]]
@@ -58,6 +61,9 @@ def mixing_matrices(graph: graphs.Graph | graphs.PeriodicGraph) -> tuple[np.ndar
     One Metropolis matrix for a `Graph`. For a `PeriodicGraph` (I + P)/2 for each phase, where the
     permutation P gives each worker the parameters that it receives.
 
+    Args:
+      graph: of n workers.
+
     Example:
       >>> [w.tolist() for w in mixing_matrices(graphs.one_peer_exponential(2))]
       [[[0.5, 0.5], [0.5, 0.5]]]
@@ -70,6 +76,10 @@ def mixing_matrices(graph: graphs.Graph | graphs.PeriodicGraph) -> tuple[np.ndar
 
 def check_mixing_matrix(matrix: ArrayLike, *, symmetric: bool) -> None:
     """Checks that W is doubly stochastic, to 1e-6, and symmetric if asked. W = I passes.
+
+    Args:
+      matrix: f[n, n].
+      symmetric: whether it must be symmetric, too.
 
     Raises:
       ValueError: it is not. The message names the wrong row, column or entry and its value.

@@ -64,6 +64,10 @@ class Reduction(NamedTuple):
     def check(self, given: PyTree, made: PyTree) -> None:
         """Checks what `collective` or `array` made of the sums, by shapes and types alone.
 
+        Args:
+            given: the sums, a pytree of arrays.
+            made: what was made of them.
+
         Raises:
             ValueError: they differ from those of the sums that it was given.
         """
@@ -91,7 +95,11 @@ class Reduction(NamedTuple):
         )
 
     def copies_sent(self, active: Any) -> float:
-        """Copies of the parameters that all workers together send in a round."""
+        """Copies of the parameters that all workers together send in a round.
+
+        Args:
+            active: bool[M], which matchings the round uses; () without gossip.
+        """
         if self.mixing is not None:
             return float(self.mixing.gossip.sends(active).sum())
         return gossip_lib.ring_copies(self.num_workers) * self.num_workers

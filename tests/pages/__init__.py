@@ -1,0 +1,1 @@
+"""The README and every page under `docs/`: their blocks, commands, links and tables."""

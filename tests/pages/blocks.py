@@ -1,0 +1,83 @@
+"""The pages, and the blocks that stand on them.
+
+A block that no test can run says so by a comment on the line before it:
+
+    <!-- not run: needs a Slurm cluster -->
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[2]
+README = ROOT / "README.md"
+DOCS = [
+    path for path in sorted((ROOT / "docs").rglob("*.md")) if "generated" not in path.parts
+]  # those that are generated are made of what else is tested
+PAGES = [README, ROOT / "BUILD.md", *DOCS]
+
+_BLOCK = re.compile(
+    r"(?:^[ ]*<!-- not run: (?P<why>[^>]+?) -->\n+)?"
+    r"^(?P<indent>[ ]*)```(?:\{code-block\}[ ]*)?(?P<language>\w*)\n"
+    r"(?P<options>(?:[ ]*:[\w-]+:.*\n)*)(?P<text>.*?)^[ ]*```[ ]*$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+class Block(NamedTuple):
+    """A block of code of a page."""
+
+    path: pathlib.Path
+    title: str  # of its section
+    language: str
+    text: str
+    why_not: str  # why no test runs it; '': one does
+    line: int  # of the page, of its first line
+
+
+def blocks_of(path):
+    """All blocks of a page. Directives such as `{figure}` are none."""
+    text = path.read_text()
+    for found in _BLOCK.finditer(text):
+        titles = re.findall(r"^##+ (.*)$", text[: found.start()], re.MULTILINE)
+        lines = found["text"].splitlines(keepends=True)
+        code = "".join(line.removeprefix(found["indent"]) for line in lines)
+        why, line = found["why"] or "", text[: found.start("text")].count("\n") + 1
+        yield Block(path, titles[-1] if titles else "", found["language"], code, why, line)
+
+
+def blocks(path, language="python"):
+    """(title of its section, text) of each block of a language."""
+    return [(each.title, each.text) for each in blocks_of(path) if each.language == language]
+
+
+def name_of(path):
+    """A page for the name of a test."""
+    return str(path.relative_to(ROOT).with_suffix(""))
+
+
+def is_program(text):
+    return text.startswith(("import ", "from ")) or "\nimport hetjax\n" in text
+
+
+def without_code(path):
+    return re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def run(program, directory):
+    """What a program printed, run in a directory as a reader of a checkout would."""
+    for name in ("configs", "experiments"):
+        if not (directory / name).exists():
+            (directory / name).symlink_to(ROOT / name)
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        cwd=directory,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout

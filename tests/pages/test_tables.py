@@ -1,0 +1,102 @@
+"""What pages quote of the code: tables of parts and fields, refusals, extracts of files."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+from hetjax import gates, ordering, quota, topology
+from tests.pages.blocks import DOCS, ROOT, blocks, blocks_of, run
+
+
+def test_the_table_of_fields_is_that_of_the_code():
+    program = [sys.executable, "-m", "hetjax.zoo.config"]
+    written = subprocess.run(program, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert (ROOT / "docs/fields.md").read_text() == written
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("quotas", quota.POLICIES),
+        ("rounds", topology.REDUCERS),
+        ("rounds", gates.GATES),
+        ("orders", ordering.ORDERINGS),
+    ],
+)
+def test_the_tables_of_parts_have_them_all(page, names):
+    table = re.findall(r"^\| (`.*?) \|", (ROOT / f"docs/{page}.md").read_text(), re.MULTILINE)
+    told = {name for cell in table for name in re.findall(r"`(\w+)`", cell)}
+    assert told >= set(names)
+
+
+def lines_of(text):
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+EXTRACTS = [block for path in DOCS for block in blocks_of(path) if block.language == "py"]
+
+
+@pytest.mark.parametrize("block", EXTRACTS, ids=lambda block: f"{block.path.stem}:{block.line}")
+def test_an_extract_is_of_a_file_that_its_section_names(block):
+    """It has lines of the file but for blank ones; `...` stands for some that are left out."""
+    before = "\n".join(block.path.read_text().splitlines()[: block.line - 1])
+    section = re.split(r"^## ", before, flags=re.MULTILINE)[-1]
+    files = [block.path.parent / name for name in re.findall(r"\]\(([\w./]+\.py)\)", section)]
+    texts = ["\n".join(lines_of(file.read_text())) for file in files]
+    extracts = ["\n".join(lines_of(each)) for each in block.text.split("\n...\n")]
+    assert any(all(each in text for each in extracts) for text in texts), files
+
+
+def test_the_contracts_show_a_part_of_each_kind():
+    assert sum(block.path.stem == "contracts" for block in EXTRACTS) >= 5
+
+
+def test_the_contracts_quote_the_refusals_of_the_code():
+    page = (ROOT / "docs/contracts.md").read_text()
+    rows = re.search(r"^\| returned by .*?\n\n", page, re.S | re.M).group(0).splitlines()[2:]
+    quoted = [words for row in rows for words in re.findall(r'"([^"]+)"', row)]
+    said = {
+        node.value
+        for path in (ROOT / "hetjax").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert [words for words in quoted if not any(words in text for text in said)] == []
+    assert len(quoted) >= len(rows)
+
+
+@pytest.mark.slow
+def test_quotas_follow_the_changes_of_speed_as_the_page_says(tmp_path):
+    page = ROOT / "docs/configuration.md"
+    (block,) = (block for title, block in blocks(page) if title == "Changes of speed")
+    (tmp_path / "changes.py").write_text(block)
+    program = (
+        "import json\n"
+        "from experiments import train\n"
+        "from hetjax.zoo import config\n"
+        "loaded = config.load('changes.py')\n"
+        "loaded.cluster.clock = 'virtual'\n"
+        "result = train.train_and_evaluate(config.validate(loaded), None, progress=False)\n"
+        "print(json.dumps([line['quotas'] for line in result.history if line['full']]))\n"
+        "print(json.dumps([line['round'] for line in result.history if line['full']]))\n"
+    )
+    lines = run(program, tmp_path).splitlines()[-2:]
+    quotas, rounds = map(ast.literal_eval, lines)
+    by_round = dict(zip(rounds, quotas, strict=True))
+    text = page.read_text()
+    told = re.findall(r"(\d) (\d) (\d) (\d)\s+\(round\s+(\d+)\)", text)
+    assert len(told) == 4
+    for *expected, when in told:
+        assert by_round[int(when)] == [int(quota) for quota in expected]
+    tried = "some rounds after each change \\((\\d+), (\\d+) and (\\d+) here\\)"
+    equal = [
+        when
+        for when, quotas in by_round.items()
+        if when and max(quotas) - min(quota for quota in quotas if quota) <= 1
+    ]
+    assert [str(when) for when in equal] == list(
+        re.search(tried, " ".join(text.split()), re.IGNORECASE).groups()
+    )

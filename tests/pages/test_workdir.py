@@ -1,0 +1,148 @@
+"""The page of the files of a workdir, against what runs write into theirs."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax import bilevel
+from hetjax.levels import outer_report
+from hetjax.records import summary
+from hetjax.rounds import round_report
+from tests.pages.blocks import ROOT
+from tests.rounds import problems
+
+PAGE = (ROOT / "docs/reference/workdir.md").read_text()
+OF_BILEVEL = ("metrics.jsonl` of `fit_bilevel", "summary.json` of `fit_bilevel")
+
+
+def fields(title):
+    """The fields in the table of a section."""
+    (section,) = (s for s in re.split(r"^## ", PAGE, flags=re.M) if s.startswith(f"`{title}`"))
+    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+
+
+def plain_fields(report):
+    """Of a report's line: without what only a callback may ask for."""
+    return {each.name for each in dataclasses.fields(report) if "Callable" not in str(each.type)}
+
+
+@pytest.fixture(scope="module")
+def workdirs(tmp_path_factory):
+    """Runs of both kinds, which write as many fields as one run can."""
+    made = tmp_path_factory.mktemp("workdirs")
+    data, weights = problems.classification(61, np.float32), problems.initial_weights(np.float32)
+    speeds = {"num_workers": 4, "secs_per_microbatch": (1.0, 2.0, 3.0, 4.0)}
+    more = {"reducer": "d_psgd", "gate": {"trigger": "quorum", "quorum": 5}}
+    for name, given in {"plain": {"ordering": "d_grab"}, "gossip": more}.items():
+        problems.fit(
+            data,
+            weights,
+            epochs=2,
+            cluster=speeds,
+            local="virtual",
+            workdir=made / name,
+            eval_source=data,
+            **given,
+        )
+    bilevel_run(made / "bilevel")
+    return made
+
+
+def bilevel_run(workdir):
+    inputs = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
+    examples = {"inputs": inputs, "targets": inputs @ np.ones(3, np.float32)}
+
+    def upper(x, y, batch):
+        return (batch["inputs"] @ y - batch["targets"]) ** 2
+
+    def lower(x, y, batch):
+        return upper(x, y, batch) + jnp.exp(x) * jnp.sum(y**2)
+
+    hetjax.fit_bilevel(
+        bilevel.Bilevel(upper, lower),
+        np.float32(1.0),
+        np.zeros(3, np.float32),
+        bilevel.value_gap(bilevel.descent(optax.sgd(0.1)), 2, multiplier=1.0),
+        optax.sgd(0.5),
+        upper_source={name: value[:64] for name, value in examples.items()},
+        lower_source={name: value[64:] for name, value in examples.items()},
+        outer_steps=2,
+        workers=2,
+        workdir=workdir,
+        progress=False,
+    )
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_file_of_a_workdir_is_told(workdirs):
+    for workdir in workdirs.iterdir():
+        for path in workdir.iterdir():
+            name = "checkpoints/NUMBER/" if path.is_dir() else path.name
+            assert f"`{name}`" in PAGE, path
+    (checkpoint, *_) = (workdirs / "plain/checkpoints").iterdir()
+    told = set(re.findall(r"^\| `([\w./]+)` \|", PAGE[PAGE.index("## A checkpoint") :], re.M))
+    assert {
+        f"{path.name}/" if path.is_dir() else path.name for path in checkpoint.iterdir()
+    } == told
+
+
+def test_the_fields_of_a_round_are_those_of_its_line(workdirs):
+    told = fields("metrics.jsonl` of `fit")
+    assert set(told) == plain_fields(round_report.RoundReport)
+    always = set(told[: told.index("optimal_round_secs")])
+    for name in ("plain", "gossip"):
+        for line in lines(workdirs / name / "metrics.jsonl"):
+            assert always <= line.keys() <= set(told)
+
+
+def test_the_fields_of_an_outer_step_are_those_of_its_line(workdirs):
+    told = fields(OF_BILEVEL[0])
+    assert set(told) == plain_fields(outer_report.OuterReport)
+    always = set(told[: told.index("lower_loss")])
+    for line in lines(workdirs / "bilevel/metrics.jsonl"):
+        assert always <= line.keys() <= set(told)
+    of_rounds = {*fields("metrics.jsonl` of `fit"), "step", "level", "request", "is_new"}
+    for level in ("upper", "lower"):
+        for line in lines(workdirs / f"bilevel/{level}_rounds.jsonl"):
+            assert {"step", "level", "request", "is_new"} <= line.keys() <= of_rounds
+            assert line["level"] == level
+
+
+def patterns(names):
+    """`train_METRIC` stands for any metric."""
+    return [re.sub("SET_METRIC|METRIC", r"\\w+", name) for name in names]
+
+
+@pytest.mark.parametrize("name", ["plain", "gossip", "bilevel"])
+def test_each_field_of_a_summary_is_told(workdirs, name):
+    written = json.loads((workdirs / name / "summary.json").read_text())
+    told = fields("summary.json` of `fit")
+    if name == "bilevel":
+        told = fields(OF_BILEVEL[1]) + told[told.index("wall_secs") :]
+    told = patterns([each for each in told if each != "SET_METRIC"] + ["test_METRIC"])
+    unknown = [key for key in written if not any(re.fullmatch(each, key) for each in told)]
+    assert unknown == []
+    for group in ("gossip", "gate"):
+        for key in written.get(group, {}):
+            assert f"`{key}`" in PAGE, key
+
+
+def test_each_field_that_is_told_of_a_summary_is_one():
+    """A run writes some of them only where it has a reason."""
+    source = ast.parse(inspect.getsource(summary))
+    known = {node.value for node in ast.walk(source) if isinstance(node, ast.Constant)}
+    told = [name for name in fields("summary.json` of `fit") if "METRIC" not in name]
+    inner = {"round", "saved", "first_round", "compiling", "wall", "virtual"}
+    assert [name for name in told if name not in known | inner] == []
