@@ -12,7 +12,7 @@ STEPS = 6
 KINDS = {
     "gradient of f": style.COLOURS[0],
     "gradient of F": style.COLOURS[1],
-    "product with f's second derivatives": style.COLOURS[2],
+    "product with f''": style.COLOURS[2],
 }
 
 
@@ -37,7 +37,7 @@ def requests(estimator):
         what, at = estimator.request(position)
         of = "f" if what.level == problem_lib.LOWER else "F"
         is_product = what.kind == problem_lib.Kind.PRODUCTS
-        kind = "product with f's second derivatives" if is_product else f"gradient of {of}"
+        kind = "product with f''" if is_product else f"gradient of {of}"
         asked.append([list(KINDS).index(kind), int(what.is_new)])
         position = estimator.receive(position, problem_lib.answer(problem, what, at, None))
     return asked, np.asarray(estimator.result(position).grad_x)
@@ -52,7 +52,7 @@ def numbers():
 
 
 def draw(found):
-    figure, axes = style.plt.subplots(figsize=(8.2, 2.5))
+    figure, axes = style.plt.subplots(figsize=(6.2, 2.5))
     for row, of in enumerate(found.values()):
         for place, (kind, is_new) in enumerate(of["asked"]):
             axes.barh(
@@ -71,17 +71,17 @@ def draw(found):
     for name, colour in KINDS.items():
         axes.plot([], [], "s", color=colour, label=name)
     held = {"facecolor": style.FAINT, "hatch": "////", "edgecolor": style.PAPER}
-    axes.add_patch(style.plt.Rectangle((0, -9), 1, 1, label="the batch of before", **held))
+    axes.add_patch(style.plt.Rectangle((0, -9), 1, 1, label="batch of before", **held))
     axes.legend(
         loc="upper left",
-        bbox_to_anchor=(-0.02, 1.26),
+        bbox_to_anchor=(-0.04, 1.26),
         ncols=4,
         fontsize=9,
         handletextpad=0.2,
         columnspacing=1.2,
     )
     most = max(len(of["asked"]) for of in found.values())
-    axes.set(xlim=(0, most + 3), ylim=(len(found) - 0.5, -0.5), xlabel="requests, in their order")
+    axes.set(xlim=(0, most + 4), ylim=(len(found) - 0.5, -0.5), xlabel="requests, in their order")
     axes.set_yticks(range(len(found)), list(found))
     return figure
 

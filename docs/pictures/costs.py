@@ -23,7 +23,7 @@ def numbers():
 
 
 def draw(found):
-    figure, axes = style.plt.subplots(figsize=(8.2, 3.6))
+    figure, axes = style.plt.subplots(figsize=(6.2, 3.8))
     ks = np.array([0.0, 16.0])
     marks = {"equal split": "s", "in proportion to 1/a": "^", "exact": "o"}
     for worker in range(COSTS.num_workers):
@@ -60,8 +60,7 @@ def draw(found):
         axes.plot([], [], mark, color=style.INK, markerfacecolor=full, markersize=7, label=told)
     axes.legend(
         loc="upper left",
-        bbox_to_anchor=(0.0, 1.2),
-        ncols=3,
+        bbox_to_anchor=(-0.02, 1.3),
         fontsize=9,
         handletextpad=0.2,
         columnspacing=1,

@@ -38,9 +38,8 @@ def numbers():
 
 
 def draw(found):
-    figure, rows = style.plt.subplots(
-        1, 4, figsize=(9.4, 2.7), width_ratios=(1, 1, 1, 1), layout="constrained"
-    )
+    figure, rows = style.plt.subplots(2, 2, figsize=(6.2, 4.6), layout="constrained")
+    rows = rows.ravel()
     ends = np.asarray(found["ends"])
     longest = ends[:, QUOTA - 1].max()
     for axes, name in zip(rows, GATES, strict=False):
@@ -65,7 +64,8 @@ def draw(found):
         done = int(np.sum(found["done"][name]))
         axes.set_title(f"{name}\n{done} in {secs:.1f} s: {done / secs:.1f} a second", fontsize=9)
         axes.set(xlim=(0, longest * 1.02), xlabel="seconds", yticks=[], ylim=(WORKERS - 0.4, -0.6))
-    rows[0].set_ylabel("6 workers")
+    for axes in rows[[0, 2]]:
+        axes.set_ylabel("6 workers")
     axes = rows[3]
     axes.plot(NUMBERS_OF_WORKERS, found["gains"], "o-", color=style.COLOURS[1])
     axes.set_xscale("log", base=2)

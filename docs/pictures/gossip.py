@@ -35,8 +35,8 @@ def numbers():
 
 
 def draw(found):
-    figure = style.plt.figure(figsize=(8.6, 3.7), layout="constrained")
-    grid = figure.add_gridspec(3, 2, width_ratios=(1, 4))
+    figure = style.plt.figure(figsize=(6.4, 4.2), layout="constrained")
+    grid = figure.add_gridspec(3, 2, width_ratios=(1, 3))
     angle = np.pi / 2 - 2 * np.pi * np.arange(WORKERS) / WORKERS
     places = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     for row, (name, make) in enumerate(GRAPHS.items()):
@@ -55,7 +55,7 @@ def draw(found):
     axes.set_yscale("log")
     axes.set(xlabel="round", ylim=(1e-6, 1.5))
     axes.set_title("distance to the mean, over that of round 0")
-    figure.legend(fontsize=8.5, loc="outside lower right", ncols=2)
+    figure.legend(fontsize=8.5, loc="outside lower right", ncols=1)
     return figure
 
 

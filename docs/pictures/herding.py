@@ -61,7 +61,7 @@ def numbers():
 
 def draw(found):
     figure, (walk, bound) = style.plt.subplots(
-        1, 2, figsize=(8.6, 3.6), width_ratios=(1, 1.35), layout="constrained"
+        1, 2, figsize=(6.4, 3.2), width_ratios=(1, 1.35), layout="constrained"
     )
     colours = dict(
         zip(METHODS, (style.COLOURS[1], style.COLOURS[5], style.COLOURS[0]), strict=True)
@@ -70,7 +70,7 @@ def draw(found):
         walk.plot(*np.asarray(points).T, color=colours[method], linewidth=1.1)
     walk.plot(0, 0, "o", color=style.INK, markersize=5)
     walk.set_aspect("equal")
-    walk.set_title("running sum of one epoch, d = 2")
+    walk.set_title("running sum of\none epoch, d = 2")
     for method, values in found["bounds"].items():
         bound.plot(range(EPOCHS), values, "o-", markersize=4, color=colours[method])
         bound.text(
@@ -86,7 +86,7 @@ def draw(found):
     bound.minorticks_off()
     bound.set(xlabel="epoch", ylim=(1.2, 20), xlim=(-0.4, EPOCHS + 4.2))
     bound.set_xticks(range(0, EPOCHS, 3))
-    bound.set_title("herding bound, d = 16")
+    bound.set_title("herding bound\nover epochs, d = 16")
     return figure
 
 

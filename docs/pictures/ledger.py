@@ -6,9 +6,9 @@ import style
 from hetjax import ordering, quota
 from hetjax.data import ledger, stream
 
-EXAMPLES, BUDGET = 30, 10  # microbatches of one example each, so that a box is both
+EXAMPLES, BUDGET = 22, 8  # microbatches of one example each, so that a box is both
 SHARES = (4, 3, 2, 1)
-DONE = ((4, 3, 1, 1), (3, 3, 2, 1), (1, 2, 1, 1))  # what a gate let the workers finish
+DONE = ((3, 2, 1, 1), (2, 2, 2, 1))  # what a gate let the workers finish
 
 
 def numbers():
@@ -37,7 +37,7 @@ def numbers():
 
 
 def draw(found):
-    figure, axes = style.plt.subplots(figsize=(8.2, 2.9))
+    figure, axes = style.plt.subplots(figsize=(6.4, 2.4))
     for row, of_round in enumerate(found["rounds"]):
         offset = EXAMPLES - len(of_round["ahead"])
         for place, example in enumerate(np.asarray(of_round["ahead"]).tolist()):
@@ -70,7 +70,7 @@ def draw(found):
             )
         axes.text(EXAMPLES + 0.4, row, f"{of_round['processed']} counted", va="center", fontsize=9)
     for worker in range(4):
-        axes.plot([], [], "s", color=style.COLOURS[worker], label=f"done by worker {worker}")
+        axes.plot([], [], "s", color=style.COLOURS[worker], label=f"worker {worker}")
     axes.add_patch(
         style.plt.Rectangle(
             (0, 0), 0, 0, hatch="////", facecolor="none", edgecolor=style.FAINT, label="returned"
@@ -78,14 +78,14 @@ def draw(found):
     )
     axes.legend(
         loc="upper left",
-        bbox_to_anchor=(0, 1.2),
+        bbox_to_anchor=(-0.02, 1.28),
         ncols=5,
         fontsize=9,
         handletextpad=0.1,
         columnspacing=1.2,
     )
     count = len(found["rounds"])
-    axes.set(xlim=(-0.1, EXAMPLES + 4), ylim=(count - 0.5, -0.6), xticks=[])
+    axes.set(xlim=(-0.1, EXAMPLES + 4.5), ylim=(count - 0.5, -0.6), xticks=[])
     axes.set_yticks(range(count), [f"round {index}" for index in range(count)])
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)

@@ -25,7 +25,7 @@ def numbers():
 
 
 def draw(found):
-    figure, axes = style.plt.subplots(figsize=(8.2, 2.7))
+    figure, axes = style.plt.subplots(figsize=(6.2, 2.7))
     begun = 0.0
     for index, (secs, ends) in enumerate(zip(found["round_secs"], found["ends"], strict=True)):
         for worker, own in enumerate(ends):
@@ -54,7 +54,7 @@ def draw(found):
     quotas = [" → ".join(map(str, row)) for row in np.asarray(found["quotas"]).T]
     axes.set_yticks(
         range(len(SPEEDS)),
-        [f"speed {speed}, quota {row}" for speed, row in zip(SPEEDS, quotas, strict=True)],
+        [f"speed {speed}\n{row}" for speed, row in zip(SPEEDS, quotas, strict=True)],
     )
     axes.invert_yaxis()
     axes.set(xlabel="seconds of the virtual clock", xlim=(0, begun), ylim=(3.6, -1.6))
