@@ -77,13 +77,17 @@ def write_results(app):
 
 
 def without_empty_globs(text, folder):
-    """The text without the lines of a toctree whose pattern no page has (yet)."""
-    return re.sub(
-        r"^[\w/.]*\*[\w*/]*\n",
-        lambda line: line[0] if any(folder.glob(f"{line[0].strip()}.*")) else "",
-        text,
-        flags=re.MULTILINE,
-    )
+    """The text without the lines of a toctree whose pattern no page has that is not listed yet."""
+    listed, kept = set(), []
+    for line in text.splitlines(keepends=True):
+        entry = line.strip()
+        if re.fullmatch(r"[\w/.*-]+", entry):
+            found = {each.with_suffix("") for each in folder.glob(f"{entry}.*")} - listed
+            if "*" in entry and not found - {folder / "index"}:
+                continue
+            listed |= found
+        kept.append(line)
+    return "".join(kept)
 
 
 def rewrite(app, docname, source):

@@ -330,7 +330,8 @@ def _on_rows(
     function = make(forms.collective(reducer, None))
 
     def body(*arguments: Any) -> Any:
-        return trees.add_row_axis(function(*_without_rows(arguments)))
+        found = function(*_without_rows(arguments))  # of an own estimator: numbers, too
+        return trees.add_row_axis(jax.tree.map(jnp.asarray, found))
 
     @functools.partial(jax.jit, donate_argnums=donate)
     def run(*arguments: Any) -> Any:

@@ -67,11 +67,17 @@ def without_code(path):
     return re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def run(program, directory):
-    """What a program printed, run in a directory as a reader of a checkout would."""
-    for name in ("configs", "experiments"):
-        if not (directory / name).exists():
-            (directory / name).symlink_to(ROOT / name)
+def run(program, directory, *, files=()):
+    """What a program printed, run in a directory as a reader of a checkout would.
+
+    Args:
+      program: its text.
+      directory: becomes its own.
+      files: of the checkout, that the reader has copied there.
+    """
+    for path in [ROOT / "configs", ROOT / "experiments", *files]:
+        if not (directory / path.name).exists():
+            (directory / path.name).symlink_to(path)
     ran = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
