@@ -1,7 +1,7 @@
 """The pages that teach: their pictures are what the programs draw, their figures are measured."""
 
+import importlib.util
 import json
-import pathlib
 import re
 import subprocess
 import sys
@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.pages.blocks import ROOT, blocks_of, run
+
 DOCS = ROOT / "docs"
 PICTURES = sorted(path for path in (DOCS / "pictures").glob("*.py") if path.stem != "style")
 TAUGHT = [
@@ -125,3 +126,13 @@ def test_terms_that_pages_link_to_are_in_the_glossary():
         if path.suffix == ".md":
             linked = re.findall(r"\{term\}`(?:[^`<]*<)?([^`<>]+)>?`", path.read_text())
             assert [term for term in linked if term.lower() not in known] == [], path.name
+
+
+@pytest.mark.slow
+def test_the_loop_with_equinox_runs_where_it_is_installed(tmp_path):
+    if importlib.util.find_spec("equinox") is None:
+        pytest.skip("equinox is not installed")
+    marked = [each for each in blocks_of(DOCS / "start/loop.md") if each.why_not]
+    (block,) = marked
+    assert block.why_not == "needs equinox"
+    assert "FitResult" in run(block.text, tmp_path)
