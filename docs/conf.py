@@ -39,6 +39,7 @@ myst_heading_anchors = 6  # as a code host makes them
 nb_execution_mode = "off"  # blocks and notebooks are run by the tests
 
 default_role = "py:obj"  # `name` in a docstring: a link where there is such a name, else code
+suppress_warnings = ["ref.python"]  # `Facts`, without its module, may be that of two rooms
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

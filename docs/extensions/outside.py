@@ -82,7 +82,9 @@ def without_empty_globs(text, folder):
     for line in text.splitlines(keepends=True):
         entry = line.strip()
         if re.fullmatch(r"[\w/.*-]+", entry):
-            found = {each.with_suffix("") for each in folder.glob(f"{entry}.*")} - listed
+            endings = (".md", ".rst") if "*" not in entry else (".*",)
+            paths = [path for ending in endings for path in folder.glob(f"{entry}{ending}")]
+            found = {path.with_suffix("") for path in paths} - listed
             if "*" in entry and not found - {folder / "index"}:
                 continue
             listed |= found

@@ -11,8 +11,6 @@ import importlib
 import inspect
 import textwrap
 
-from sphinx.util import inspect as sphinx_inspect
-
 import hetjax
 from docs.extensions import outside
 from hetjax import parts
@@ -23,7 +21,6 @@ GENERATED = outside.DOCS / "reference/generated"
 BESIDE = {
     "hetjax.simulate": ("simulate", "Simulation"),
     "hetjax.cluster.emulate": ("EmulatedCluster", "Change", "simulate_policy"),
-    "hetjax.bilevel.machine": ("Ask", "Then", "Repeat"),
     "hetjax.rounds.losses": ("masked",),
 }
 
@@ -38,6 +35,11 @@ def rooms():
     for name in modules:
         yield f"hetjax.{name}", names[name].__all__
     yield from BESIDE.items()
+
+
+def module_of(name):
+    """The module that has a public name."""
+    return importlib.import_module(name.rpartition(".")[0])
 
 
 def public_names():
@@ -141,7 +143,9 @@ def signature(app, what, name, found, options, written, returns):
         for each in inspect.signature(function).parameters.values()
         if each.name not in ("self", "cls")
     ]
-    text = sphinx_inspect.stringify_signature(inspect.Signature(parameters))
+    from sphinx.util.inspect import stringify_signature  # tests go without it
+
+    text = stringify_signature(inspect.Signature(parameters))
     return text, hints.get("return") if what != "class" else None
 
 

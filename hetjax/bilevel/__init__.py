@@ -20,7 +20,7 @@ from hetjax.bilevel.diagnosis import check, explain
 from hetjax.bilevel.hypergradient import hypergradient
 from hetjax.bilevel.implicit import implicit
 from hetjax.bilevel.lower import Lower, aggregate, descent
-from hetjax.bilevel.machine import Estimator, Info, Result, State
+from hetjax.bilevel.machine import Ask, Estimator, Info, Repeat, Result, State, Then
 from hetjax.bilevel.multipliers import (
     Multiplier,
     barrier,
@@ -41,6 +41,7 @@ from hetjax.bilevel.value_gap import value_gap
 __all__ = [
     "RECIPES",
     "Answer",
+    "Ask",
     "At",
     "Batches",
     "Bilevel",
@@ -54,10 +55,12 @@ __all__ = [
     "Multiplier",
     "PerExample",
     "Recipe",
+    "Repeat",
     "Result",
     "Solver",
     "Stack",
     "State",
+    "Then",
     "What",
     "aggregate",
     "barrier",

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import bilevel
-from hetjax.bilevel import machine
 
 At, Kind, What = bilevel.At, bilevel.Kind, bilevel.What
 
@@ -50,9 +49,9 @@ def one_product(num_steps, rate):
         upper = What(Kind.GRADIENT, "upper", ("x", "y"), is_new=True)
         product = What(Kind.PRODUCTS, "lower", ("x",), is_new=True)
         return (
-            machine.Repeat(num_steps, (machine.Ask(step, at, descended),)),
-            machine.Ask(upper, lambda carry: At(carry.x, carry.y), take_upper),
-            machine.Ask(product, at, take_product),
+            bilevel.Repeat(num_steps, (bilevel.Ask(step, at, descended),)),
+            bilevel.Ask(upper, lambda carry: At(carry.x, carry.y), take_upper),
+            bilevel.Ask(product, at, take_product),
         )
 
     def end(carry):

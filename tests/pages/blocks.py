@@ -21,10 +21,11 @@ PAGES = [README, ROOT / "BUILD.md", *DOCS]
 
 _BLOCK = re.compile(
     r"(?:^[ ]*<!-- not run: (?P<why>[^>]+?) -->\n+)?"
-    r"^(?P<indent>[ ]*)```(?:\{code-block\}[ ]*)?(?P<language>\w*)\n"
-    r"(?P<options>(?:[ ]*:[\w-]+:.*\n)*)(?P<text>.*?)^[ ]*```[ ]*$",
+    r"^(?P<indent>[ ]*)```(?!`)(?P<info>[^`\n]*)\n(?P<text>.*?)^[ ]*```[ ]*$",
     re.DOTALL | re.MULTILINE,
 )
+_INFO = re.compile(r"(?:\{code-block\}[ ]*)?(\w*)")  # of a directive that shows no code: no match
+_OPTIONS = re.compile(r"(?:[ ]*:[\w-]+:.*\n)*")
 
 
 class Block(NamedTuple):
@@ -42,11 +43,15 @@ def blocks_of(path):
     """All blocks of a page. Directives such as `{figure}` are none."""
     text = path.read_text()
     for found in _BLOCK.finditer(text):
+        language = _INFO.fullmatch(found["info"].strip())
+        if language is None:
+            continue
         titles = re.findall(r"^##+ (.*)$", text[: found.start()], re.MULTILINE)
-        lines = found["text"].splitlines(keepends=True)
+        start = _OPTIONS.match(found["text"]).end() if "{" in found["info"] else 0
+        lines = found["text"][start:].splitlines(keepends=True)
         code = "".join(line.removeprefix(found["indent"]) for line in lines)
         why, line = found["why"] or "", text[: found.start("text")].count("\n") + 1
-        yield Block(path, titles[-1] if titles else "", found["language"], code, why, line)
+        yield Block(path, titles[-1] if titles else "", language[1], code, why, line)
 
 
 def blocks(path, language="python"):

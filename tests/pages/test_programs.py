@@ -89,3 +89,36 @@ def test_each_block_is_of_a_language_that_is_run_or_is_no_program(path):
         if block.language in ("", "text"):
             compiled = block.text.startswith(("import ", "python -m", "pip ", "$ "))
             assert not compiled, f"{path}:{block.line} has code, but no language"
+
+
+PAGE = """# Page
+
+```{figure} picture.svg
+```
+
+## Tabs
+
+::::{tab-set}
+<!-- not run: needs a cluster -->
+```python
+1
+```
+  ```{code-block} python
+  :caption: a.py
+  import a
+  ```
+::::
+```
+text
+```
+"""
+
+
+def test_blocks_are_found_among_directives(tmp_path):
+    (tmp_path / "page.md").write_text(PAGE)
+    found = [each[1:] for each in blocks_of(tmp_path / "page.md")]
+    assert found == [
+        ("Tabs", "python", "1\n", "needs a cluster", 11),
+        ("Tabs", "python", "import a\n", "", 14),
+        ("Tabs", "", "text\n", "", 19),
+    ]

@@ -1,0 +1,72 @@
+"""What builds the site: links of what is built, and the digest by which CI knows what has changed."""
+
+import shutil
+
+from docs.extensions import links, outside, standing
+from tests.pages.blocks import ROOT
+
+
+def test_broken_links_of_a_built_site_are_found(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "_static/part.html").write_text('<a href="nowhere.html">')
+    (tmp_path / "x.svg").write_text("<svg/>")
+    (tmp_path / "index.html").write_text(
+        '<h1 id="top"><a href="#top"><a href="a/page.html#b"><img src="x.svg">'
+        '<a href="https://host/x"><a href="a/page.html#c"><img src="y.svg">'
+    )
+    (tmp_path / "a/page.html").write_text('<a name="b"><a href="../index.html#top"><a href="..">')
+    assert list(links.broken(tmp_path)) == [
+        ("index.html", "a/page.html#c"),
+        ("index.html", "y.svg"),
+    ]
+
+
+def test_the_site_stands_on_its_pages_the_results_and_public_modules():
+    files = standing.files()
+    assert {
+        "docs/quotas.md",
+        "docs/conf.py",
+        "hetjax/fitting.py",
+        "hetjax/quota/adaptive.py",
+        "hetjax/bilevel/recipes.py",
+        "experiments/results/quotas/README.md",
+        "experiments/results/orders/m4_weekly.svg",
+        "tests/own_parts/gate.py",
+        "pyproject.toml",
+    } <= set(files)
+    assert "hetjax/launcher/gang.py" not in files
+    assert not [name for name in files if "generated" in name or name.endswith(".jsonl")]
+
+
+def test_a_change_of_a_page_changes_the_digest(monkeypatch, tmp_path):
+    names = ["docs/quotas.md", "hetjax/fitting.py"]
+    for name in names:
+        (tmp_path / name).parent.mkdir()
+        shutil.copy(ROOT / name, tmp_path / name)
+    monkeypatch.setattr(standing, "files", lambda: names)
+    before = standing.digest()
+    monkeypatch.setattr(outside, "ROOT", tmp_path)
+    assert standing.digest() == before
+    (tmp_path / names[0]).write_text("another")
+    assert standing.digest() != before
+
+
+def test_ci_runs_the_site_where_what_it_stands_on_has_changed():
+    assert 'docs.extensions.standing)" != "$(cat .ci/site.passed' in (ROOT / ".ci/run").read_text()
+    assert "docs.extensions.standing >.ci/site.passed" in (ROOT / ".ci/site").read_text()
+
+
+def test_pages_of_results_are_made_of_all_of_them():
+    pages = dict(outside.result_pages())
+    assert {"quotas", "bilevel-estimators", "measured_once"} <= pages.keys()
+    assert set(pages.values()) == set((ROOT / "experiments/results").rglob("*.md"))
+
+
+def test_a_pattern_without_a_page_is_passed_over(tmp_path):
+    for name in ("ring.md", "star.md", "index.md"):
+        (tmp_path / name).write_text("# Page\n")
+    text = "```{toctree}\n:glob:\n\nring\nno*\n*ar\n*\n```\n"
+    assert outside.without_empty_globs(text, tmp_path) == text.replace("no*\n", "").replace(
+        "*ar\n*\n", "*ar\n"
+    )
