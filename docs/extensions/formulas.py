@@ -31,4 +31,5 @@ def displayed(translator, node):
 
 def setup(app):
     app.add_html_math_renderer("mathml", (inline, None), (displayed, None))
+    app.add_css_file("formulas.css")
     return {"parallel_read_safe": True, "parallel_write_safe": True}
