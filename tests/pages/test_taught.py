@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tests.pages.blocks import ROOT, blocks_of, run
+from tests.pages.blocks import README, ROOT, blocks_of, run
 
 DOCS = ROOT / "docs"
 PICTURES = sorted(path for path in (DOCS / "pictures").glob("*.py") if path.stem != "style")
@@ -126,6 +126,12 @@ def test_terms_that_pages_link_to_are_in_the_glossary():
         if path.suffix == ".md":
             linked = re.findall(r"\{term\}`(?:[^`<]*<)?([^`<>]+)>?`", path.read_text())
             assert [term for term in linked if term.lower() not in known] == [], path.name
+
+
+def test_what_the_first_run_prints_is_what_the_readme_says():
+    (block,) = [each for each in blocks_of(DOCS / "start/install.md") if each.language == "text"]
+    readme = README.read_text().splitlines()
+    assert [line for line in block.text.splitlines() if line not in readme] == []
 
 
 @pytest.mark.slow
