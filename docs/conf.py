@@ -47,7 +47,7 @@ autodoc_preserve_defaults = True
 maximum_signature_line_length = 80
 python_display_short_literal_types = True
 napoleon_use_rtype = False
-napoleon_use_ivar = True
+napoleon_custom_sections = [("Fields", "params_style")]
 
 html_math_renderer = "mathml"  # of extensions/formulas.py
 html_theme = "sphinx_book_theme"

@@ -9,6 +9,7 @@ import ast
 import functools
 import importlib
 import inspect
+import re
 import textwrap
 
 import hetjax
@@ -24,6 +25,9 @@ BESIDE = {
     "hetjax.rounds.losses": ("masked",),
 }
 
+OURS = re.compile(
+    r"\b(?!(?:np|jax|nnx|optax|pathlib)\.)[a-z_]+\.(?=[A-Z])"
+)  # a module before a type
 HIDDEN = {"tree_flatten", "tree_unflatten"}  # methods for JAX
 
 
@@ -69,17 +73,16 @@ def fields(record):
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             said = inspect.cleandoc(after.value.value)
         default = ast.unparse(node.value) if node.value is not None else ""
-        found[node.target.id] = (ast.unparse(node.annotation), default, said)
+        found[node.target.id] = (plain_hint(node.annotation), default, said)
     return found
 
 
 def plain_hint(node):
     """An annotation as it is written, without the option that stands in it."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
     if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Annotated"):
-        return ast.unparse(node.slice.elts[0])
-    return ast.unparse(node)
+        node = node.slice.elts[0]
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return OURS.sub("", node.value if is_text else ast.unparse(node))
 
 
 @functools.cache
@@ -99,8 +102,12 @@ def hints_of(function):
 def additions(found):
     """Sections for the docstring of a public name, of what its code declares."""
     if is_record(found):
-        yield "Attributes:"
-        for name, (hint, default, said) in fields(found).items():
+        text = inspect.getdoc(found) or ""
+        told = re.findall(r"^ +(\w+)(?: \(.*?\))?:", text, re.MULTILINE)  # in its docstring
+        left = {name: field for name, field in fields(found).items() if name not in told}
+        if left:
+            yield "Fields:"
+        for name, (hint, default, said) in left.items():
             by_default = f" By default `{default}`." if default else ""
             yield f"    {name} ({hint}): {' '.join(said.split())}{by_default}"
     if parts.is_factory(found) and "Args:" not in (found.__doc__ or ""):
@@ -120,7 +127,7 @@ def complete(app, what, name, found, options, lines):
     if what not in ("class", "function"):
         return
     added = list(additions(found))
-    if added and "Attributes:" not in lines:
+    if added:
         lines += ["", *added]
 
 

@@ -85,5 +85,5 @@ def test_what_a_docstring_lacks_is_found():
 
 def test_a_record_of_code_is_a_table():
     (title, *_, last) = reference.additions(Record)
-    assert title == "Attributes:"
+    assert title == "Fields:"
     assert last == "    plain_secs (float):  By default `0.0`."

@@ -1,4 +1,4 @@
-"""What builds the site: links of what is built, and the digest by which CI knows what has changed."""
+"""What builds the site: the links of what is built, and the digest by which CI sees changes."""
 
 import shutil
 
