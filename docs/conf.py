@@ -1,7 +1,8 @@
 """The site: `python -m sphinx -W -b html docs build/site`.
 
 `extensions/outside.py` makes pages of the results and links of what lies outside `docs/`,
-`extensions/reference.py` a page of each public name. Both write into folders `generated/`.
+`extensions/reference.py` a page of each public name, `extensions/formulas.py` formulas without a
+script. The first two write into folders `generated/`.
 """
 
 import pathlib
@@ -27,6 +28,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
+    "docs.extensions.formulas",
     "docs.extensions.outside",
     "docs.extensions.reference",
 ]
@@ -48,6 +50,7 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 napoleon_custom_sections = [("Fields", "params_style")]
 
+html_math_renderer = "mathml"  # of extensions/formulas.py
 html_theme = "sphinx_book_theme"
 html_title = "hetjax"
 html_static_path = ["static"]

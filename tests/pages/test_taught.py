@@ -1,0 +1,144 @@
+"""The pages that teach: their pictures are what the programs draw, their figures are measured."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from tests.pages.blocks import README, ROOT, blocks_of, run
+
+DOCS = ROOT / "docs"
+PICTURES = sorted(path for path in (DOCS / "pictures").glob("*.py") if path.stem != "style")
+TAUGHT = [
+    path for name in ("start", "ideas", "choose", "guides") for path in (DOCS / name).glob("*")
+]
+MOST_BYTES, MOST_TERMS = 60_000, 40
+
+
+def description(svg):
+    """The numbers that the program wrote into its picture."""
+    (text,) = ElementTree.fromstring(svg).iter("{http://purl.org/dc/elements/1.1/}description")
+    return json.loads(text.text)
+
+
+def told(value):
+    """All numbers of a description, in their order."""
+    if isinstance(value, dict):
+        return [number for key in sorted(value) for number in told(value[key])]
+    if isinstance(value, list):
+        return [number for part in value for number in told(part)]
+    return [float(value)]
+
+
+@pytest.mark.parametrize("program", PICTURES, ids=lambda path: path.stem)
+def test_what_is_said_of_a_picture_is_in_it(program):
+    """The figures of the paragraph below a picture stand in the picture."""
+    svg = program.with_suffix(".svg").read_text()
+    drawn = set(figures(" ".join(re.findall(r">([^<]+)</text>", svg))))
+    (page,) = [
+        text
+        for text in (path.read_text() for path in (DOCS / "ideas").glob("*.md"))
+        if f"../pictures/{program.stem}.svg)" in text
+    ]
+    said = page.split(f"../pictures/{program.stem}.svg)")[1].split("\n\n")[1]
+    assert [figure for figure in figures(said) if figure not in drawn] == []
+
+
+@pytest.mark.parametrize("program", PICTURES, ids=lambda path: path.stem)
+def test_a_picture_is_what_its_program_draws(program, tmp_path):
+    ran = subprocess.run(
+        [sys.executable, program, tmp_path], capture_output=True, text=True, cwd=ROOT
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    drawn = (tmp_path / f"{program.stem}.svg").read_text()
+    kept = program.with_suffix(".svg").read_text()
+    assert len(kept.encode()) < MOST_BYTES
+    np.testing.assert_allclose(told(description(drawn)), told(description(kept)), rtol=2e-4)
+    version = re.compile(r"Matplotlib v[\d.]+")
+    if version.search(drawn).group() == version.search(kept).group():
+        places = [
+            np.array(re.findall(r"-?\d+\.\d+", text.split("</metadata>")[1]), float)
+            for text in (drawn, kept)
+        ]
+        np.testing.assert_allclose(*places, atol=0.05)
+
+
+def test_each_picture_stands_on_a_page_that_names_its_program():
+    pages = {path: path.read_text() for path in (DOCS / "ideas").glob("*.md")}
+    for program in PICTURES:
+        naming = [text for text in pages.values() if f"docs/pictures/{program.name}" in text]
+        assert len(naming) == 1, program.name
+        assert f"](../pictures/{program.stem}.svg)" in naming[0]
+    assert len(pages) == len(PICTURES)
+
+
+def figures(text):
+    """The numbers of some text, without those of code and of links' targets."""
+    return re.findall(
+        r"\d+(?:,\d{3})*(?:\.\d+)?", re.sub(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)", "", text)
+    )
+
+
+ROWS = [
+    pytest.param(row, path.parent / target, id=f"{path.stem}-{number}")
+    for path in sorted((DOCS / "choose").glob("*.md"))
+    for number, row in enumerate(re.findall(r"^\|.*\|$", path.read_text(), re.M))
+    for target in re.findall(r"\]\((\.\./\.\./experiments/results/[^)#]*)[^)]*\) \|$", row)
+]
+
+
+@pytest.mark.parametrize(("row", "page"), ROWS)
+def test_a_figure_that_is_quoted_stands_in_the_results(row, page):
+    """The last cell of a row links to the results: the figures of each other cell but the first
+    stand there together, in one line."""
+    lines = [set(figures(line)) for line in page.read_text().splitlines()]
+    cells = [set(figures(cell)) for cell in row.split("|")[2:-2]]
+    assert any(cells), row
+    assert [cell for cell in cells if not any(cell <= line for line in lines)] == []
+
+
+def test_each_page_of_choosing_quotes_results():
+    pages = {path.stem for path in (DOCS / "choose").glob("*.md")}
+    assert {row.id.rpartition("-")[0] for row in ROWS} == pages
+
+
+def glossary():
+    (block,) = re.findall(
+        r"^```\{glossary\}\n(.*?)^```", (DOCS / "glossary.md").read_text(), re.S | re.M
+    )
+    return re.findall(r"^(\S.*)$", block, re.M)
+
+
+def test_the_glossary_has_each_term_once_and_no_more_than_a_reader_keeps():
+    terms = glossary()
+    assert len(terms) <= MOST_TERMS
+    assert len(set(terms)) == len(terms)
+
+
+def test_terms_that_pages_link_to_are_in_the_glossary():
+    known = {term.lower() for term in glossary()}
+    for path in TAUGHT:
+        if path.suffix == ".md":
+            linked = re.findall(r"\{term\}`(?:[^`<]*<)?([^`<>]+)>?`", path.read_text())
+            assert [term for term in linked if term.lower() not in known] == [], path.name
+
+
+def test_what_the_first_run_prints_is_what_the_readme_says():
+    (block,) = [each for each in blocks_of(DOCS / "start/install.md") if each.language == "text"]
+    readme = README.read_text().splitlines()
+    assert [line for line in block.text.splitlines() if line not in readme] == []
+
+
+@pytest.mark.slow
+def test_the_loop_with_equinox_runs_where_it_is_installed(tmp_path):
+    if importlib.util.find_spec("equinox") is None:
+        pytest.skip("equinox is not installed")
+    marked = [each for each in blocks_of(DOCS / "start/loop.md") if each.why_not]
+    (block,) = marked
+    assert block.why_not == "needs equinox"
+    assert "FitResult" in run(block.text, tmp_path)
