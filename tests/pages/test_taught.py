@@ -58,7 +58,8 @@ def test_a_picture_is_what_its_program_draws(program, tmp_path):
     drawn = (tmp_path / f"{program.stem}.svg").read_text()
     kept = program.with_suffix(".svg").read_text()
     assert len(kept.encode()) < MOST_BYTES
-    np.testing.assert_allclose(told(description(drawn)), told(description(kept)), rtol=2e-4)
+    numbers = [told(description(svg)) for svg in (drawn, kept)]
+    np.testing.assert_allclose(*numbers, rtol=2e-3)  # MATCHA's solution depends on scipy
     version = re.compile(r"Matplotlib v[\d.]+")
     if version.search(drawn).group() == version.search(kept).group():
         places = [
