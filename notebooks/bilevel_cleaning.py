@@ -48,15 +48,14 @@ print(f"{len(devices)} device(s), {devices[0].device_kind}; four workers: {local
 # One drawn label in ten is right by chance. The wrong ones are red.
 
 # %%
-import importlib.resources
-
 import jax.numpy as jnp
 
 from hetjax import bilevel
+from hetjax.zoo.builders import digits
 
-file = importlib.resources.files("hetjax") / "zoo" / "builders" / "digits.npz"
-with file.open("rb") as opened, np.load(opened) as digits:
-    images, truth = np.float32(digits["images"].reshape(-1, 64) / 16), np.int32(digits["labels"])
+parts = digits.arrays()
+images, truth = (np.concatenate([part[name] for part in parts]) for name in ("image", "label"))
+images = images.reshape(-1, 64)
 rng = np.random.default_rng(0)
 order = rng.permutation(len(images))
 rows, clean_rows, test_rows = np.split(order, [600, 1000])

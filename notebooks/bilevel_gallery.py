@@ -45,12 +45,12 @@ print(f"{len(devices)} device(s), {devices[0].device_kind}; four workers: {local
 # What is random comes of a key. The two networks further down are of rectified layers.
 
 # %%
-import importlib.resources
 import itertools
 
 import jax.numpy as jnp
 
 from hetjax import bilevel
+from hetjax.zoo.builders import digits
 
 SEED = 0
 
@@ -328,14 +328,14 @@ _ = panels[2].legend(fontsize=8)
 # %%
 def signed_digits(rng):
     """Windows of 3 × 3 pixels around each, [n, edges, pixels, 9], and labels."""
-    file = importlib.resources.files("hetjax") / "zoo" / "builders" / "digits.npz"
-    with file.open("rb") as opened, np.load(opened) as digits:
-        images, labels = digits["images"].reshape(-1, 8, 8) / 16, jnp.int32(digits["labels"])
+    train, test = digits.arrays()
+    images, labels = (np.concatenate([train[k], test[k]]) for k in ("image", "label"))
+    images = images.reshape(-1, 8, 8)
     halves = np.stack([images, images], 1) * rng.choice([-1, 1], (len(images), 1, 8, 8))
     halves[:, 0, 4:], halves[:, 1, :4] = 0, 0
     padded = np.pad(halves, ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
-    return jnp.float32(windows.reshape(-1, 2, 64, 9)), labels
+    return jnp.float32(windows.reshape(-1, 2, 64, 9)), jnp.asarray(labels)
 
 
 def search(seed, channels=4):

@@ -20,8 +20,7 @@ SOLVED = {
     "gan": lambda number: number == 8,
 }
 """What was asked for before anything was tuned; the notebook says the same."""
-TUNED_ON = (100, 101)
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS = (0, 1, 2, 3, 4)  # sizes and rates were chosen on seeds 100 and 101
 SLOW = ("few_shot", "search", "gan")
 
 
@@ -29,8 +28,8 @@ SLOW = ("few_shot", "search", "gan")
 def functions():
     """What the notebook defines, without running its cells; and the functions' lengths."""
     text = (notebooks.NOTEBOOKS / "bilevel_gallery.py").read_text()
-    *_, own = text.split("import importlib.resources\n", 1)
-    tree = ast.parse("import importlib.resources\n" + own)
+    _, own = text.split("# One loop serves all", 1)  # without the setup
+    tree = ast.parse("#" + own)
     kept = [
         node
         for node in tree.body
@@ -67,4 +66,3 @@ def test_each_problem_is_solved_in_four_of_five_seeds(name):
     problem = functions()[0][name]
     numbers = [problem(seed)["number"] for seed in SEEDS]
     assert sum(bool(SOLVED[name](number)) for number in numbers) >= 4, numbers
-    print(name, numbers)
