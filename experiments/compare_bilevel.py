@@ -5,8 +5,9 @@
 runs what is missing and writes the report. Tasks: `digits_400`, `digits_100`, and with the original
 files in DIR `fashion_linear`, `fashion_long` and `fashion_mlp` (hours), clean polluted labels;
 `tuning` finds a learning rate and a weight decay; `sinusoids` learns a start for few-shot
-regression. Each run is a line in `runs/TASK.jsonl` and is never done again. `--stage=report` makes
-the report from them in seconds.
+regression; `search` finds the operations of a cell, and `gan` eight Gaussians. Each run is a line
+in `runs/TASK.jsonl` and is never done again. `--stage=report` makes the report from them in
+seconds.
 """
 
 import os
@@ -18,8 +19,9 @@ from typing import Any
 from absl import app, flags, logging
 
 from experiments import command_line
-from experiments.bilevel import comparison, results, sinusoids, tasks, tuning
+from experiments.bilevel import comparison, problems, results, sinusoids, tasks, tuning
 
+ROOT = pathlib.Path(__file__).parents[1]
 STAGES = ("all", "run", "report")
 _ONLY = flags.DEFINE_list("only", [], "Tasks; all if empty.")
 _SEEDS = flags.DEFINE_integer("seeds", 0, "Of each task, at most; 0: all.", 0)
@@ -31,7 +33,7 @@ _DATA_DIR = flags.DEFINE_string(
 _DIRECTORY = flags.DEFINE_string("directory", "experiments/results/bilevel", "Results, report.")
 _STAGE = flags.DEFINE_enum("stage", "all", STAGES, "What to do.")
 
-TASKS = (*tasks.TASKS, "tuning", "sinusoids")
+TASKS = (*tasks.TASKS, "tuning", "sinusoids", *problems.ARMS)
 Job = tuple[list[results.Key], Callable[[], list[results.Record]]]
 
 
@@ -49,10 +51,18 @@ def jobs(task: str, seeds: int, data_dir: str | None, updates: int) -> Iterator[
         for seed in range(seeds or 5):
             keys = [results.Key(arm, seed) for arm in ("forward mode", "random search")]
             yield keys, lambda seed=seed: tuning.run(seed)
+    elif task in problems.ARMS:
+        for seed in problems.SEEDS[: seeds or None]:
+            for arm in problems.ARMS[task]:
+                yield (
+                    [results.Key(arm, seed)],
+                    lambda arm=arm, seed=seed: [problems.compared(task, arm, seed)],
+                )
     else:
-        for seed in range(seeds or 3):
-            for shots in (5, 10):
-                for arm in sinusoids.ARMS:
+        most = seeds or max(sinusoids.COMPARED.values())
+        for seed in range(most):
+            for (arm, shots), num_seeds in sinusoids.COMPARED.items():
+                if seed < num_seeds:
                     yield (
                         [results.Key(f"{arm}, {shots} shots", seed)],
                         lambda arm=arm, shots=shots, seed=seed: [

@@ -1,11 +1,14 @@
-"""Cleans polluted labels on unequal workers: finds a weight for each training example.
+"""Solves a bilevel problem: cleaning, few-shot learning, architecture search or a GAN.
 
     python -m experiments.train_bilevel --config=configs/digits_cleaning.py --workdir=DIR
         [--config.estimator.name=implicit_cg --config.FIELD=VALUE …]
 
-Each sum that the estimator asks for is a round of the workers. DIR gets config.json, metrics.jsonl,
-summary.json, report.html, and in DIR/run what any run of `hetjax.fit_bilevel` writes. The same
-command goes on where a run was stopped.
+DIR gets config.json, metrics.jsonl, summary.json and report.html.
+
+configs/digits_cleaning.py cleans polluted labels on unequal workers: each sum that the estimator
+asks for is a round. DIR/run gets what any run of `hetjax.fit_bilevel` writes. The same command goes
+on where a run was stopped. configs/sinusoids_few_shot.py, configs/digits_search.py and
+configs/gaussians_gan.py run on one device, and begin anew if they were stopped.
 """
 
 import json
@@ -40,7 +43,7 @@ class Interrupted(Exception):
         self.code = code
 
 
-def clean_and_evaluate(
+def solve(
     config: settings.TrainConfig,
     workdir: str | pathlib.Path | None,
     *,
@@ -50,10 +53,15 @@ def clean_and_evaluate(
     """Runs a checked configuration; returns its summary, in process 0.
 
     Raises:
-        ValueError: what only the data could tell, a loss that is not finite, or a workdir that is
-            another run's.
+        ValueError: what only the data could tell, a loss that is not finite, a workdir that is
+            another run's, or several processes for a problem of one device.
         Interrupted: a signal ended the run.
     """
+    if config.problem != "cleaning" and place is not None and place.num_processes > 1:
+        raise ValueError(
+            f"problem={config.problem!r} runs on one device, but this is process "
+            f"{place.process_id} of {place.num_processes}. Start one process"
+        )
     join.join(place)
     if workdir is None or (place is not None and place.process_id):
         path = None if workdir is None else pathlib.Path(workdir).expanduser()
@@ -71,6 +79,13 @@ def _run(
     progress: bool,
     place: membership.Member | None,
 ) -> dict[str, Any]:
+    if config.problem != "cleaning":
+        from experiments.bilevel import problems
+
+        if workdir is not None:
+            text = json.dumps(settings.to_dict(config), indent=2) + "\n"
+            workdir_lib.write_whole(workdir / "config.json", text)
+        return problems.run(config, workdir, progress=progress)
     import hetjax
 
     hetjax.use_cpu_workers(join.own_workers(config.cluster.num_workers, config.local, place))
@@ -130,7 +145,11 @@ def _run(
 
 
 def table(summary: dict[str, Any]) -> str:
-    """What a run ended with, beside the baselines, for a terminal."""
+    """What a run ended with, for a terminal; of cleaning beside the baselines."""
+    if "problem" in summary:
+        from experiments.bilevel import problems
+
+        return problems.table(summary)
     from experiments.bilevel import page
 
     rows = page.rows(summary)
@@ -174,7 +193,7 @@ def main(argv: list[str]) -> None:
     place = None
     try:
         place = membership.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
-        summary = clean_and_evaluate(config, workdir, place=place)
+        summary = solve(config, workdir, place=place)
     except Interrupted as error:
         sys.exit(error.code)
     except KeyboardInterrupt:

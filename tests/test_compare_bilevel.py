@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.bilevel import baselines, comparison, results, settings, sinusoids, tasks, tuning
+from experiments.bilevel import (
+    baselines,
+    comparison,
+    results,
+    settings,
+    sinusoids,
+    tasks,
+    tuning,
+)
 from experiments.bilevel import data as data_lib
 
 
@@ -108,7 +116,7 @@ def test_the_gradient_of_a_start_is_that_of_its_definition(arm):
 
         return jnp.mean(jax.vmap(of_task)(batches))
 
-    found = sinusoids.gradient(arm, start, batches)
+    found = sinusoids.gradient(sinusoids.ARMS[arm], start, batches)
     expected = jax.grad(after_a_step)(start)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
@@ -125,6 +133,36 @@ def test_a_task_that_diverges_is_counted_and_leaves_the_median(monkeypatch, tmp_
     text = comparison.write(tmp_path).read_text()
     assert "| 1 (1) |" in text
     assert "2 of 600" in text
+
+
+def test_the_gradient_by_a_value_gap_is_that_of_two_fits(monkeypatch):
+    """With a multiplier of 1: proximity times (z - y), of fits of f and of F + f."""
+    batches = sinusoids.tasks(jax.random.key(1), 2, 5, 5)
+    start, arm = sinusoids.init(0), sinusoids.ARMS["value gap"]
+    lower = sinusoids.make_problem(arm.proximity).lower
+
+    def fitted(batch, *, both):
+        def value(y):
+            upper = sinusoids.loss((), y, batch.upper) if both else 0.0
+            return upper + lower(start, y, batch.lower)
+
+        y = start
+        for _ in range(10):
+            slope = jax.grad(value)(y)
+            norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(slope)))
+            rate = sinusoids.RATE * jnp.minimum(1.0, 10.0 / norm)
+            y = jax.tree.map(lambda a, g, rate=rate: a - rate * g, y, slope)
+        return y
+
+    each = []
+    for task in range(2):
+        batch = jax.tree.map(lambda leaf, task=task: leaf[task], batches)
+        y, z = fitted(batch, both=True), fitted(batch, both=False)
+        each.append(jax.tree.map(lambda a, b: arm.proximity * (b - a), y, z))
+    found = sinusoids.gradient(arm, start, batches)
+    expected = jax.tree.map(lambda *leaves: sum(leaves) / 2, *each)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
 def test_a_sinusoid_is_what_a_task_has():

@@ -3,7 +3,15 @@
 import pathlib
 from typing import Any
 
-from experiments.bilevel import baselines, estimators, results, sinusoids, tasks
+from experiments.bilevel import (
+    baselines,
+    estimators,
+    problems,
+    problems_page,
+    results,
+    sinusoids,
+    tasks,
+)
 from experiments.bilevel.results import Record, Stat
 from hetjax.report import words
 
@@ -34,6 +42,9 @@ def write(directory: pathlib.Path) -> pathlib.Path:
         parts.append("![Validation loss against gradients](tuning.png)\n")
     if found := _by_arm(results.read(directory, "sinusoids")):
         parts += ["## Few-shot sinusoids\n", _sinusoids(found)]
+    for name in problems.ARMS:
+        if found := _by_arm(results.read(directory, name)):
+            parts += [f"## {problems.KINDS[name].title}\n", problems_page.section(name, found)]
     path = directory / "README.md"
     directory.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(parts))
@@ -294,6 +305,7 @@ def _sinusoids(records: dict[str, list[Record]]) -> str:
         "may make a task diverge, and the mean with it: one counts as diverged whose error is "
         f"{sinusoids.DIVERGED:g} or more; that of answering 0 is below 25.\n\n"
         + results.markdown(head, rows)
+        + problems_page.solved_few_shot(records)
     )
 
 

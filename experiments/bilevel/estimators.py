@@ -1,7 +1,7 @@
 """The methods by the names of `estimator.name`, each one expression of `hetjax.bilevel`."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optax
 
@@ -65,35 +65,44 @@ METHODS: dict[str, Method] = {
 }
 assert tuple(METHODS) == settings.ESTIMATORS
 
-_OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
+OPTIMIZERS: dict[str, Callable[[Any], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
     "momentum": lambda rate: optax.sgd(rate, momentum=0.9),
+    "clipped": lambda rate: optax.chain(optax.clip_by_global_norm(10.0), optax.sgd(rate)),
     "adam": optax.adam,
 }
 
 
 def make(config: settings.CleaningConfig) -> bilevel.Estimator:
     """The estimator that a configuration names, around its lower steps."""
-    tx = _OPTIMIZERS[config.lower.optimizer](config.lower.learning_rate)
+    tx = OPTIMIZERS[config.lower.optimizer](config.lower.learning_rate)
     name = config.estimator.name
     lower = bilevel.aggregate(tx) if name == "unrolled_aggregate" else bilevel.descent(tx)
     return METHODS[name].make(lower, config.estimator, config.lower.learning_rate)
 
 
 def learns_start(config: settings.CleaningConfig) -> bool:
-    """Whether the upper variable has the start of the lower steps in it."""
-    return config.estimator.name == "unrolled_worst"
+    """Whether the upper variable of cleaning has the start of the lower steps in it."""
+    is_cleaning = getattr(config, "problem", "cleaning") == "cleaning"
+    return is_cleaning and config.estimator.name == "unrolled_worst"
 
 
 def make_upper(config: settings.CleaningConfig) -> optax.GradientTransformation:
-    """The optimiser of the weights of examples, and of a learned start beside them."""
-    kind = _OPTIMIZERS[config.upper.optimizer]
+    """The optimiser of the upper variable, and of a learned start beside weights of examples."""
+    upper = config.upper
+
+    def optimizer(rate: float) -> optax.GradientTransformation:
+        kind = OPTIMIZERS[upper.optimizer]
+        if upper.last_rate == 1:
+            return kind(rate)
+        return kind(optax.linear_schedule(rate, rate * upper.last_rate, upper.steps))
+
     if not learns_start(config):
-        return kind(config.upper.learning_rate)
+        return optimizer(upper.learning_rate)
     return optax.partition(
         {
-            "x": kind(config.upper.learning_rate),
-            "start": kind(config.estimator.start_learning_rate),
+            "x": optimizer(upper.learning_rate),
+            "start": optimizer(config.estimator.start_learning_rate),
         },
         bilevel.Learned("x", "start"),
     )

@@ -1,9 +1,9 @@
-"""The configuration of a cleaning run: fields, defaults, checks, and the file's form."""
+"""The configuration of a bilevel run: fields, defaults, checks, and the file's form."""
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 import ml_collections
@@ -26,6 +26,23 @@ ESTIMATORS = (
     "unrolled_worst",
     "first_order",
 )
+PROBLEMS = ("cleaning", "few_shot", "search", "gan")
+_NO_START = tuple(name for name in ESTIMATORS if name != "unrolled_worst")
+_OF_PROBLEM = {
+    "few_shot": (
+        "value_gap",
+        "value_gap_central",
+        "implicit_cg",
+        "implicit_neumann",
+        "unrolled",
+        "unrolled_worst",
+        "first_order",
+    ),
+    "search": _NO_START,
+    "gan": _NO_START,
+}
+"""The estimators of the problems that have not all of them."""
+_OF_ALL = ("problem", "seed", "eval_every", "lower", "upper", "estimator")
 _EXAMPLES = "examples"
 
 
@@ -53,16 +70,22 @@ class Model:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lower:
-    optimizer: Annotated[str, choice("sgd", "momentum", "adam", says="of the lower steps")] = "sgd"
+    optimizer: Annotated[
+        str, choice("sgd", "momentum", "clipped", "adam", says="of the lower steps")
+    ] = "sgd"
     learning_rate: Annotated[float, number(above=0, says="of the lower steps")] = 0.5
     ridge: Annotated[float, number(at_least=0, says="half of it times |y|^2 is added to f")] = 3e-4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Upper:
-    optimizer: Annotated[str, choice("adam", "sgd", says="of the weights of examples")] = "adam"
-    learning_rate: Annotated[float, number(above=0, says="of the weights of examples")] = 0.1
+    optimizer: Annotated[str, choice("adam", "sgd", says="of the upper variable")] = "adam"
+    learning_rate: Annotated[float, number(above=0, says="of the upper variable")] = 0.1
     steps: Annotated[int, integer(at_least=1, says="hypergradients")] = 100
+    last_rate: Annotated[
+        float,
+        number(above=0, at_most=1, says="the learning rate falls linearly to so much of itself"),
+    ] = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,9 +128,47 @@ class Sums:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig(CleaningConfig):
-    """A cleaning run on unequal workers."""
+class FewShot:
+    """Of the problem few_shot."""
 
+    shots: Annotated[int, integer(at_least=1, says="points of a task to fit it by")] = 10
+    num_tasks: Annotated[int, integer(at_least=1, says="for each hypergradient")] = 25
+    proximity: Annotated[
+        float,
+        number(above=0, says="half of it times |y - start|^2 is added to f; not of unrolled*"),
+    ] = 0.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+    """Of the problem search."""
+
+    num_train: Annotated[int, integer(at_least=1, says=_EXAMPLES)] = 400
+    num_validation: Annotated[int, integer(at_least=1, says=_EXAMPLES)] = 400
+    channels: Annotated[int, integer(at_least=1, says="of a node")] = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gan:
+    """Of the problem gan."""
+
+    batch_size: Annotated[int, integer(at_least=1, says="points, real and made")] = 256
+    hidden: Annotated[int, integer(at_least=1, says="units of each of two layers, both nets")] = 48
+    noise_size: Annotated[int, integer(at_least=1, says="inputs of the generator")] = 8
+    deviation: Annotated[float, number(above=0, says="of each Gaussian")] = 0.1
+    penalty: Annotated[
+        float, number(at_least=0, says="half of it times |gradient at real points|^2 is added to f")
+    ] = 0.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(CleaningConfig):
+    """A run: cleaning on unequal workers, or another problem on one device."""
+
+    problem: Annotated[str, choice(*PROBLEMS, says="what is solved")] = "cleaning"
+    few_shot: FewShot = dataclasses.field(default_factory=FewShot)
+    search: Search = dataclasses.field(default_factory=Search)
+    gan: Gan = dataclasses.field(default_factory=Gan)
     microbatch_size: Annotated[int, integer(at_least=1, says="examples")] = 20
     local: Annotated[
         str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
@@ -144,6 +205,14 @@ def load(path: str) -> ml_collections.ConfigDict:
 def validate_train(given: Mapping[str, Any] | ml_collections.ConfigDict) -> "TrainConfig":
     """As `validate`, of a run on unequal workers; the rest is checked as of any run of hetjax."""
     config = validate(given, TrainConfig)
+    known = _OF_PROBLEM.get(config.problem, ESTIMATORS)
+    if config.estimator.name not in known:
+        raise ValueError(
+            f"estimator.name: got {config.estimator.name!r}, must be one of "
+            f"{', '.join(map(repr, known))} for problem={config.problem!r}."
+        )
+    if config.problem != "cleaning":
+        return config
     if config.data.block_size:
         raise ValueError(
             f"data.block_size: got {config.data.block_size}, must be 0: a worker has one "
@@ -214,6 +283,25 @@ def to_dict(config: CleaningConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
+def _of_other_problems(
+    loaded: ml_collections.ConfigDict, given: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yields what is wrong with fields on the command line that the problem does not read.
+
+    In a file they are no mistake: `config.json` has them all.
+    """
+    own = given.get("problem", loaded.problem)
+    for name in given:
+        group = name.partition(".")[0]
+        if group in PROBLEMS and group != own:
+            yield f"{name}: problem={own!r} does not read it. Set problem={group!r}."
+        elif own != "cleaning" and group not in (*_OF_ALL, own):
+            yield (
+                f"{name}: problem={own!r} runs on one device and does not read it. It reads "
+                f"{', '.join(_OF_ALL)} and {own}.*"
+            )
+
+
 SCHEMA = config_flag.Schema(
-    TrainConfig, load, validate_train, "configs/digits_cleaning.py", lambda loaded, given: ()
+    TrainConfig, load, validate_train, "configs/digits_cleaning.py", _of_other_problems
 )

@@ -3,54 +3,75 @@
 Tasks are `amplitude sin(x + phase)`, amplitude 0.1 to 5, phase 0 to pi, points in -5 to 5, and
 a network of two hidden layers of 40 rectified units, as in MAML's paper (Finn, Abbeel, Levine,
 2017, arXiv 1703.03400), with fewer updates of the start than the 70,000 there.
+
+Where the steps are not differentiated, f has half of `proximity` times |y - start|^2 besides, so
+that its minimum depends on the start (Rajeswaran, Finn, Kakade, Levine, "Meta-learning with
+implicit gradients", 2019, arXiv 1909.04630). A new task is fitted by plain steps down its loss all
+the same.
+
+Few-shot learning counts as solved if the median error of new tasks after 10 steps is at most
+`MOST_OF_JOINT` of that of joint training of the same seed.
 """
 
 import functools
-import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.bilevel import estimators, networks, one_device, settings
 from hetjax import bilevel
+from hetjax.bilevel import machine
 from hetjax.types import PyTree
 
-ARMS = {
-    "joint training": None,
-    "MAML": {"num_steps": 1},
-    "FOMAML": {"num_steps": 1, "back": 0},
-    "IAPTT": {"num_steps": 3, "pick": "worst"},
-}
 RATE = 0.01  # of the steps on a task
 NUM_TASKS, NUM_TEST_TASKS = 25, 600
 SIZES = (1, 40, 40, 1)
 EVALUATED = (0, 1, 5, 10)  # steps
 DIVERGED = 100.0  # error of a task; that of answering 0 is below 25
+MOST_OF_JOINT = 0.5
 
 
-def network(params: PyTree, inputs: jax.Array) -> jax.Array:
-    """`f[n, 1]`."""
-    for weights, bias in params[:-1]:
-        inputs = jax.nn.relu(inputs @ weights + bias[None])
-    weights, bias = params[-1]
-    return inputs @ weights + bias[None]
+class Arm(NamedTuple):
+    """A way to learn a start."""
+
+    estimator: bilevel.Estimator
+    proximity: float = 0.0  # 0: the estimator learns the start
+
+
+def _unrolled(num_steps: int, **options: Any) -> Arm:
+    lower = bilevel.descent(optax.sgd(RATE))
+    return Arm(bilevel.unroll(lower, num_steps, start="learned", **options))
+
+
+ARMS = {
+    "joint training": None,
+    "MAML": _unrolled(1),
+    "FOMAML": _unrolled(1, back=0),
+    "IAPTT": _unrolled(3, pick="worst"),
+    "value gap": Arm(
+        bilevel.value_gap(
+            bilevel.descent(optax.chain(optax.clip_by_global_norm(10.0), optax.sgd(RATE))),
+            10,
+            multiplier=1.0,
+        ),
+        proximity=0.5,
+    ),
+}
 
 
 def init(seed: int) -> PyTree:
-    rng = np.random.default_rng(seed)
-    return [
-        (jnp.asarray(rng.normal(0, (2 / a) ** 0.5, (a, b)), jnp.float32), jnp.zeros(b))
-        for a, b in itertools.pairwise(SIZES)
-    ]
+    """The network."""
+    return networks.init(SIZES, np.random.default_rng(seed))
 
 
 def loss(x: PyTree, y: PyTree, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
     """The mean square error; of both levels."""
     del x
     inputs, targets = batch
-    return jnp.mean((network(y, inputs) - targets) ** 2)
+    return jnp.mean((networks.apply(y, inputs) - targets) ** 2)
 
 
 def tasks(rng: jax.Array, num: int, shots: int, num_query: int) -> bilevel.Batches:
@@ -65,27 +86,54 @@ def tasks(rng: jax.Array, num: int, shots: int, num_query: int) -> bilevel.Batch
     return bilevel.Batches(upper=judge, lower=fit)
 
 
-def gradient(arm: str, start: PyTree, batches: bilevel.Batches) -> PyTree:
-    """Of the mean over tasks, in the start."""
-    if ARMS[arm] is None:
+COMPARED = {(arm, shots): 3 for shots in (5, 10) for arm in ARMS if arm != "value gap"}
+COMPARED |= {(arm, 10): 5 for arm in ("joint training", "MAML", "value gap")}
+"""What `compare_bilevel` compares: (arm, shots), and how many seeds from 0."""
 
-        def pooled(start: PyTree) -> jax.Array:
-            each = jax.vmap(lambda a, b: (loss((), start, a) + loss((), start, b)) / 2)
-            return jnp.mean(each(*batches))
 
-        return jax.grad(pooled)(start)
-    estimator = bilevel.unroll(bilevel.descent(optax.sgd(RATE)), start="learned", **ARMS[arm])
-    x = bilevel.Learned(jnp.zeros(()), start)
+def make_problem(proximity: float) -> bilevel.Bilevel:
+    """The loss as both levels; x is the start where there is a proximity, and else unused."""
 
-    def of_task(batches: bilevel.Batches) -> PyTree:
-        problem = bilevel.Bilevel(loss, loss)
-        return bilevel.hypergradient(problem, estimator, x, start, batches).grad_x.start
+    def lower(x: PyTree, y: PyTree, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        if not proximity:
+            return loss(x, y, batch)
+        away = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), x, y)
+        return loss(x, y, batch) + proximity / 2 * jax.tree.reduce(jnp.add, away)
 
-    return jax.tree.map(lambda leaf: leaf.mean(0), jax.vmap(of_task)(batches))
+    return bilevel.Bilevel(loss, lower)
+
+
+def estimate(arm: Arm, start: PyTree, batches: bilevel.Batches) -> machine.Result:
+    """The mean hypergradient over tasks, in the start; without a state, since tasks are new."""
+    problem = make_problem(arm.proximity)
+    x = start if arm.proximity else bilevel.Learned(jnp.zeros(()), start)
+
+    def of_task(batches: bilevel.Batches) -> tuple[PyTree, machine.Info]:
+        found = bilevel.hypergradient(problem, arm.estimator, x, start, batches)
+        return found.grad_x, found.info._replace(cost=())
+
+    grad_x, info = jax.tree.map(lambda leaf: leaf.mean(0), jax.vmap(of_task)(batches))
+    cost = machine.cost(arm.estimator.program(x))
+    grad = grad_x if arm.proximity else grad_x.start
+    return machine.Result(grad, machine.State(()), info._replace(cost=cost))
+
+
+def gradient(arm: Arm | None, start: PyTree, batches: bilevel.Batches) -> PyTree:
+    """Of the mean over tasks, in the start; None: all tasks are fitted at once."""
+    if arm is not None:
+        return estimate(arm, start, batches).grad_x
+
+    def pooled(start: PyTree) -> jax.Array:
+        each = jax.vmap(lambda a, b: (loss((), start, a) + loss((), start, b)) / 2)
+        return jnp.mean(each(*batches))
+
+    return jax.grad(pooled)(start)
 
 
 @functools.partial(jax.jit, static_argnames=("arm", "shots", "num_updates"))
-def train(arm: str, start: PyTree, rng: jax.Array, *, shots: int, num_updates: int) -> PyTree:
+def train(
+    arm: Arm | None, start: PyTree, rng: jax.Array, *, shots: int, num_updates: int
+) -> PyTree:
     """A start, learned by Adam."""
     tx = optax.adam(1e-3)
 
@@ -113,22 +161,63 @@ def errors(start: PyTree, rng: jax.Array, rate: float, *, shots: int) -> jax.Arr
 
 
 def run(arm: str, shots: int, seed: int, *, num_updates: int) -> dict[str, Any]:
-    """A record. Joint training gets the best of four rates for its steps on new tasks."""
+    """A record."""
     first, second = jax.random.split(jax.random.key(seed))
-    start = train(arm, init(seed), first, shots=shots, num_updates=num_updates)
-    rates = (RATE,) if ARMS[arm] else (1e-3, 3e-3, 1e-2, 2e-2)
-    found = {rate: np.asarray(errors(start, second, rate, shots=shots)) for rate in rates}
+    start = train(ARMS[arm], init(seed), first, shots=shots, num_updates=num_updates)
+    found = evaluated(start, second, shots=shots, is_joint=ARMS[arm] is None)
+    return {"arm": arm, "seed": seed, "shots": shots, "num_updates": num_updates, **found}
+
+
+def evaluated(start: PyTree, rng: jax.Array, *, shots: int, is_joint: bool) -> dict[str, Any]:
+    """Of new tasks. Joint training gets the best of four rates for its steps on them."""
+    rates = (1e-3, 3e-3, 1e-2, 2e-2) if is_joint else (RATE,)
+    found = {rate: np.asarray(errors(start, rng, rate, shots=shots)) for rate in rates}
     means = {rate: each.mean(0) for rate, each in found.items()}
     best = min(means, key=lambda rate: float(np.nan_to_num(means[rate][1], nan=np.inf)))
     medians = np.median(np.nan_to_num(found[best], nan=np.inf), 0)
     diverged = np.sum(~(found[best] < DIVERGED), 0)  # those that are no numbers, too
     return {
-        "arm": arm,
-        "seed": seed,
-        "shots": shots,
         "rate": best,
-        "num_updates": num_updates,
         "errors": {str(k): float(means[best][k]) for k in EVALUATED},
         "medians": {str(k): float(medians[k]) for k in EVALUATED},
         "diverged": {str(k): int(diverged[k]) for k in EVALUATED},
     }
+
+
+def is_solved(own: dict[str, Any], joint: dict[str, Any]) -> bool:
+    """Whether the error after all steps is small enough, beside joint training's."""
+    last = str(max(EVALUATED))
+    return own["medians"][last] <= MOST_OF_JOINT * joint["medians"][last]
+
+
+def make(config: settings.TrainConfig) -> one_device.Made:
+    """Of the problem few_shot."""
+    few, estimator = config.few_shot, config.estimator
+    rate = config.lower.learning_rate
+    lower = bilevel.descent(estimators.OPTIMIZERS[config.lower.optimizer](rate))
+    learned = {"unrolled": {}, "unrolled_worst": {"pick": "worst"}, "first_order": {"back": 0}}
+    if estimator.name in learned:
+        options = learned[estimator.name]
+        arm = Arm(bilevel.unroll(lower, estimator.steps, start="learned", **options))
+    else:
+        arm = Arm(estimators.make(config), few.proximity)
+    start = init(config.seed)
+    first, second = jax.random.split(jax.random.key(config.seed))
+
+    def hypergradient(x: PyTree, state: PyTree, key: jax.Array) -> machine.Result:
+        del state
+        return estimate(arm, x, tasks(key, few.num_tasks, few.shots, few.shots))
+
+    def measure(x: PyTree, state: PyTree, key: jax.Array) -> dict[str, jax.Array]:
+        del state
+        found = errors(x, key, rate, shots=few.shots)
+        return {f"error_after_{k}": jnp.median(found[:, k]) for k in EVALUATED}
+
+    def finish(x: PyTree, state: PyTree, key: jax.Array) -> dict[str, Any]:
+        del state, key
+        plain = train(None, start, first, shots=few.shots, num_updates=config.upper.steps)
+        joint = evaluated(plain, second, shots=few.shots, is_joint=True)
+        own = evaluated(x, second, shots=few.shots, is_joint=False)
+        return {**own, "joint_training": joint, "solved": is_solved(own, joint)}
+
+    return one_device.Made(start, hypergradient, measure, finish)

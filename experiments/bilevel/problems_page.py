@@ -1,0 +1,84 @@
+"""The sections of the comparison on the problems of one device."""
+
+from experiments.bilevel import estimators, gan, problems, results, search, sinusoids
+from experiments.bilevel.results import Record, Stat
+from hetjax.report import words
+
+COMMIT = "0000000"  # of the code that made the lines
+
+_SAYS = {
+    "search": f"""\
+A DARTS cell with two edges, of {len(search.OPERATIONS)} operations each. The inputs are the halves
+of a digit, the sign of every pixel drawn at random, so that a rectified convolution is right on
+both edges; {", ".join(name for name in search.OPERATIONS if name != "rectified convolution")} are
+decoys. Solved: it has the largest weight on both edges. Accuracies are those of a network of the
+operations that were found, of the right ones, and of the decoys with the largest weights, trained
+on training and validation images alike.
+""",
+    "gan": f"""\
+A generator and a discriminator, networks of two hidden layers. A mode is found if at least
+{100 * gan.LEAST_SHARE:.0f} % of {gan.NUM_SEEN:,} points are within three deviations of it at the
+end; solved: all {gan.NUM_MODES}. The first order is the usual GAN, whose generator takes the
+discriminator as constant.
+""",
+}
+_COLUMNS = {
+    "search": (
+        ("least weight of a right operation", "least_right_weight"),
+        ("accuracy, found", "found_accuracy"),
+        ("right", "right_accuracy"),
+        ("decoys", "best_decoys_accuracy"),
+    ),
+    "gan": (("points near a mode", "share_near"),),
+}
+
+
+def section(task: str, records: dict[str, list[Record]]) -> str:
+    """A table of the runs of `search` or `gan`, an estimator a row."""
+    columns = _COLUMNS[task]
+    head = ("method", "solved", *(name for name, _ in columns), "seconds", "work")
+    if task == "gan":
+        head = (*head, "modes of each seed")
+    rows = []
+    for arm in problems.ARMS[task]:
+        if not (runs := records.get(arm)):
+            continue
+        row = [
+            estimators.METHODS[arm].title,
+            f"{sum(run['solved'] for run in runs)} of {len(runs)}",
+            *(f"{Stat.of(100 * run[field] for run in runs)} %" for _, field in columns),
+            f"{Stat.of(run['train_secs'] for run in runs).mean:.1f}",
+            words.count(Stat.of(run["work"] for run in runs).mean),
+        ]
+        if task == "gan":
+            row.append(", ".join(str(run["modes"]) for run in runs))
+        rows.append(row)
+    return "\n".join([_SAYS[task], _made(task), results.markdown(head, rows)])
+
+
+def _made(task: str) -> str:
+    return (
+        f"Made by `python -m experiments.compare_bilevel --only={task}`, a run of which is that of "
+        f"`experiments.train_bilevel --config=configs/{problems.FILES[task]}.py "
+        "--config.estimator.name=METHOD --config.seed=SEED`, of the code at commit "
+        f"{COMMIT}. Settings were chosen on seeds 100 and 101.\n"
+    )
+
+
+def solved_few_shot(records: dict[str, list[Record]]) -> str:
+    """In how many seeds each way is good enough beside joint training, with as many shots."""
+    said = []
+    for arm, runs in records.items():
+        name, shots = arm.rsplit(", ", 1)
+        joint = {run["seed"]: run for run in records.get(f"joint training, {shots}", ())}
+        both = [(run, joint[run["seed"]]) for run in runs if run["seed"] in joint]
+        if name != "joint training" and both:
+            good = sum(sinusoids.is_solved(*pair) for pair in both)
+            said.append(f"{arm}: {good} of {len(both)}")
+    return (
+        f"\nSolved, if the median after {max(sinusoids.EVALUATED)} steps is at most "
+        f"{sinusoids.MOST_OF_JOINT:g} of that of joint training of the same seed: "
+        f"{'; '.join(said)}.\n"
+        if said
+        else ""
+    )

@@ -1,0 +1,259 @@
+"""The problems of `train_bilevel` that run on one device, at reduced sizes."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from experiments import config_flag, train_bilevel
+from experiments.bilevel import (
+    comparison,
+    estimators,
+    gan,
+    one_device,
+    problems,
+    results,
+    search,
+    settings,
+    sinusoids,
+)
+from hetjax.processes import membership
+
+ROOT = pathlib.Path(__file__).parents[1]
+FILES = {
+    "few_shot": "sinusoids_few_shot",
+    "search": "digits_search",
+    "gan": "gaussians_gan",
+}
+SMALL_SEARCH = {
+    "search": {"num_train": 200, "num_validation": 200},
+    "upper": {"steps": 60},
+    "eval_every": 30,
+}
+
+
+@pytest.fixture(autouse=True)
+def _promoting():
+    """Optax raises a float to an integer power."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def configured(problem, **given):
+    """The file in configs/ with fields changed, groups as dicts."""
+    plain = settings.load(str(ROOT / "configs" / f"{FILES[problem]}.py")).to_dict()
+    for name, value in given.items():
+        plain[name] = plain[name] | value if isinstance(value, dict) else value
+    return settings.validate_train(plain)
+
+
+def by(name, **options):
+    return {"estimator": {"name": name, **options}}
+
+
+@pytest.mark.parametrize("name", ["value_gap", "implicit_cg"])
+def test_the_right_operations_of_a_cell_are_found_among_decoys(name):
+    found = problems.run(configured("search", **SMALL_SEARCH, **by(name)))
+    assert found["solved"]
+    assert found["found"] == ["rectified convolution"] * 2
+    weights = np.array(found["weights"])
+    assert weights.shape == (2, 6)
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
+    assert found["right_accuracy"] > found["best_decoys_accuracy"] + 0.4
+
+
+def test_no_decoy_tells_signed_digits_apart_and_the_right_operation_does():
+    config = configured("search", **SMALL_SEARCH)
+    train, validation, test = search.parts(config)
+    assert train.windows.shape == (200, 2, 64, 9)
+    seen = np.asarray(train.windows)
+    middle = seen[..., 4].reshape(200, 2, 8, 8)
+    assert not middle[:, 0, 4:].any()  # the upper half alone
+    assert not middle[:, 1, :4].any()
+    np.testing.assert_array_equal(seen[:, 0, 9, 3], seen[:, 0, 8, 4])  # its left neighbour
+    lit = middle[middle != 0]
+    assert 0.45 < np.mean(lit > 0) < 0.55
+    problem, y = search.make_problem(1e-3), search.init(4, 0)
+    accuracies = {}
+    for number, operation in enumerate(search.OPERATIONS):
+        one = jnp.asarray(np.eye(6, dtype=np.float32)[[number, number]])
+        accuracies[operation] = float(
+            search.trained_accuracy(problem, one, y, (train, validation), test)
+        )
+    right = accuracies.pop("rectified convolution")
+    assert right > 0.6
+    assert max(accuracies.values()) < 0.35, accuracies
+
+
+def test_a_search_on_unequal_workers_is_that_of_one_device():
+    """Losses give a number an example, so `fit_bilevel` takes the same problem."""
+    config = configured("search", **SMALL_SEARCH, **by("value_gap", steps=2, multiplier=3.0))
+    made = search.make(config)
+    x, state, tx = made.x, None, optax.sgd(1.0)
+    opt = tx.init(x)
+    for _ in range(2):
+        found = made.hypergradient(x, state, jax.random.key(0))
+        updates, opt = tx.update(found.grad_x, opt)
+        x, state = optax.apply_updates(x, updates), found.state
+    train, validation, _ = jax.device_get(search.parts(config))
+    result = hetjax.fit_bilevel(
+        search.make_problem(config.lower.ridge),
+        np.asarray(made.x),
+        search.init(config.search.channels, config.seed),
+        estimators.make(config),
+        tx,
+        upper_source=validation,
+        lower_source=train,
+        outer_steps=2,
+        workers=4,
+        local="virtual",
+        cluster={"secs_per_microbatch": (1.0, 2.0, 4.0, 4.0), "clock": "virtual"},
+        microbatch_size=10,
+        progress=False,
+    )
+    np.testing.assert_allclose(result.x, x, rtol=2e-3, atol=2e-5)
+
+
+def test_modes_are_counted_as_in_a_case_done_by_hand():
+    middle = gan.centres()
+    np.testing.assert_allclose(np.linalg.norm(middle, axis=1), 2, rtol=1e-6)
+    points = np.repeat(middle[:7], 100, axis=0)
+    points[:50, 0] += 0.31  # beyond three deviations of the first
+    points = np.concatenate([points, np.zeros((300, 2))]).astype(np.float32)
+    found = np.asarray(gan.shares(jnp.asarray(points), 0.1))
+    np.testing.assert_allclose(found, [0.05] + [0.1] * 6 + [0], atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["value_gap", "implicit_neumann"])
+def test_a_gan_finds_modes_in_fewer_steps_than_it_takes_for_all(name):
+    smaller = {"upper": {"steps": 1200}, "eval_every": 600, "gan": {"batch_size": 128}}
+    found = problems.run(configured("gan", **smaller, **by(name)))
+    assert found["modes"] >= 5
+    assert found["solved"] == (found["modes"] == 8)
+    assert found["share_near"] == pytest.approx(sum(found["shares"]), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_start_is_learned_by_a_value_gap():
+    smaller = {"upper": {"steps": 600}, "eval_every": 300}
+    found = problems.run(configured("few_shot", **smaller))
+    assert found["solved"]
+    assert found["medians"]["10"] <= 0.5 * found["joint_training"]["medians"]["10"]
+
+
+@pytest.mark.parametrize("name", ["unrolled", "unrolled_worst", "first_order", "implicit_cg"])
+def test_every_other_family_learns_a_start_by_its_own_gradient(name):
+    smaller = {"upper": {"steps": 2}, "eval_every": 1}
+    config = configured("few_shot", **smaller, **by(name, steps=1, products=2))
+    made = sinusoids.make(config)
+    found = made.hypergradient(made.x, None, jax.random.key(0))
+    assert jax.tree.structure(found.grad_x) == jax.tree.structure(made.x)
+    if name == "unrolled":
+        batches = sinusoids.tasks(jax.random.key(0), 25, 10, 10)
+        expected = sinusoids.gradient(sinusoids.ARMS["MAML"], made.x, batches)
+        for ours, theirs in zip(
+            jax.tree.leaves(found.grad_x), jax.tree.leaves(expected), strict=True
+        ):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_seeds_make_equal_runs_and_others_do_not():
+    smaller = {"upper": {"steps": 4}, "eval_every": 2, "gan": {"batch_size": 16}}
+
+    def run(seed):
+        config = configured("gan", seed=seed, **smaller)
+        return one_device.solve(config, gan.make(config))
+
+    (first, history), (second, _), (other, _) = run(1), run(1), run(2)
+    assert [record["step"] for record in history] == [2, 4]
+    assert first["upper_loss"] == second["upper_loss"] != other["upper_loss"]
+    assert first["shares"] == second["shares"]
+
+
+def test_a_loss_that_is_not_finite_is_told_with_the_rates():
+    config = configured("gan", upper={"steps": 2}, eval_every=2, lower={"learning_rate": 1e30})
+    with pytest.raises(ValueError, match=r"not finite after 2 hypergradients .* Lower lower\."):
+        problems.run(config)
+
+
+def test_the_command_leaves_a_run_and_says_whether_it_is_solved(tmp_path):
+    fields = ("search.num_train=100", "search.num_validation=100", "upper.steps=4", "eval_every=2")
+    command = ["experiments.train_bilevel", "--config=configs/digits_search.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, f"--workdir={tmp_path}"]
+        + [f"--config.{field}" for field in fields],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert ("not solved." in done.stdout) == (not summary["solved"])
+    assert "4 hypergradients of 18 gradients and 0 products" in done.stdout
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [2, 4]
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 4
+    again = settings.validate_train(settings.load(str(tmp_path / "config.json")))
+    assert again.search.num_train == 100
+
+
+def test_fields_that_a_problem_does_not_read_are_refused(capsys):
+    from absl import flags
+
+    def run(file, *arguments):
+        values, argv = flags.FlagValues(), ["program", f"--config={file}", *arguments]
+        config_flag.define(settings.SCHEMA, flag_values=values, argv=argv)
+        config_flag.parse_flags(argv, flag_values=values)
+        return config_flag.get(flag_values=values)
+
+    files = {name: str(ROOT / "configs" / f"{file}.py") for name, file in FILES.items()}
+    assert run(files["gan"], "--config.gan.hidden=3").gan.hidden == 3
+    cleaning = str(ROOT / "configs" / "digits_cleaning.py")
+    for file, wrong, message in (
+        (files["gan"], "--config.data.num_train=3", "runs on one device and does not read it"),
+        (files["gan"], "--config.search.channels=3", "Set problem='search'"),
+        (cleaning, "--config.gan.hidden=3", "Set problem='gan'"),
+        (files["gan"], "--config.estimator.name=unrolled_worst", "for problem='gan'"),
+    ):
+        with pytest.raises(SystemExit):
+            run(file, wrong)
+        assert message in capsys.readouterr().err
+
+
+def test_several_processes_are_refused(tmp_path):
+    config = configured("gan")
+    with pytest.raises(ValueError, match=r"runs on one device, but this is process 0 of 2"):
+        train_bilevel.solve(config, tmp_path, place=membership.Member(0, 2, "localhost:1"))
+
+
+def test_the_learning_rate_falls_to_the_share_that_is_asked_for():
+    config = configured("gan", upper={"optimizer": "sgd", "learning_rate": 1.0, "last_rate": 0.1})
+    tx = estimators.make_upper(config)
+    state = tx.init(jnp.float32(0))
+    _, state = tx.update(jnp.float32(1), state)
+    half = jax.tree.map(lambda leaf: leaf * 0 + config.upper.steps // 2, state)
+    update, _ = tx.update(jnp.float32(1), half)
+    assert float(update) == pytest.approx(-0.55, rel=1e-3)
+
+
+def test_a_section_of_the_comparison_is_made_of_the_runs(tmp_path):
+    record = {
+        "upper_loss": 0.5,
+        "train_secs": 2.0,
+        "work": 1800.0,
+        "share_near": 0.75,
+        "arm": "value_gap",
+    }
+    runs = [record | {"seed": k, "modes": 8 - k, "solved": k == 0} for k in range(2)]
+    results.write(tmp_path, "gan", runs)
+    text = comparison.write(tmp_path).read_text()
+    assert "| value gap | 1 of 2 | 75.00 ± 0.00 % | 2.0 | 1,800 | 8, 7 |" in text
