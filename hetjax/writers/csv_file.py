@@ -29,7 +29,7 @@ def csv(path: str | pathlib.Path | None = None, *, every_secs: float = 0.0) -> r
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "numbers.csv"
         >>> with hetjax.writers.sending([hetjax.writers.csv(path)]) as send:
         ...     send({"round": 0, "loss": 0.5})
-        >>> next(csv.DictReader(path.open()))
+        >>> next(csv.DictReader(path.read_text().splitlines()))
         {'step': '0', 'train/loss': '0.5'}
     """
     return _Csv(path, every_secs)
