@@ -10,6 +10,8 @@ process 0 has writers. No tracker is imported before a run begins.
 - `kept` remembers in a workdir which run of a tracker goes on.
 """
 
+from collections.abc import Callable, Iterable
+
 from hetjax.writers.background import sending
 from hetjax.writers.csv_file import csv
 from hetjax.writers.mlflow_store import mlflow
@@ -17,8 +19,30 @@ from hetjax.writers.records import Ended, Record, Run, Writer
 from hetjax.writers.tensorboard_events import tensorboard
 from hetjax.writers.weights_and_biases import wandb
 
-WRITERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "csv": csv}
+WRITERS: dict[str, Callable[..., Writer]] = {
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+    "mlflow": mlflow,
+    "csv": csv,
+}
 """The factories, by the names that `--config.writers=…` takes."""
+
+
+def by_names(names: Iterable[str]) -> list[Writer]:
+    """Writers of these names in `WRITERS`, which write below the workdir of their run.
+
+    Raises:
+        ValueError: a package of one is missing; says how to get it.
+
+    Example:
+        >>> [writer.every_secs for writer in by_names(["csv"])]
+        [0.0]
+    """
+    try:
+        return [WRITERS[name]() for name in names]
+    except ModuleNotFoundError as error:
+        raise ValueError(f"writers: {error}") from error
+
 
 __all__ = [
     "WRITERS",
@@ -26,6 +50,7 @@ __all__ = [
     "Record",
     "Run",
     "Writer",
+    "by_names",
     "csv",
     "mlflow",
     "sending",
