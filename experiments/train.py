@@ -48,6 +48,7 @@ def train_and_evaluate(
     from experiments import tasks
     from hetjax.zoo import optimizers
 
+    trackers = hetjax.writers.by_names(config.writers)
     task = tasks.make(config)
     return hetjax.fit(
         task.loss_fn,
@@ -56,6 +57,7 @@ def train_and_evaluate(
         task.train,
         eval_sources=task.evals,
         metrics_fn=task.metrics_fn,
+        writers=trackers,
         workdir=workdir,
         config=config,
         progress=progress,

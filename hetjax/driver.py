@@ -21,6 +21,8 @@ from hetjax import task as task_lib
 from hetjax.processes import watch
 from hetjax.records import keeper, lock, workdir
 from hetjax.rounds import gathering, round_report
+from hetjax.writers import background
+from hetjax.writers import records as writer_records
 
 _ASK_OF_SIGNAL = {
     None: gathering.Request.NOTHING,
@@ -73,6 +75,7 @@ class Driver:
         task: that has no state yet.
         directory: the workdir; None: nothing is kept.
         resume, callbacks: as of `fit`.
+        writers: checked; process 0 alone has them.
         progress: show a bar.
     """
 
@@ -85,6 +88,7 @@ class Driver:
         resume: bool | str,
         progress: bool,
         callbacks: Sequence[Callable[[Any], Any]],
+        writers: Sequence[writer_records.Writer] = (),
     ) -> None:
         self._task = task
         self._callbacks = Callbacks(callbacks)
@@ -119,6 +123,11 @@ class Driver:
         else:
             task.go_on(start.saved, lines, later)
             task.summary.stopped_by = start.stopped_by
+        told_of = writer_records.Run(
+            task.recorded, directory, task.steps_done, tuple(task.evaluate.names)
+        )
+        self._writers = background.Background(writers if parts.leads else (), told_of)
+        stack.callback(self._writers.close, "interrupted")  # where nothing has closed them
 
     def _bar(self) -> Any:
         """The bar, where the line of the start was."""
@@ -142,13 +151,15 @@ class Driver:
                 self._end()
                 self._save()
             except round_report.NonFiniteError as error:
-                error.result = self._result(interrupted=True)
+                error.result = self._result(interrupted=True, status="failed")
                 raise
             except Exception:
                 with contextlib.suppress(ValueError):  # the first error is the cause
-                    self._write_summary(interrupted=True)
+                    self._write_summary(interrupted=True, status="failed")
+                self._writers.close("failed")
                 raise
-            result = self._result(interrupted=not self._is_finished)
+            status = "finished" if self._is_finished else "interrupted"
+            result = self._result(interrupted=not self._is_finished, status=status)
         task.parts.meeting.close()  # not after an error: who failed is to be the first that is gone
         return result
 
@@ -221,7 +232,9 @@ class Driver:
             return
         report, others, text, amount = found
         number = getattr(report, task.number)
-        self._recorder.add([("metrics", report.to_plain()), *others], text, amount)
+        line = report.to_plain()
+        self._recorder.add([("metrics", line), *others], text, amount)
+        self._writers.put(line)
         task.check(report)
         if self._callbacks:
             beacons.at("reporting", number)
@@ -288,18 +301,23 @@ class Driver:
         for text in told:
             messages.say(text)
 
-    def _write_summary(self, *, interrupted: bool) -> dict[str, Any]:
-        task = self._task
+    def _write_summary(self, *, interrupted: bool, status: str) -> dict[str, Any]:
+        """Writes what the run leaves, and ends its writers."""
+        task, recorder = self._task, self._recorder
         found = task.summary.as_dict(task.state, interrupted=interrupted)
-        return self._recorder.finish(found, task.page)
+        summary = recorder.finish(found, task.page)
+        self._writers.close(
+            status, summary=summary, report=lambda: recorder.page or task.page(summary, recorder)
+        )
+        return summary
 
-    def _result(self, *, interrupted: bool) -> Any:
+    def _result(self, *, interrupted: bool, status: str) -> Any:
         task, recorder = self._task, self._recorder
         params = task.params()
         return task.result(
             params=params,
             best_params=params if task.best is None else task.best,
-            summary=self._write_summary(interrupted=interrupted),
+            summary=self._write_summary(interrupted=interrupted, status=status),
             history=recorder.history,
             config=recorder.config,
             workdir=recorder.workdir,

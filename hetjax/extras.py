@@ -3,8 +3,8 @@
 import importlib.util
 
 
-def require(*packages: str) -> None:
-    """Sees that packages of the extra `experiments` are installed.
+def require(*packages: str, extra: str = "experiments") -> None:
+    """Sees that packages of an extra are installed.
 
     Raises:
       ModuleNotFoundError: some are not; says which, and how to get them.
@@ -13,6 +13,6 @@ def require(*packages: str) -> None:
     if missing:
         raise ModuleNotFoundError(
             f"this needs {', '.join(missing)}, which hetjax alone does not bring: "
-            "pip install 'hetjax[experiments]' (in a checkout: pip install -e '.[experiments]')",
+            f"pip install 'hetjax[{extra}]' (in a checkout: pip install -e '.[{extra}]')",
             name=missing[0],
         )

@@ -20,6 +20,8 @@ from hetjax.rounds import batch_loss, inputs, round_report, rules
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
+from hetjax.writers import background
+from hetjax.writers import records as writer_records
 
 
 def fit(
@@ -34,6 +36,7 @@ def fit(
     callbacks: Sequence[Callable[[round_report.RoundReport], Any]] = (),
     model_state: types.PyTree | None = None,
     state_reduce: Mapping[str, str] | None = None,
+    writers: Sequence[writer_records.Writer] = (),
     workdir: str | pathlib.Path | None = None,
     resume: bool | str = True,
     init_state: types.TrainState | None = None,
@@ -71,6 +74,9 @@ def fit(
         callbacks: each is called with the `RoundReport` of a round while the next one computes.
             One that returns True or `hetjax.STOP` ends the run after that one; the run is
             finished then.
+        writers: trackers that get the line of each round, such as
+            `[hetjax.writers.tensorboard("DIR")]`, `wandb`, `mlflow`, `csv`, or objects of your
+            own; they write in threads of their own.
         model_state: of a model that keeps state which training changes and gradients do not, such
             as running statistics: a pytree of arrays. `loss_fn` is then `(params, state, examples,
             rng) -> (losses, new_state)`, or with a fifth argument `mask f32[B]`, 0 for padding;
@@ -136,6 +142,7 @@ def fit(
     if params is None and init_state is not None:
         params = jax.device_get(state_lib.own_row(init_state.params))
     _check(optimizer, callbacks, resume)
+    written = background.check(writers)
     loss_fn = stateful.of(loss_fn, model_state, state_reduce)
     source, directory = sources.as_source(source), workdir_lib.absolute(workdir)
     eval_sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn)
@@ -186,6 +193,7 @@ def fit(
             resume=resume,
             progress=progress,
             callbacks=callbacks,
+            writers=written,
         )
         result = drives.drive()
     return drives.unless_stopped(result) if raise_on_interrupt else result

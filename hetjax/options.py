@@ -281,6 +281,23 @@ def several(one: Option, *, unit: str = "", says: str = "") -> Option:
     return Option(Rule(f"a tuple, each entry {one.rule.allowed}", parse), unit, says)
 
 
+def names(*allowed: str, says: str = "") -> Option:
+    """A tuple of names; a text is split at its commas."""
+
+    def parse(value: Any) -> tuple[str, ...]:
+        if isinstance(value, str):
+            value = [name.strip() for name in value.split(",") if name.strip()]
+        if not isinstance(value, (tuple, list)):
+            raise Refused
+        for name in value:
+            if name not in allowed:
+                raise Refused(f"{name!r} is none of them")
+        return tuple(value)
+
+    rule = Rule(f"some of {', '.join(map(repr, allowed))}", parse, allowed)
+    return Option(rule, "", says)
+
+
 def numbers(
     *, at_least: float | None = None, above: float | None = None, unit: str = "", says: str = ""
 ) -> Option:

@@ -36,6 +36,7 @@ LAYERS = {
     "trees": 1,
     "stateful": 2,
     "weights": 1,
+    "writers": 1,
     "report": 1,  # whose cards graphs, schedules and results show in a notebook
     "gates": 2,  # the four kinds of parts know none of each other
     "ordering": 2,
@@ -116,13 +117,15 @@ def test_the_core_needs_eight_packages():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     core = {re.match(r"[\w-]+", each)[0] for each in project["dependencies"]}
     extra = {
-        re.match(r"[\w-]+", each)[0] for each in project["optional-dependencies"]["experiments"]
+        re.match(r"[\w-]+", each)[0]
+        for name in ("experiments", "tensorboard", "wandb", "mlflow")
+        for each in project["optional-dependencies"][name]
     }
     assert core == {
         *("flax", "jax", "matplotlib", "numpy", "optax", "orbax-checkpoint", "scipy", "tqdm")
     }
     imported = {name[0] for path in SOURCES for name in imports_of(path)}
-    known = {each.replace("-", "_") for each in core | extra} | {"hetjax", "orbax"}
+    known = {each.replace("-", "_") for each in core | extra} | {"hetjax", "orbax", "mlflow"}
     assert imported <= known | sys.stdlib_module_names | {"torch", "IPython"}
 
 

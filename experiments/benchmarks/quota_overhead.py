@@ -61,6 +61,10 @@ class Rounds:
         self._state, self._last = self.run.round(self._state, meanwhile=self._report)
         jax.block_until_ready(self._state.train)
 
+    def line(self) -> dict[str, Any]:
+        """Of the last round that is reported."""
+        return self._recorder.history[-1]
+
     def _report(self) -> None:
         if self._last is not None:
             self._recorder.add([("metrics", self._last.read().to_plain())], "", 0)

@@ -27,12 +27,14 @@ def main(argv: list[str]) -> None:
         quota_pooled,
         quota_training,
         rows,
+        writer_overhead,
     )
 
     groups = {
         "overhead": lambda: quota_overhead.overhead_rows(_ROUNDS.value),
         "host": quota_overhead.host_rows,
         "debug": quota_overhead.debug_rows,
+        "writers": writer_overhead.writer_rows,
         "emulated": quota_training.emulated_rows,
         "emulated_short": lambda: quota_training.emulated_rows(0.05),
         "compilation": quota_training.compilation_rows,

@@ -54,6 +54,7 @@ def clean(
         eval_every=config.eval_every,
         eval_sources={"validation": data.validation, "test": data.test},
         metrics_fn=_metrics,
+        writers=hetjax.writers.by_names(config.writers),
         workdir=None if workdir is None else workdir / RUN,
         progress=False,
         raise_on_interrupt=False,

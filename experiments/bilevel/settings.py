@@ -173,6 +173,7 @@ class TrainConfig(CleaningConfig):
     local: Annotated[
         str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
     ] = "stepped"
+    writers: Annotated[tuple[str, ...], zoo_config.WRITERS] = ()
     sums: Sums = dataclasses.field(default_factory=Sums)
     cluster: groups.ClusterConfig = dataclasses.field(default_factory=groups.ClusterConfig)
     quota: groups.QuotaConfig = dataclasses.field(default_factory=groups.QuotaConfig)

@@ -16,6 +16,7 @@ _OF_NO_EFFECT = (
     "examples_apart",  # as `loss_over` was called
     "loss_over",
     "ordering.herding_every",
+    "writers",
 )
 """Fields that change no number of a run, which goes on with other values of them too.
 

@@ -18,6 +18,8 @@ from hetjax.levels import run as run_lib
 from hetjax.records import evaluations, keeper
 from hetjax.records import workdir as workdir_lib
 from hetjax.rounds import inputs
+from hetjax.writers import background
+from hetjax.writers import records as writer_records
 
 MetricsFn = Callable[[types.PyTree, types.PyTree], dict[str, Any]]
 """`(y, examples) -> {name: f32[B]}`."""
@@ -40,6 +42,7 @@ def fit_bilevel(
     metrics_fn: MetricsFn | None = None,
     eval_every: int = 1,
     callbacks: Sequence[Callable[[outer_report.OuterReport], Any]] = (),
+    writers: Sequence[writer_records.Writer] = (),
     workdir: str | pathlib.Path | None = None,
     resume: bool | str = True,
     replay: str | pathlib.Path | None = None,
@@ -80,6 +83,7 @@ def fit_bilevel(
         callbacks: each is called with the `OuterReport` of a step; one that returns True or
             `hetjax.STOP` ends the run after the step, or after the next one where several
             processes take part.
+        writers: as for `fit`; they get the line of each outer step.
         workdir: gets `config.json`, `metrics.jsonl`, a file of each level's rounds, `summary.json`,
             `report.html` and `checkpoints`; `hetjax.load` reads them.
         resume: as for `fit`.
@@ -127,6 +131,7 @@ def fit_bilevel(
     """
     started = time.perf_counter()
     _check(outer_steps, eval_every, callbacks, resume)
+    written = background.check(writers)
     of_level = _with_replay(replay, upper, lower)
     sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn, caller="fit_bilevel")
     directory = workdir_lib.absolute(workdir)
@@ -167,6 +172,7 @@ def fit_bilevel(
             resume=resume,
             progress=progress,
             callbacks=callbacks,
+            writers=written,
         )
         result = drives.drive()
     return drives.unless_stopped(result) if raise_on_interrupt else result

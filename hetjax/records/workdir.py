@@ -39,6 +39,7 @@ class Recorder:
     ) -> None:
         self.config, self.lines = config, {name: list(lines[name]) for name in files}
         self.workdir = None if workdir is None else pathlib.Path(workdir)
+        self.page = ""  # report.html, when it is written
         self._files: dict[str, TextIO] = {}
         self._make_bar, self._bar = bar, None
         if self.workdir is None:
@@ -93,8 +94,8 @@ class Recorder:
         if self.workdir is not None:
             with _writing(self.workdir):
                 _write_json(self.workdir / SUMMARY, summary)
-                text = page(summary, self)
-                (self.workdir / REPORT).write_text(text, encoding="utf-8", errors="replace")
+                self.page = page(summary, self)
+                (self.workdir / REPORT).write_text(self.page, encoding="utf-8", errors="replace")
         return summary
 
     def close(self) -> None:

@@ -1,62 +1,79 @@
-"""``python -m hetjax.report DIR``: makes ``report.html`` again from the files of a run."""
+"""``python -m hetjax.report RUN …``: the report of a run again, while it goes on, or of several."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import pathlib
 from collections.abc import Sequence
 
-from hetjax.report import page
+from hetjax.report import bilevel, comparison, files, watching
 
-
-def read_run(directory: pathlib.Path) -> tuple[dict, dict, list[dict]]:
-    """`(config, summary, history)` of a work directory; a summary may be missing.
-
-    Raises:
-        ValueError: a file is missing or is not JSON. A last line that was cut off while it was
-            being written is left out.
-    """
-    config = _read_json(directory / "config.json")
-    summary_path = directory / "summary.json"
-    summary = _read_json(summary_path) if summary_path.exists() else {}
-    metrics = directory / "metrics.jsonl"
-    if not metrics.exists():
-        raise ValueError(f"{metrics} is missing: a work directory of a hetjax run has one")
-    history: list[dict] = []
-    lines = metrics.read_text(encoding="utf-8").splitlines()
-    for i, line in enumerate(lines):
-        try:
-            history.append(json.loads(line))
-        except ValueError as error:
-            if i + 1 < len(lines):
-                raise ValueError(f"{metrics}, line {i + 1} is not JSON: {error}") from error
-    return config, summary, history
-
-
-def _read_json(path: pathlib.Path) -> dict:
-    if not path.exists():
-        raise ValueError(f"{path} is missing: a work directory of a hetjax run has one")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+_NOTE = "The page loads nothing from elsewhere."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Reads the run in a directory, writes its page, and prints where it lies."""
+    """Reads runs from their directories, writes their page, and prints where it lies."""
     parser = argparse.ArgumentParser(
         prog="python -m hetjax.report",
-        description="Writes report.html again from the files of a run.",
+        description="Writes the report of a run again from its files, or one page of several "
+        f"runs. {_NOTE}",
     )
-    parser.add_argument("directory", type=pathlib.Path, help="the work directory of the run")
-    directory = parser.parse_args(arguments).directory.expanduser()
+    parser.add_argument(
+        "directories", metavar="RUN", type=pathlib.Path, nargs="+", help="workdir of a run"
+    )
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        help="the page; by default report.html in the run's directory, of several runs "
+        "comparison.html here",
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="write it anew while the run goes on, to its end"
+    )
+    parser.add_argument(
+        "--every", type=int, default=5, metavar="SECS", help="between two pages of --watch"
+    )
+    given = parser.parse_args(arguments)
+    directories = [directory.expanduser() for directory in given.directories]
+    if given.watch and len(directories) > 1:
+        parser.error("--watch is of one run; give one directory")
+    if given.every < 1:
+        parser.error(f"--every: got {given.every}, must be at least 1 second")
+    default = directories[0] / "report.html" if len(directories) == 1 else "comparison.html"
+    out = pathlib.Path(given.out or default).expanduser()
     try:
-        config, summary, history = read_run(directory)
-    except ValueError as error:
+        if given.watch:
+            with contextlib.suppress(KeyboardInterrupt):
+                watching.watch(directories[0], out, every_secs=given.every)
+            return
+        _write(directories, out)
+    except (ValueError, OSError) as error:
         parser.error(str(error))
-    page.write_report(directory / "report.html", config=config, summary=summary, history=history)
-    print(directory / "report.html")
+    print(out)
+
+
+def _write(directories: Sequence[pathlib.Path], out: pathlib.Path) -> None:
+    runs = [files.read(directory) for directory in directories]
+    if len(runs) > 1:
+        out.write_text(comparison.render(runs), encoding="utf-8", errors="replace")
+        return
+    (run,) = runs
+    if not run.is_bilevel:
+        watching.write(run, out)
+        return
+    if not run.has_ended:
+        raise ValueError(
+            f"{run.directory} is a run of a bilevel problem that is not at its end: it has no "
+            "summary.json yet, and its report is written when it ends"
+        )
+    bilevel.write(
+        out,
+        config=run.config,
+        summary=run.summary,
+        history=run.history,
+        rounds=files.rounds_of_levels(run.directory),
+    )
 
 
 if __name__ == "__main__":

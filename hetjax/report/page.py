@@ -5,11 +5,19 @@ from __future__ import annotations
 import importlib.resources
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from hetjax.report import sections, series, tables, tiles, words
 from hetjax.report.series import Record
+
+
+class Now(NamedTuple):
+    """Of a run that goes on."""
+
+    note: str
+    every_secs: int  # between two loads of its page
 
 
 def write_report(
@@ -27,8 +35,13 @@ def write_report(
     pathlib.Path(path).expanduser().write_text(text, encoding="utf-8", errors="replace")
 
 
-def render(*, config: Record, summary: Record, history: Sequence[Record]) -> str:
-    """The report as the text of an HTML file; arguments as for `write_report`."""
+def render(
+    *, config: Record, summary: Record, history: Sequence[Record], now: Now | None = None
+) -> str:
+    """The report as the text of an HTML file; arguments as for `write_report`.
+
+    `now` says that the run goes on: the page tells so and loads itself anew.
+    """
     history = [record for record in history if isinstance(record, Mapping)]
     title = _title(config, summary, history)
     parts = [tiles.tiles(summary, history), *sections.sections(summary, history)]
@@ -38,10 +51,11 @@ def render(*, config: Record, summary: Record, history: Sequence[Record]) -> str
     return of_run(
         title,
         about=about(summary, "rounds", "epochs"),
-        notes=_notes(summary, history),
+        notes=([] if now is None else [now.note]) + _notes(summary, history),
         parts=parts,
         config=config,
         summary=summary,
+        every_secs=0 if now is None else now.every_secs,
     )
 
 
@@ -53,8 +67,12 @@ def of_run(
     parts: Sequence[str],
     config: Record,
     summary: Record,
+    every_secs: int = 0,
 ) -> str:
-    """The page of a run: its head, its parts in HTML, and its configuration and summary as JSON."""
+    """The page of a run: its head, its parts in HTML, and its configuration and summary as JSON.
+
+    With `every_secs` it loads itself anew so often.
+    """
     body = [
         f"<h1>{words.escaped(title)}</h1>",
         f'<p class="about">{words.escaped(about)}</p>',
@@ -66,15 +84,17 @@ def of_run(
         ("Summary, as written to summary.json", summary),
     ):
         body.append(details(heading, f"<pre>{words.escaped(words.pretty(record))}</pre>"))
-    return frame(title, "\n".join(part for part in body if part))
+    return frame(title, "\n".join(part for part in body if part), every_secs=every_secs)
 
 
-def frame(title: str, body: str) -> str:
-    """A whole page: its head with the style, and the body in it."""
+def frame(title: str, body: str, *, every_secs: int = 0) -> str:
+    """A whole page: its head with the style, and the body in it; loaded anew every so often."""
+    refresh = f'<meta http-equiv="refresh" content="{every_secs}">\n' if every_secs else ""
     css = importlib.resources.files("hetjax.report").joinpath("style.css")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        f"{refresh}"
         f"<title>{words.escaped(title)} · hetjax</title>\n"
         f"<style>\n{css.read_text(encoding='utf-8')}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"

@@ -18,13 +18,20 @@ from hetjax import extras
 from hetjax.config import checks, experiment, fields, files, groups
 from hetjax.config.experiment import completed as completed
 from hetjax.config.experiment import to_dict as to_dict
-from hetjax.options import choice, flag, integer, number, several, text
+from hetjax.options import choice, flag, integer, names, number, several, text
 from hetjax.zoo import config_files
 
 if TYPE_CHECKING:
     import ml_collections
 
 _Config = TypeVar("_Config", bound=groups.ExperimentConfig)
+WRITERS = names(
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "csv",
+    says="trackers that get the line of each round, such as tensorboard,csv; below the workdir",
+)
 _LINE_SEARCHES = ("lbfgs", "lbfgsb", "bfgs", "newton", "newtoncg", "cg", "linesearch")
 
 
@@ -126,7 +133,7 @@ class OptimizerConfig:
 def _with_own_groups_behind_data(config: type[_Config]) -> type[_Config]:
     """The same class; messages and `--help` list what is trained before how it is trained."""
     of_run = dict(config.__dataclass_fields__)
-    own = {name: of_run.pop(name) for name in ("model", "optimizer")}
+    own = {name: of_run.pop(name) for name in ("model", "optimizer", "writers")}
     behind = list(of_run).index("data") + 1
     items = list(of_run.items())
     config.__dataclass_fields__ = dict([*items[:behind], *own.items(), *items[behind:]])
@@ -141,6 +148,7 @@ class ExperimentConfig(groups.ExperimentConfig):
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    writers: Annotated[tuple[str, ...], WRITERS] = ()
 
 
 def base() -> ml_collections.ConfigDict:

@@ -12,6 +12,7 @@ import hetjax
 from hetjax import bilevel
 from hetjax.checkpoints import checkpoint
 from hetjax.levels import run as run_lib
+from hetjax.report import __main__ as report_command
 from tests.levels import problems
 
 SPEEDS = {"num_workers": 4, "secs_per_microbatch": (1.0, 2.0, 4.0, 8.0), "clock": "virtual"}
@@ -169,6 +170,8 @@ def test_the_files_of_a_workdir(tmp_path):
     page = (tmp_path / "report.html").read_text()
     for text in ("Where the time goes", "Quotas: lower level, gradient in y", "Test error"):
         assert text in page or text.lower() in page
+    report_command.main([str(tmp_path), f"--out={tmp_path / 'again.html'}"])
+    assert (tmp_path / "again.html").read_text() == page
     assert "Who computes" not in result._repr_html_()  # a card, not the report
     assert "the upper loss" in result._repr_html_()
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from hetjax.report import __main__ as command
+from hetjax.report import files
 from tests.report import runs
 
 
@@ -27,13 +28,13 @@ def test_the_command_makes_the_page_again_from_the_files(pages, tmp_path, capsys
 def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     history = runs.make_history(20, 4)
     save(tmp_path, history=history, end='{"round": 20, "ep')
-    assert command.read_run(tmp_path) == (runs.CONFIG, runs.SUMMARY, history)
+    assert files.read(tmp_path)[1:] == (runs.CONFIG, runs.SUMMARY, history)
 
 
 def test_a_summary_may_be_missing(tmp_path):
     save(tmp_path, history=[])
     (tmp_path / "summary.json").unlink()
-    assert command.read_run(tmp_path) == (runs.CONFIG, {}, [])
+    assert files.read(tmp_path)[1:] == (runs.CONFIG, {}, [])
 
 
 def test_the_command_names_what_is_missing_or_broken(tmp_path, capsys):

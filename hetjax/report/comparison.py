@@ -1,0 +1,291 @@
+"""How do runs compare? Their figures, losses, quotas and waiting side by side, on one page."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hetjax.report import (
+    canvas,
+    files,
+    line_panels,
+    page,
+    quotas,
+    sections,
+    series,
+    watching,
+    words,
+)
+from hetjax.report.series import FloatArray, Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_RUNS = 16
+_POINTS = 80  # of a curve: more would hide those of other runs
+_STYLES = ("-", "--")  # of the first eight runs, and of the others
+
+Named = Sequence[tuple[str, files.Run]]
+
+
+def render(runs: Sequence[files.Run]) -> str:
+    """The page of several runs of training as the text of an HTML file that loads nothing.
+
+    Args:
+        runs: at most `MOST_RUNS`, finished or not.
+
+    Raises:
+        ValueError: there are too many, or one is of another kind.
+    """
+    if len(runs) > MOST_RUNS:
+        raise ValueError(
+            f"{len(runs)} runs are too many for a page: their lines could not be told apart. "
+            f"Give at most {MOST_RUNS}"
+        )
+    for run in runs:
+        if not run.is_training:
+            raise ValueError(watching.no_training(run))
+    named = list(zip(names(runs), [_with_summary(run) for run in runs], strict=True))
+    drawn = [(name, run) for name, run in named if run.history]
+    going = [name for name, run in zip(names(runs), runs, strict=True) if not run.has_ended]
+    parts = [
+        _section("Final figures", _ENDED, _figures(named)),
+        _section("What sets them apart", _APART, _differences(named)),
+        _losses(drawn, "Training loss", _TRAINING, lambda run: series.column(run.history, "loss")),
+        _losses(drawn, "Evaluated loss", _EVALUATED, _evaluated),
+        _waiting(drawn),
+        _quotas(drawn),
+    ]
+    body = [
+        f"<h1>{len(runs)} runs</h1>",
+        '<p class="about">hetjax report · runs side by side</p>',
+        *(f'<p class="note">{words.escaped(n)} goes on, or was killed.</p>' for n in going),
+        *(part for part in parts if part),
+    ]
+    return page.frame(f"{len(runs)} runs", "\n".join(body))
+
+
+_ENDED = "At the end of each run, or at its last line so far."
+_APART = "Fields of the configurations that are not the same in all runs."
+_TRAINING = (
+    "The loss of the rounds, each point the mean of a stretch of them. Over rounds and examples it "
+    "shows what an update and an example teach, whatever the speeds; over seconds, how soon."
+)
+_EVALUATED = "Of the first set that each run evaluates."
+
+
+def names(runs: Sequence[files.Run]) -> list[str]:
+    """A name for each run: that of its directory, or as much of its path as sets it apart."""
+    paths = [run.directory.absolute() for run in runs]
+    found = [path.name for path in paths]
+    if len(set(found)) == len(found):
+        return found
+    shared = os.path.commonpath(paths)
+    return [str(path.relative_to(shared)) for path in paths]
+
+
+def _with_summary(run: files.Run) -> files.Run:
+    return run if run.has_ended else run._replace(summary=files.so_far(run.config, run.history))
+
+
+def _style(index: int) -> tuple[str, str]:
+    return canvas.WORKERS[index % canvas.NUM_COLOURS], _STYLES[index // canvas.NUM_COLOURS]
+
+
+def _curve(axes: Axes, x: FloatArray, y: FloatArray, index: int, count: int) -> None:
+    """That of a run of so many; the first ones are wider, so that equal ones all show."""
+    colour, shape = _style(index)
+    width = 1.6 + 1.2 * min(count - 1 - index, 3)
+    canvas.curve(axes, x, y, shape, colour=colour, linewidth=width)
+
+
+def _heads(runs: Named) -> list[str]:
+    """The names, which may be broken behind some characters."""
+    return [re.sub(r"([_/.-])", "\\1\u200b", name) for name, _ in runs]
+
+
+def _key(runs: Named) -> str:
+    return line_panels.key([("", *_style(i), name) for i, (name, _) in enumerate(runs)])
+
+
+def _section(heading: str, caption: str, table: str) -> str:
+    return sections.section(heading, caption, None, below=table) if table else ""
+
+
+# --- Tables ---
+
+
+def _figures(runs: Named) -> str:
+    figures: list[tuple[str, Callable[[Record], str]]] = [
+        ("training loss", lambda s: words.loss(s.get("train_loss"))),
+        *((name.replace("_", " "), partial(_metric, name)) for name in _evaluated_names(runs)),
+        ("rounds", lambda s: words.count(s.get("rounds"))),
+        ("examples", lambda s: words.count(s.get("examples_processed"))),
+        ("mean round", lambda s: words.time(s.get("round_secs_mean")) * series.has_clock(s)),
+        ("of the optimum", lambda s: words.percent(s.get("fraction_of_optimum"))),
+        ("waiting", lambda s: words.percent(s.get("waiting_fraction")) * series.has_clock(s)),
+        ("time of rounds", lambda s: words.time(s.get("train_secs")) * series.has_clock(s)),
+        ("wall time", lambda s: words.time(s.get("wall_secs"))),
+    ]
+    lines = [[name, *(text(run.summary) for _, run in runs)] for name, text in figures]
+    shown = [[cell or "-" for cell in line] for line in lines if any(line[1:])]
+    return words.table(["", *_heads(runs)], shown)
+
+
+def _evaluated_names(runs: Named) -> list[str]:
+    """Of the evaluated metrics of all runs, without those of worst replicas."""
+    found = [name for _, run in runs for line in run.history for name in line.get("eval") or ()]
+    return [name for name in dict.fromkeys(found) if not name.startswith("worst_")][:4]
+
+
+def _metric(name: str, summary: Record) -> str:
+    shown = words.percent if name.endswith("accuracy") else words.loss
+    return shown(summary.get(name))
+
+
+def _differences(runs: Named) -> str:
+    """The fields of the configuration that differ, a row each; empty where none does."""
+    flat = [_flat(run.config) for _, run in runs]
+    fields = list(dict.fromkeys(name for config in flat for name in config))
+    lines = []
+    for field in fields:
+        values = [config.get(field, "-") for config in flat]
+        if len(set(values)) > 1:
+            lines.append([field, *values])
+    return words.table(["", *_heads(runs)], lines) if lines else ""
+
+
+def _flat(config: Record, prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            text = str(value)
+            found[f"{prefix}{name}"] = text if len(text) <= 40 else f"{text[:39]}…"
+    return found
+
+
+# --- Pictures ---
+
+
+def _losses(
+    runs: Named, heading: str, caption: str, values: Callable[[files.Run], FloatArray]
+) -> str:
+    """Over rounds, examples and seconds; empty where no run has any."""
+    if not any(np.isfinite(values(run)).any() for _, run in runs):
+        return ""
+    without = [name for name, run in runs if not series.has_clock(run.summary)]
+    if without:
+        caption += f" Without seconds, since it has no clock: {', '.join(without)}."
+    draw = partial(_draw_losses, runs, heading, values)
+    return sections.section(heading, caption, draw, key=_key(runs))
+
+
+def _evaluated(run: files.Run) -> FloatArray:
+    """Of the first evaluated set, f64[num_rounds]."""
+    found = series.evaluations(run.history, "_loss")
+    own = [values for name, values in found.items() if not name.startswith("worst_")]
+    return own[0] if own else np.full(len(run.history), np.nan)
+
+
+@canvas.own_settings
+def _draw_losses(
+    runs: Named, heading: str, values: Callable[[files.Run], FloatArray], *, width: int
+) -> str:
+    longest = max(
+        (series.clock(r.history)[-1] for _, r in runs if series.has_clock(r.summary)), default=0.0
+    )
+    factor, unit = words.time_unit(float(longest))
+    abscissas: list[tuple[str, Callable[[files.Run], FloatArray | None]]] = [
+        ("rounds", lambda run: series.round_ids(run.history) + 1),
+        ("examples", lambda run: series.column(run.history, "examples_processed")),
+    ]
+    if longest > 0:
+        abscissas.append((unit, lambda run: _seconds(run, factor)))
+    figure, panels = canvas.panels(width, len(abscissas), height=200, beside=width >= canvas.NARROW)
+    every = _stretch(values(run) for _, run in runs)
+    curves = [_thinned(values(run), every) for _, run in runs]
+    everything = np.concatenate([curve[1] for curve in curves])
+    for axes, (label, x_of) in zip(panels, abscissas, strict=True):
+        canvas.log_where_wide(axes, everything)
+        ends = [1.0]
+        for index, ((_, run), (picks, y)) in enumerate(zip(runs, curves, strict=True)):
+            x = x_of(run)
+            if x is None:
+                continue
+            _curve(axes, x[picks], y, index, len(runs))
+            ends.append(float(np.nanmax(x, initial=0.0)))
+        name = "time" if label == unit else label
+        told = f"{unit} since the start" if label == unit else label
+        canvas.finish(axes, f"over {name}", np.array(ends[1:] or ends), told)
+    told = " and ".join(f"over {label}" for label, _ in abscissas)
+    return canvas.to_svg(figure, f"{heading}-{width}", f"{heading} {told}")
+
+
+def _seconds(run: files.Run, factor: float) -> FloatArray | None:
+    return series.clock(run.history) * factor if series.has_clock(run.summary) else None
+
+
+def _stretch(values: Iterable[FloatArray]) -> int:
+    """How many numbers make a point, in all curves of a picture."""
+    return max(1, -(-max(int(np.isfinite(y).sum()) for y in values) // _POINTS))
+
+
+def _thinned(y: FloatArray, every: int) -> tuple[np.ndarray, FloatArray]:
+    """Places and heights of the points: means of stretches of so many known numbers.
+
+    A point stands at the end of its stretch, so that a curve ends where its run does.
+    """
+    known = np.flatnonzero(np.isfinite(y))
+    if not len(known):
+        return known, y[known]
+    starts = np.arange(0, len(known), every)
+    ends = np.append(starts[1:], len(known))
+    return known[ends - 1], np.add.reduceat(y[known], starts) / (ends - starts)
+
+
+def _waiting(runs: Named) -> str:
+    """Empty where no run has a clock."""
+    runs = [(name, run) for name, run in runs if series.has_clock(run.summary)]
+    if not runs:
+        return ""
+    caption = "The part of the workers' time that they waited, in the mean of a stretch of rounds."
+    return sections.section("Waiting", caption, partial(_draw_waiting, runs), key=_key(runs))
+
+
+@canvas.own_settings
+def _draw_waiting(runs: Named, *, width: int) -> str:
+    figure, (axes,) = canvas.panels(width, 1, height=170)
+    ends, top = [], 1.0
+    every = _stretch(series.column(run.history, "waiting_fraction") for _, run in runs)
+    for index, (_, run) in enumerate(runs):
+        shown = series.full_rounds(run.history)
+        picks, y = _thinned(100 * series.column(shown, "waiting_fraction"), every)
+        ids = series.round_ids(shown)
+        _curve(axes, ids[picks], y, index, len(runs))
+        ends.append(ids[-1] + 1)
+        top = max(top, float(np.nanmax(y, initial=0.0)))
+    axes.set_ylim(0, 1.08 * top)
+    canvas.finish(axes, "waiting, % of the workers' time", np.array(ends), "round")
+    canvas.round_axis(axes, 0, max(ends))
+    return canvas.to_svg(figure, f"waiting-{width}", "Waiting over the rounds")
+
+
+def _quotas(runs: Named) -> str:
+    """A picture for each run, side by side as far as there is room."""
+    caption = "Microbatches that each worker is given a round; short last rounds are left out."
+    cells = []
+    for name, run in runs:
+        if series.count_workers(run.history):
+            picture = quotas.draw_quotas(run.history, width=sections.SCREENS["narrow"])
+            cells.append(f"<div><h3>{words.escaped(name)}</h3>{picture}</div>")
+    if not cells:
+        return ""
+    below = f'<div class="runs">{"".join(cells)}</div>'
+    return sections.section("Quotas", caption, None, below=below)

@@ -1,0 +1,122 @@
+"""What has a run left in its workdir so far? Its files, and of one that goes on its numbers."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hetjax.report import series
+from hetjax.report.series import Record
+
+_LEVELS = ("upper_rounds.jsonl", "lower_rounds.jsonl")
+
+
+class Run(NamedTuple):
+    """A run, as its workdir has it."""
+
+    directory: pathlib.Path
+    config: dict[str, Any]
+    summary: dict[str, Any]  # empty where the run is not at its end
+    history: list[dict[str, Any]]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has written its summary."""
+        return bool(self.summary)
+
+    @property
+    def is_bilevel(self) -> bool:
+        """Whether its lines are of outer steps."""
+        return any("upper_loss" in line for line in self.history[:1])
+
+    @property
+    def is_training(self) -> bool:
+        """Whether its lines are of rounds; of no line it may be."""
+        return all("quotas" in line and "round" in line for line in self.history[:1])
+
+
+def read(directory: pathlib.Path) -> Run:
+    """The run in a directory; a summary may be missing.
+
+    Raises:
+        ValueError: a file is missing or is not JSON. A last line that was cut off while it was
+            being written is left out.
+    """
+    config = _read_json(directory / "config.json")
+    summary_path = directory / "summary.json"
+    summary = _read_json(summary_path) if summary_path.exists() else {}
+    return Run(directory, config, summary, read_lines(directory / "metrics.jsonl"))
+
+
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a file.
+
+    Raises:
+        ValueError: as of `read`.
+    """
+    if not path.exists():
+        raise ValueError(f"{path} is missing: a work directory of a hetjax run has one")
+    found: list[dict[str, Any]] = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for i, line in enumerate(lines):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            if i + 1 < len(lines):
+                raise ValueError(f"{path}, line {i + 1} is not JSON: {error}") from error
+    return found
+
+
+def rounds_of_levels(directory: pathlib.Path) -> list[dict[str, Any]]:
+    """The rounds of both levels of a bilevel run, in their order."""
+    found = [line for name in _LEVELS for line in read_lines(directory / name)]
+    return sorted(found, key=lambda line: line["start_secs"])
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    if not path.exists():
+        raise ValueError(f"{path} is missing: a work directory of a hetjax run has one")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+
+
+def so_far(config: Record, history: Sequence[Record]) -> dict[str, Any]:
+    """What the summary of a run of training would say now, as far as its lines tell it."""
+    cluster = series.part(config, "cluster")
+    emulated = bool(cluster.get("secs_per_microbatch"))
+    is_virtual = "virtual" in (config.get("local"), cluster.get("clock"))
+    found: dict[str, Any] = {
+        "emulated": emulated,
+        "clock": "virtual" if is_virtual else "wall",
+        "rounds": len(history),
+    }
+    if not history:
+        return found
+    last, full = history[-1], series.full_rounds(history)
+    epochs = series.column(history, "epoch")
+    of_epoch = epochs == epochs[-1]
+    losses = series.column(history, "loss")[of_epoch]
+    counts = np.where(np.isfinite(losses), series.column(history, "examples")[of_epoch], 0)
+    if counts.sum() > 0:
+        found["train_loss"] = float(np.nan_to_num(losses) @ counts / counts.sum())
+    for name in ("round_secs", "optimal_round_secs", "waiting_fraction"):
+        values = series.column(full, name)
+        if np.isfinite(values).any():
+            name = {"round_secs": "round_secs_mean"}.get(name, name)
+            found[name] = float(np.nanmean(values))
+    if {"round_secs_mean", "optimal_round_secs"} <= found.keys() and found["round_secs_mean"]:
+        found["fraction_of_optimum"] = found["optimal_round_secs"] / found["round_secs_mean"]
+    evaluated = [line["eval"] for line in history if isinstance(line.get("eval"), Mapping)]
+    return {
+        **found,
+        **(evaluated[-1] if evaluated else {}),
+        "examples_processed": last.get("examples_processed"),
+        "quotas": full[-1].get("quotas"),
+        "train_secs": float(series.clock(history)[-1]),
+    }

@@ -1,0 +1,68 @@
+"""Which run of a tracker goes on? Its id is kept in the workdir, in `writers.json`."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from hetjax.writers import records
+
+_FILE = "writers.json"
+
+
+def place(run: records.Run, given: str | pathlib.Path | None, name: str, factory: str) -> str:
+    """Where a writer writes: the given place, or `name` in the workdir; an absolute path.
+
+    Raises:
+        Misplaced: there is neither.
+    """
+    if given is not None:
+        return str(pathlib.Path(given).expanduser().absolute())
+    if run.workdir is None:
+        raise records.Misplaced(
+            f"writers.{factory}() does not know where to write: give it a place, or the run a "
+            "workdir="
+        )
+    return str(run.workdir / name)
+
+
+def load(run: records.Run, tracker: str) -> dict[str, Any]:
+    """What was saved of a tracker, where the run was resumed; {} else."""
+    if run.workdir is None or not run.first_step:
+        return {}
+    found = _read(run.workdir / _FILE).get(tracker)
+    return found if isinstance(found, dict) else {}
+
+
+def save(run: records.Run, tracker: str, about: Mapping[str, Any]) -> None:
+    """Saves what a resumed run needs to go on with the same run of the tracker."""
+    if run.workdir is not None:
+        path = run.workdir / _FILE
+        path.write_text(json.dumps({**_read(path), tracker: dict(about)}, indent=2) + "\n")
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested configuration by dotted names, lists as text.
+
+    Example:
+        >>> flat({"seed": 0, "quota": {"policy": "equal"}, "of": [1, 2]})
+        {'seed': 0, 'quota.policy': 'equal', 'of': '[1, 2]'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            is_plain = isinstance(value, bool | int | float | str)
+            found[f"{prefix}{name}"] = value if is_plain else str(value)
+    return found
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,109 @@
+"""Several runs on one page: their figures, losses, quotas and waiting, and what is refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from hetjax.report import __main__ as command
+from hetjax.report import comparison, files
+from tests.report import runs
+
+
+def save(directory, history, *, config=runs.CONFIG, summary=runs.SUMMARY):
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    if summary:
+        (directory / "summary.json").write_text(json.dumps(summary))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in history))
+    return directory
+
+
+def compared(directories):
+    return comparison.render([files.read(directory) for directory in directories])
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A finished run of four workers, and one of two that goes on, with other settings."""
+    other = {**runs.CONFIG, "seed": 4, "quota": {"policy": "equal"}}
+    slower = runs.make_history(12, 2, loss=lambda i: 3.0, waiting_fraction=lambda i: 0.5)
+    return [
+        save(tmp_path / "first", runs.make_history(20, 4)),
+        save(tmp_path / "second", slower, config=other, summary={}),
+    ]
+
+
+def test_the_page_has_figures_differences_and_pictures_of_all(pair):
+    page = compared(pair)
+    for heading, pictures in (
+        *(("Training loss", 2), ("Evaluated loss", 2), ("Waiting", 2), ("Quotas", 2)),
+        *(("Final figures", 0), ("What sets them apart", 0)),
+    ):
+        assert runs.section(page, heading).count("<svg") == pictures, heading
+    assert "second goes on, or was killed" in page
+    figures = runs.section(page, "Final figures")
+    assert "<td>training loss</td><td>0.0567</td><td>3</td>" in figures
+    assert "<td>rounds</td><td>20</td><td>12</td>" in figures
+    assert "<td>waiting</td><td>2.2 %</td><td>50.0 %</td>" in figures
+    apart = runs.section(page, "What sets them apart")
+    assert "<td>seed</td><td>3</td><td>4</td>" in apart
+    assert "<td>quota.policy</td><td>-</td><td>equal</td>" in apart
+    assert "data.name" not in apart
+
+
+def test_the_page_loads_nothing(pair):
+    page = compared(pair)
+    assert not re.search(r"<script|<link|https?://|@import|src=", page)
+
+
+def test_losses_stand_over_rounds_examples_and_time(pair):
+    losses = runs.section(compared(pair), "Training loss")
+    for title in ("over rounds", "over examples", "over time"):
+        assert title in losses
+
+
+def test_a_run_without_a_clock_has_no_seconds(pair, tmp_path):
+    config = {**runs.CONFIG, "local": "virtual"}
+    own = save(tmp_path / "third", runs.make_history(9, 2), config=config, summary={})
+    assert "Without seconds, since it has no clock: third." in compared([*pair, own])
+    alone = compared([own, save(tmp_path / "4", [], config=config, summary={})])
+    assert "over time" not in alone
+    assert "<h2>Waiting" not in alone
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
+    history = runs.make_history(3, 2)
+    same = [save(tmp_path / place / "run", history) for place in ("a", "b")]
+    assert comparison.names([files.read(directory) for directory in same]) == ["a/run", "b/run"]
+
+
+def test_points_are_means_of_stretches_and_end_where_the_run_does():
+    y = np.array([1.0, np.nan, 3.0, 5.0, 7.0])
+    picks, means = comparison._thinned(y, 2)
+    assert (picks.tolist(), means.tolist()) == ([2, 4], [2.0, 6.0])
+    picks, means = comparison._thinned(y, 3)
+    assert (picks.tolist(), means.tolist()) == ([3, 4], [3.0, 7.0])
+
+
+def test_other_runs_are_refused_in_a_sentence(pair, tmp_path, capsys):
+    bilevel = save(tmp_path / "bilevel", [{"step": 0, "upper_loss": 1.0}])
+    other = save(tmp_path / "other", [{"step": 5, "validation_loss": 1.0}])
+    for wrong, said in (
+        (bilevel, "is a run of a bilevel problem, whose lines are outer steps"),
+        (other, "are no rounds of training; give the workdir of a run of hetjax.fit"),
+        (tmp_path / "nothing", "config.json is missing"),
+    ):
+        with pytest.raises(SystemExit):
+            command.main([str(pair[0]), str(wrong), f"--out={tmp_path / 'page.html'}"])
+        assert said in capsys.readouterr().err
+    with pytest.raises(ValueError, match="17 runs are too many"):
+        comparison.render([files.read(pair[0])] * 17)
+
+
+def test_the_command_writes_the_page(pair, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    command.main([*map(str, pair), f"--out={out}"])
+    assert out.read_text(encoding="utf-8") == compared(pair)
+    assert str(out) in capsys.readouterr().out

@@ -1,0 +1,1 @@
+"""The trackers, read back by their own readers."""
