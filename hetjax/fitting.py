@@ -141,8 +141,7 @@ def fit(
     started = time.perf_counter()
     if params is None and init_state is not None:
         params = jax.device_get(state_lib.own_row(init_state.params))
-    _check(optimizer, callbacks, resume)
-    written = background.check(writers)
+    written = _checked(optimizer, callbacks, writers, resume)
     loss_fn = stateful.of(loss_fn, model_state, state_reduce)
     source, directory = sources.as_source(source), workdir_lib.absolute(workdir)
     eval_sets = evaluations.sets_of(eval_source, eval_sources, metrics_fn)
@@ -175,10 +174,8 @@ def fit(
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)
         evaluate = evaluations.make(parts, metrics_fn, eval_sets, model, progress=progress)
-        judge = evaluations.Judge()
-        if parts.leads:
-            best = {"best_by": run.config.best_by, "best_mode": run.config.best_mode}
-            judge = evaluations.judge(evaluate.names, **best)
+        best = {"best_by": run.config.best_by, "best_mode": run.config.best_mode}
+        judge = evaluations.judge(evaluate.names, **best) if parts.leads else evaluations.Judge()
         task = training.Training(
             run,
             init_state,
@@ -199,8 +196,10 @@ def fit(
     return drives.unless_stopped(result) if raise_on_interrupt else result
 
 
-def _check(optimizer: Any, callbacks: Any, resume: Any) -> None:
+def _checked(optimizer: Any, callbacks: Any, writers: Any, resume: Any) -> list[Any]:
+    """The writers, when all of them can be what they are."""
     inputs.check_callbacks(callbacks)
     if optimizer is None:
         raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
     keeper.check_resume(resume, caller="fit")
+    return background.check(writers)

@@ -31,6 +31,12 @@ WRITERS: dict[str, Callable[..., Writer]] = {
 def by_names(names: Iterable[str]) -> list[Writer]:
     """Writers of these names in `WRITERS`, which write below the workdir of their run.
 
+    Args:
+        names: str, each a key of `WRITERS`.
+
+    Returns:
+        A writer for each name, in their order.
+
     Raises:
         ValueError: a package of one is missing; says how to get it.
 
