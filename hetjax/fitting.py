@@ -16,7 +16,7 @@ from hetjax.data import sources
 from hetjax.records import evaluate as evaluate_lib
 from hetjax.records import evaluations, fingerprint, keeper, results, summary
 from hetjax.records import workdir as workdir_lib
-from hetjax.rounds import batch_loss, inputs, round_report, rules
+from hetjax.rounds import batch_loss, inputs, round_report, rules, setup
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
@@ -165,13 +165,7 @@ def fit(
             )
         )
         parts, began = run.parts, params if init_state is None else init_state
-        if metrics_fn is None:
-            metrics_fn = evaluate_lib.metrics_of_loss(
-                parts.loss_fn, per_example_rng=parts.per_example_rng
-            )
-        elif parts.is_stateful:
-            metrics_fn = evaluate_lib.of_model(metrics_fn)
-        model = params
+        metrics_fn, model = _metrics(parts, metrics_fn), params
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)
         evaluate = evaluations.make(parts, metrics_fn, eval_sets, model, progress=progress)
@@ -204,3 +198,12 @@ def _check(optimizer: Any, callbacks: Any, resume: Any) -> None:
     if optimizer is None:
         raise ValueError("fit: optimizer is None; rounds without an update are for hetjax.Run")
     keeper.check_resume(resume, caller="fit")
+
+
+def _metrics(
+    parts: setup.RunParts, metrics_fn: evaluate_lib.MetricsFn | None
+) -> evaluate_lib.MetricsFn:
+    """Those that were given, or the training loss; of a `Model` where the model keeps state."""
+    if metrics_fn is None:
+        return evaluate_lib.metrics_of_loss(parts.loss_fn, per_example_rng=parts.per_example_rng)
+    return evaluate_lib.of_model(metrics_fn) if parts.is_stateful else metrics_fn
