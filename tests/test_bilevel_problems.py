@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import hetjax
-from experiments import config_flag, train_bilevel
+from experiments import config_flag
 from experiments.bilevel import (
     comparison,
     estimators,
@@ -24,7 +24,6 @@ from experiments.bilevel import (
     settings,
     sinusoids,
 )
-from hetjax.processes import membership
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = {
@@ -237,10 +236,14 @@ def test_fields_that_a_problem_does_not_read_are_refused(capsys):
         assert message in capsys.readouterr().err
 
 
-def test_several_processes_are_refused(tmp_path):
-    config = configured("gan")
-    with pytest.raises(ValueError, match=r"runs on one device, but this is process 0 of 2"):
-        train_bilevel.solve(config, tmp_path, place=membership.Member(0, 2, "localhost:1"))
+def test_several_processes_are_refused():
+    member = ["--process_id=0", "--num_processes=2", "--coordinator=localhost:1"]
+    command = ["experiments.train_bilevel", "--config=configs/gaussians_gan.py", *member]
+    done = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 2
+    assert "runs on one device, but this is process 0 of 2" in done.stderr
 
 
 def test_the_learning_rate_falls_to_the_share_that_is_asked_for():
