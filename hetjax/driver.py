@@ -94,6 +94,7 @@ class Driver:
         self._callbacks = Callbacks(callbacks)
         self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
         self._signal: Callable[[], signal.Signals | None] = lambda: None
+        self._told_of_signal: list[str] = []
         parts, fingerprint = task.parts, {}
         if directory is not None and parts.leads:
             stack.enter_context(lock.held(workdir.made_directory(directory)))
@@ -176,7 +177,9 @@ class Driver:
         name = self._by_signal or (own.name if own else "")
         if not name:
             return result
-        error: Any = KeyboardInterrupt() if name == "SIGINT" else SystemExit(128 + signal.SIGTERM)
+        error: Any = SystemExit(128 + signal.SIGTERM)
+        if name == "SIGINT":
+            error = KeyboardInterrupt(*self._told_of_signal)
         error.result = result
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if shell is not None and self._task.parts.leads:
@@ -296,8 +299,10 @@ class Driver:
         told = task.told_at_end()
         if self._asked.ends and not task.is_complete:
             goes_on = self._by_signal and self._keeper.keeps
-            more = "; the same call goes on from there" if goes_on else ""
-            told.append(f"{task.summary.stopped_by} ended the run after {task.how_far}{more}.")
+            more = f"; the same call goes on from there ({self._recorder.workdir})"
+            text = f"{task.summary.stopped_by} ended the run after {task.how_far}"
+            told.append(f"{text}{more if goes_on else ''}.")
+            self._told_of_signal = told[-1:] if goes_on else []
         for text in told:
             messages.say(text)
 

@@ -140,6 +140,16 @@ def nearest(name: object, names: Sequence[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def nearest_field(name: str, names: Sequence[str]) -> str:
+    """As `nearest`, of dotted names. That two are of one group does not make them similar."""
+    group = name[: name.rfind(".") + 1]
+    own = {each.removeprefix(group): each for each in names if each.startswith(group)}
+    if not own:
+        return nearest(name, names)
+    close = difflib.get_close_matches(name.removeprefix(group), own, n=1, cutoff=0.5)
+    return f" Did you mean {own[close[0]]!r}?" if close else ""
+
+
 # --- What an option may be ---
 
 

@@ -130,7 +130,7 @@ def _checked(
             lines.append(unknown(name))
         else:
             mine = [f"{prefix}{each}" for each in known]
-            hint = options.nearest(f"{prefix}{name}", mine)
+            hint = options.nearest_field(f"{prefix}{name}", mine)
             hint = hint or f" It has: {', '.join(mine) or 'none'}."
             lines.append(f"{prefix}{name}: {_name_of(factory)!r} has no such option.{hint}")
     for name in [each for each in known if each not in arguments]:

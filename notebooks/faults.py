@@ -93,8 +93,8 @@ def train(workdir, speeds_seed=0, replay=""):
         local="virtual",
         cluster={
             "secs_per_microbatch": (0.004, 0.006, 0.006, 0.012),
-            "delay": "shifted_exponential",
-            "delay_per": "round",
+            "delay": "shifted_exponential",  # half of the mean is sure, the rest exponential
+            "delay_per": "round",  # drawn once for a worker and a round
             "seed": int(speeds_seed),
         },
         workdir=workdir,

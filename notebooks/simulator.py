@@ -71,8 +71,8 @@ def seconds(num_workers):
 secs = seconds(8)
 cluster = {
     "secs_per_microbatch": secs,
-    "delay": "gamma",
-    "delay_cv": 0.1,
+    "delay": "gamma",  # the distribution of the noise
+    "delay_cv": 0.1,  # its standard deviation over the mean
     "changes": ({"round": CHANGE, "worker": 0, "secs_per_microbatch": 2 * secs[0]},),
     "seed": SEED,
 }

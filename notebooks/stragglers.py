@@ -60,8 +60,8 @@ SEED = 0
 NUM_WORKERS, BUDGET, MICROBATCH_SIZE = 8, 32, 4
 cluster = {
     "secs_per_microbatch": (0.010,) * NUM_WORKERS,
-    "delay": "shifted_exponential",
-    "delay_per": "round",
+    "delay": "shifted_exponential",  # half of the mean is sure, the rest exponential
+    "delay_per": "round",  # drawn once for a worker and a round
     "clock": "virtual",
     "seed": SEED,
 }

@@ -168,8 +168,8 @@ print(f"The losses of the two runs differ by at most {most:.0e}: rounding.")
 # %%
 changing = {
     "secs_per_microbatch": (*SPEEDS, 0.004),
-    "delay": "gamma",
-    "delay_cv": 0.1,
+    "delay": "gamma",  # the distribution of the noise
+    "delay_cv": 0.1,  # its standard deviation over the mean
     "clock": "virtual",
     "changes": (
         {"round": 0, "worker": 4, "present": False},  # is not there yet

@@ -197,6 +197,10 @@ MISTAKES = [
         {"quota": {"policy": "adaptive", "mingain": 0.1}},
         r"quota\.mingain: there is no such field\. Did you mean 'quota\.min_gain'",
     ),
+    (
+        {"reducer": {"name": "d_psgd", "graph": "ring", "weights": "uniform"}},
+        r"^reducer\.weights: there is no such field\. There are: reducer\.name, reducer\.graph",
+    ),
     ({"quota": {"policy": "adaptive", "alarm": -1}}, r"quota\.alarm: got -1, must be a finite"),
     ({"quota": {"policy": quota.equal(), "band": 0.1}}, r"quota: band: .*is made already"),
     ({"quota": "adaptve"}, r"quota\.policy: got 'adaptve', .*Did you mean 'adaptive'"),

@@ -212,11 +212,13 @@ def _merged(config: Any, over: Any) -> Any:
 
 def unknown_name(name: str, known: Sequence[str]) -> str:
     """Returns the message about a field that does not exist, with the nearest that does."""
-    hint = _INSTEAD.get(name.split(".")[-1], "") or options.nearest(name, known)
+    hint = _INSTEAD.get(name.split(".")[-1], "") or options.nearest_field(name, known)
     if not hint:  # 'polcy' alone, or in the wrong group
         last = [dotted for dotted in known if dotted.split(".")[-1] == name.split(".")[-1]]
         hint = f" Did you mean {last[0]!r}?" if last else ""
-    hint = hint or f" There are: {', '.join(known)}."
+    group = name[: name.rfind(".") + 1]
+    own = [dotted for dotted in known if dotted.startswith(group)]
+    hint = hint or f" There are: {', '.join(own or known)}."
     return f"{name or repr(name)}: there is no such field.{hint}"
 
 

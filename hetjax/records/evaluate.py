@@ -242,6 +242,15 @@ def _check_metrics(
             f"metrics_fn or loss_fn failed on an example of eval_source with KeyError {error}: "
             f"eval_source must have the fields of source{fields}"
         ) from error
+    except TypeError as error:
+        if "not callable" not in str(error):
+            raise
+        raise ValueError(
+            f"metrics_fn {parts.path_of(metrics_fn)} called what is no function ({error}). It is "
+            "given parameters and examples, and no model. Of a function (model, examples) -> {…} "
+            "make one by metrics_fn=hetjax.nnx_metrics(model, function), or of a Linen module by "
+            "hetjax.linen_metrics(module, variables, function)"
+        ) from error
     if not isinstance(values, dict):
         raise ValueError(
             f"metrics_fn {parts.path_of(metrics_fn)} returned {type(values).__name__}; it must "

@@ -22,7 +22,7 @@ def one_at_a_time(
         int, hetjax.parts.integer(at_least=1, unit="microbatches", says="that a worker keeps")
     ] = 1,
 ) -> hetjax.quota.QuotaPolicy:
-    """Moves one microbatch a round from the worker that was last to the one that was first."""
+    """Moves one microbatch a round to the worker that was first, if that helps."""
 
     def init(num_workers, budget):
         return State(np.full(num_workers, budget / num_workers))
@@ -32,9 +32,11 @@ def one_at_a_time(
 
     def observe(state, times):
         weights, secs = state.weights.copy(), np.where(times.present, times.compute_secs, np.nan)
-        if weights[np.nanargmax(secs)] > least:
-            weights[np.nanargmax(secs)] -= 1
-            weights[np.nanargmin(secs)] += 1
+        last, first = np.nanargmax(secs), np.nanargmin(secs)  # who is absent was not first
+        one_more = secs[first] * (1 + 1 / max(times.microbatches_done[first], 1))
+        if weights[last] > least and one_more < secs[last]:
+            weights[last] -= 1
+            weights[first] += 1
         return State(weights)
 
     return hetjax.quota.QuotaPolicy(init, assign, observe)

@@ -76,6 +76,12 @@ def test_flax_models_are_evaluated_without_dropout():
     assert hetjax.evaluate(params, data, right)["sum"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_function_of_a_model_is_refused_with_what_makes_it_one_of_parameters():
+    data, params = {"x": np.ones((16, 5), np.float32)}, {"w": np.zeros(5, np.float32)}
+    with pytest.raises(ValueError, match=r"no function .*hetjax\.nnx_metrics.*linen_metrics"):
+        hetjax.evaluate(params, data, lambda model, batch: {"sum": model(batch["x"])})
+
+
 def test_a_second_call_traces_nothing():
     traced = []
 

@@ -67,6 +67,7 @@ def test_ctrl_c_is_raised_between_rounds_with_the_files_written(tmp_path):
             callbacks=[press],
             workdir=tmp_path,
         )
+    assert str(raised.value).endswith(f"; the same call goes on from there ({tmp_path}).")
     result = raised.value.result
     assert result.summary["interrupted"]
     assert 4 <= result.summary["rounds"] <= 6
