@@ -236,9 +236,10 @@ def test_fields_that_a_problem_does_not_read_are_refused(capsys):
         assert message in capsys.readouterr().err
 
 
-def test_several_processes_are_refused():
+def test_several_processes_are_refused(tmp_path):
     member = ["--process_id=0", "--num_processes=2", "--coordinator=localhost:1"]
-    command = ["experiments.train_bilevel", "--config=configs/gaussians_gan.py", *member]
+    task = ["--config=configs/gaussians_gan.py", f"--workdir={tmp_path}"]
+    command = ["experiments.train_bilevel", *task, *member]
     done = subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, cwd=ROOT
     )
