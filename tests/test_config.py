@@ -20,10 +20,10 @@ from hetjax.config import fields, groups
 from hetjax.zoo import config
 
 ROOT = pathlib.Path(__file__).parents[1]
-CONFIGS = sorted(  # of experiments.train
+CONFIGS = sorted(  # of experiments.train, not of experiments.train_bilevel
     path
     for path in (ROOT / "configs").glob("*.py")
-    if "settings" not in path.read_text()  # of experiments.train_bilevel
+    if path.stem != "__init__" and "bilevel import settings" not in path.read_text()
 )
 SPEEDS = (0.1, 0.2, 0.3, 0.4)
 
