@@ -20,7 +20,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"runs. {_NOTE}",
     )
     parser.add_argument(
-        "directories", metavar="RUN", type=pathlib.Path, nargs="+", help="workdir of a run"
+        "directories",
+        metavar="RUN",
+        type=pathlib.Path,
+        nargs="+",
+        help="the work directory of the run",
     )
     parser.add_argument(
         "--out",
