@@ -93,8 +93,9 @@ def main(argv: list[str]) -> None:
         _end(str(error))
     if place is None or place.process_id == 0:
         from hetjax.records import results
+        from hetjax.report import words
 
-        print(results.aligned(results.summary_rows(result.summary)))
+        print(words.aligned(results.summary_rows(result.summary)))
         print(f"Report: {workdir / 'report.html'}")
     if result.summary["interrupted"]:
         sys.exit(143 if result.summary["stopped_by"] == "SIGTERM" else 130)

@@ -111,7 +111,7 @@ class Driver:
             task.recorded,
             files=task.files,
             lines=lines,
-            bar=task.bar if progress and parts.leads else None,
+            bar=self._bar if progress and parts.leads else None,
         )
         stack.callback(self._recorder.close)
         if start.saved is None:
@@ -119,6 +119,10 @@ class Driver:
         else:
             task.go_on(start.saved, lines, later)
             task.summary.stopped_by = start.stopped_by
+
+    def _bar(self) -> Any:
+        """The bar, where the line of the start was."""
+        return self._task.summary.begins.bar(mininterval=0.3, **self._task.bar())
 
     def drive(self) -> Any:
         """All steps from there on; writes the files however they end. Returns `task.result`."""

@@ -20,6 +20,7 @@ from hetjax import gates, kinds, parts, topology
 from hetjax import quota as quota_lib
 from hetjax.cluster import emulate
 from hetjax.quota import asking
+from hetjax.report import words
 from hetjax.topology import links
 
 WAIT_FOR = ("all", "neighbours")
@@ -61,10 +62,39 @@ class Simulation(NamedTuple):
         """Microbatches a second over the whole run."""
         return float(self.microbatches_done.sum() / self.elapsed_secs[-1])
 
+    def __repr__(self) -> str:
+        return f"Simulation\n{words.aligned(self._rows())}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the rounds' times, who waits, and what each worker did."""
+        from hetjax.report import cards
+
+        rounds = zip(self.round_secs, self.waiting_fraction, strict=True)
+        history = [
+            {"round": i, "round_secs": float(secs), "waiting_fraction": float(waiting)}
+            for i, (secs, waiting) in enumerate(rounds)
+        ]
+        done = self.worker_microbatches
+        return cards.of_simulation("Simulation", self._rows(), history=history, microbatches=done)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        waited = float(self.waiting_fraction @ self.local_secs)
+        done = self.worker_microbatches
+        return [
+            ("rounds", f"{len(self.round_secs):,} of {len(done):,} workers"),
+            ("time", f"{words.time(self.elapsed_secs[-1])} until the last worker has ended"),
+            ("mean round", words.time(self.round_secs.mean())),
+            ("of it the exchange", words.time(self.exchange_secs.mean())),
+            ("waiting", f"{words.percent(waited / self.local_secs.sum())} of the workers' time"),
+            ("microbatches", f"{done.sum():,}, {self.microbatches_per_sec:.4g} a second"),
+            ("of a worker", f"{done.min():,} to {done.max():,}"),
+            ("sent", words.size(int(self.bytes_sent.sum()))),
+        ]
+
 
 def simulate(
     quota: Any,
-    cluster: emulate.EmulatedCluster,
+    cluster: Any,
     *,
     budget: int,
     num_rounds: int,
@@ -93,8 +123,9 @@ def simulate(
     Args:
       quota: the policy that decides the quotas: a `QuotaPolicy`, a name, or a dict of fields, such
         as `{"policy": "static", "proportions": [2, 1]}`.
-      cluster: decides the times, and which workers are present. Up to 64 workers a run has the
-        delays of a training run with the same seed; above, others of the same distributions.
+      cluster: decides the times, and which workers are present: an `EmulatedCluster`, or its fields
+        as a dict, as `fit` takes them. Up to 64 workers a run has the delays of a training run with
+        the same seed; above, others of the same distributions.
       budget: microbatches a round.
       num_rounds: R.
       caps: i64[n], the most a present worker may get. None: the budget.
@@ -127,6 +158,7 @@ def simulate(
       He, Dube, "Accelerating parallel stochastic gradient descent via non-blocking mini-batches",
       2022, arXiv 2211.00889: the rounds that a gate closes.
     """
+    cluster = emulate.as_cluster(cluster)
     policy, num_workers = kinds.resolve("quota", quota), cluster.num_workers
     _check_count("budget", budget)
     _check_count("num_rounds", num_rounds)

@@ -2,7 +2,7 @@
 
 import contextlib
 import importlib
-import importlib.util
+import io
 import sys
 import threading
 import time
@@ -11,6 +11,8 @@ from typing import Any
 
 _AFTER_SECS = 1.0  # a stage that is over sooner is not shown
 _PERIOD_SECS = {True: 0.5, False: 10.0}  # between two lines, on a terminal or notebook; in a file
+
+_COLUMNS = 110  # of a bar in a notebook
 
 
 class Starting:
@@ -31,6 +33,7 @@ class Starting:
         self.shown = shown
         self.secs: dict[str, float] = {}
         """Seconds of each stage, by name."""
+        self._line = _CellLine() if in_notebook() else None  # which the bar takes over
         self._now: tuple[str, str, float] | None = None  # stage, detail, when it began
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -61,6 +64,10 @@ class Starting:
             name, _, began = self._now
             self._now = name, text, began
 
+    def bar(self, **options: Any) -> Any:
+        """As `bar`, in the place of the line."""
+        return bar(**({} if self._line is None else {"file": self._line}), **options)
+
     def over(self) -> None:
         """Takes the line away; may be called twice."""
         self._ended.set()
@@ -69,22 +76,55 @@ class Starting:
             self._thread = None
 
     def _show(self) -> None:
-        lives = sys.stderr.isatty() or bar_class() is not importlib.import_module("tqdm").tqdm
-        bar = None
+        lives = sys.stderr.isatty() or in_notebook()
+        line = None
         while not self._ended.wait(_PERIOD_SECS[lives]):
             now = self._now
             secs = 0.0 if now is None else time.perf_counter() - now[2]
             if now is None or secs < _AFTER_SECS:
                 continue
-            if bar is None:  # a bar without a total has no truth value
-                bar = bar_class()(bar_format="{desc}", leave=False, dynamic_ncols=True)
-            bar.set_description_str(f"hetjax: {now[0]} {now[1]}".rstrip() + f", {secs:.0f} s")
-        if bar is not None:
-            bar.close()
+            if line is None:  # a bar without a total has no truth value
+                line = self.bar(bar_format="{desc}", leave=False)
+            line.set_description_str(f"hetjax: {now[0]} {now[1]}".rstrip() + f", {secs:.0f} s")
+        if line is not None:
+            line.close()
 
 
-def bar_class() -> Any:
-    """The class of progress bars: notebook bars if the notebook has what they need, else text."""
-    if importlib.util.find_spec("ipywidgets") is None:
-        return importlib.import_module("tqdm").tqdm
-    return importlib.import_module("tqdm.auto").tqdm
+def bar(**options: Any) -> Any:
+    """A progress bar of tqdm: a line of a notebook's cell that moves, else one of the terminal.
+
+    Args:
+        **options: of `tqdm.tqdm`.
+    """
+    if in_notebook():
+        options = {"file": _CellLine(), "ncols": _COLUMNS, **options}
+    return importlib.import_module("tqdm").tqdm(**{"dynamic_ncols": True, **options})
+
+
+def in_notebook() -> bool:
+    """Whether a kernel of Jupyter runs this, which shows what cells display."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+class _CellLine(io.TextIOBase):
+    """A file whose last line is one output of a cell, changed in place.
+
+    Carriage returns would do that only while the notebook is looked at: a saved one has each line.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self._display: Any = None
+
+    def write(self, text: str) -> int:
+        line = text.rpartition("\r")[2].strip()
+        if text != "\n" and (line or self._display is not None):
+            content = {"text/plain": line}
+            if self._display is None:
+                show = importlib.import_module("IPython.display").display
+                self._display = show(content, raw=True, display_id=True)
+            else:
+                self._display.update(content, raw=True)
+        return len(text)

@@ -35,6 +35,7 @@ LAYERS = {
     "trees": 1,
     "stateful": 2,
     "weights": 1,
+    "report": 1,  # whose cards graphs, schedules and results show in a notebook
     "gates": 2,  # the four kinds of parts know none of each other
     "ordering": 2,
     "quota": 2,
@@ -43,7 +44,6 @@ LAYERS = {
     "bilevel": 2,
     "checkpoints": 2,
     "processes": 2,
-    "report": 2,
     "cluster": 3,  # plays policies on the virtual clock
     "data": 3,
     "kinds": 3,
@@ -137,6 +137,8 @@ def test_the_core_trains_without_the_extra(tmp_path):
         NEEDED
         + f"""
 import hetjax, numpy as np, optax
+from hetjax.zoo.builders import digits
+assert len(digits.arrays()[0]["label"]) == 1438
 hetjax.use_cpu_workers(2)
 x = np.arange(16, dtype=np.float32)
 result = hetjax.fit(

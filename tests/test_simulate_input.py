@@ -55,6 +55,30 @@ def test_what_cannot_be_simulated_is_refused_by_name(options, message):
         simulate.simulate(given.pop("quota"), emulate.EmulatedCluster((1.0,) * 4), **given)
 
 
+def test_a_cluster_may_be_the_fields_that_fit_takes():
+    change = {"round": 2, "worker": 0, "secs_per_microbatch": 3.0}
+    made = emulate.EmulatedCluster(
+        (1.0, 2.0), delay="gamma", changes=(emulate.Change(**change),), seed=3
+    )
+    fields = {"secs_per_microbatch": (1.0, 2.0), "delay": "gamma", "seed": 3, "num_workers": 2}
+    fields |= {"clock": "virtual", "changes": (change,)}
+    expected = simulate.simulate("equal", made, budget=8, num_rounds=4)
+    found = simulate.simulate("equal", fields, budget=8, num_rounds=4)
+    assert found.round_secs.tolist() == expected.round_secs.tolist()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"secs_per_microbatch": (1.0,), "delays": 1}, "'delays'.*Did you mean 'delay'"),
+        ({"num_workers": 4}, "no secs_per_microbatch; give"),
+    ],
+)
+def test_wrong_fields_of_a_cluster_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        simulate.simulate("equal", fields, budget=8, num_rounds=1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -122,14 +122,17 @@ def write(name: str) -> None:
 
 
 def execute(name: str, directory: str | os.PathLike) -> Any:
-    """Runs all cells in a kernel of its own, in a directory.
+    """Runs all cells in a kernel of its own, in a directory, with this checkout's hetjax.
 
     Returns:
         The notebook with its outputs. If a cell raised, those up to there.
     """
     made = notebook(name)
     where = {"metadata": {"path": os.fspath(directory)}}
-    nbclient.NotebookClient(made, timeout=600, allow_errors=True, resources=where).execute()
+    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    client = nbclient.NotebookClient(made, timeout=600, allow_errors=True, resources=where)
+    client.execute(env=environment)
     return made
 
 

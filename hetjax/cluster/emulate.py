@@ -10,6 +10,7 @@ import bisect
 import dataclasses
 import difflib
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -161,6 +162,36 @@ class EmulatedCluster:
             return 0.5 * (1.0 + rng.standard_exponential(count))
         shape = self.delay_cv**-2
         return rng.standard_gamma(shape, count) / shape
+
+
+def as_cluster(given: Any) -> Any:
+    """A cluster from the dict of fields that `hetjax.fit` takes; anything else as it is.
+
+    Args:
+      given: the fields of an `EmulatedCluster`, changes as dicts or `Change`s. `num_workers` and
+        `clock` may be there and mean nothing here.
+
+    Raises:
+      ValueError: a field is not known, or there are no speeds.
+
+    Example:
+      >>> as_cluster({"secs_per_microbatch": (1.0, 2.0), "clock": "virtual"}).num_workers
+      2
+    """
+    if not isinstance(given, dict):
+        return given
+    names = [field.name for field in dataclasses.fields(EmulatedCluster) if field.init]
+    fields = {name: value for name, value in given.items() if name not in ("num_workers", "clock")}
+    for name in fields:
+        check_name("a field of cluster", name, tuple(names))
+    if not np.size(fields.get("secs_per_microbatch", ())):
+        raise ValueError(
+            "cluster: it has no secs_per_microbatch; give the mean seconds of a microbatch of each "
+            "worker, such as {'secs_per_microbatch': (0.004, 0.006)}"
+        )
+    changes = fields.pop("changes", ())
+    made = tuple(each if isinstance(each, Change) else Change(**each) for each in changes)
+    return EmulatedCluster(**fields, changes=made)
 
 
 def simulate_policy(

@@ -238,13 +238,12 @@ def _bar(total: int, title: str, *, shown: bool) -> Iterator[Callable[[int], obj
     if not shown:
         yield lambda count: None
         return
-    with starting.bar_class()(
+    with starting.bar(
         total=total,
         desc=title,
         unit="ex",
         unit_scale=True,
         delay=_BAR_AFTER_SECS,
         leave=False,
-        dynamic_ncols=True,
     ) as bar:
         yield bar.update

@@ -6,7 +6,6 @@ from typing import Any
 from hetjax import types
 from hetjax.levels import run as run_lib
 from hetjax.records import results
-from hetjax.report import bilevel as report
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -18,10 +17,8 @@ class BilevelResult(results.SavedRun):
     rounds: list[dict[str, Any]]
     """A dict a round of either level, as the files of rounds have them."""
 
-    def _page(self) -> str:
-        return report.render(
-            config=self.config, summary=self.summary, history=self.history, rounds=self.rounds
-        )
+    def _rounds(self) -> list[dict[str, Any]]:
+        return self.rounds
 
     @property
     def x(self) -> types.PyTree:

@@ -1,23 +1,21 @@
 """What came of a run: its parameters and numbers, as `fit` returns them and a workdir has them."""
 
 import dataclasses
-import html
 import pathlib
 from typing import Any
 
 import jax
 import numpy as np
 
-from hetjax import report, types
+from hetjax import types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import files
 from hetjax.records import workdir as workdir_lib
-from hetjax.report import series
+from hetjax.report import cards, series, words
 from hetjax.rounds import resume
 from hetjax.rounds import state as state_lib
 
 _MOST_METRICS = 3  # that a result shows
-_FRAME_HEIGHT = 700  # pixels, of the report in a notebook
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -46,27 +44,29 @@ class SavedRun:
     """The average of the model's state, as `ema_params`; () where there is none."""
 
     def __repr__(self) -> str:
+        return f"{type(self).__name__}\n{words.aligned(self._rows())}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the same numbers, and pictures of the run."""
+        return cards.of_run(
+            type(self).__name__,
+            self._rows(),
+            summary=self.summary,
+            history=self.history,
+            rounds=self._rounds(),
+        )
+
+    def _rows(self) -> list[tuple[str, str]]:
         rows = summary_rows(self.summary) if self.summary else [("rounds", str(len(self.history)))]
         sizes = [np.size(leaf) for leaf in jax.tree.leaves(self.params)]
         rows.append(("parameters", f"{sum(sizes):,} in {len(sizes)} arrays"))
         if self.workdir is not None:
             rows.append(("report", str(self.workdir / "report.html")))
-        return f"{type(self).__name__}\n{aligned(rows)}"
+        return rows
 
-    def _repr_html_(self) -> str:
-        """The report, in a frame of its own: no style of a notebook's page reaches into it."""
-        page = self._page()
-        return (
-            f'<pre>{html.escape(repr(self))}</pre><iframe srcdoc="{html.escape(page)}" '
-            f'style="width:100%;height:{_FRAME_HEIGHT}px;border:0"></iframe>'
-        )
-
-    def _page(self) -> str:
-        """The report, as its HTML file."""
-        written = None if self.workdir is None else self.workdir / "report.html"
-        if written is not None and written.is_file():
-            return written.read_text(encoding="utf-8")
-        return report.render(config=self.config, summary=self.summary, history=self.history)
+    def _rounds(self) -> list[dict[str, Any]]:
+        """Of both levels of a bilevel problem."""
+        return []
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -75,10 +75,6 @@ class FitResult(SavedRun):
 
     state: types.TrainState
     """Of all workers, leaves `[num_workers, ...]`; `fit(..., init_state=…)` goes on from it."""
-
-    def _page(self) -> str:
-        """Drawn anew: another run may have written into the workdir since."""
-        return report.render(config=self.config, summary=self.summary, history=self.history)
 
 
 def load(workdir: str | pathlib.Path) -> SavedRun:
@@ -137,12 +133,6 @@ def _model(saved: checkpoint.Saved, params: str, state: str) -> types.Model:
     form = saved.about.get("model_state")  # older checkpoints are of models without
     found = () if form is None else leaves.build(form, saved.arrays, state)
     return types.Model(leaves.build(saved.about["form"], saved.arrays, params), found)
-
-
-def aligned(rows: list[tuple[str, str]]) -> str:
-    """(name, text) of each row, as lines whose texts begin in one column."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows)
 
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:

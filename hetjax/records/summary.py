@@ -36,7 +36,7 @@ class Summary:
         self.clock = 0.0  # seconds of all steps; it stands still during evaluations
         self.stopped_by: str | None = None
         self._parts, self._started, self._judge = parts, started, judge
-        self._begins = begins
+        self.begins = begins
         self._first_secs: float | None = None  # from then to the end of the first step
         self._eval: dict[str, float] = {}
         self._best: dict[str, float] = {}
@@ -89,7 +89,7 @@ class Summary:
     def step_done(self) -> None:
         """A step is over: with the first one the beginning is."""
         if self._first_secs is None:
-            self._begins.over()
+            self.begins.over()
             self._first_secs = time.perf_counter() - self._started
 
     @property
@@ -102,7 +102,7 @@ class Summary:
         return {
             "wall_secs": self._wall_secs,
             "train_secs": self.clock,
-            "start": {first: self._first_secs or 0.0, **self._begins.secs},
+            "start": {first: self._first_secs or 0.0, **self.begins.secs},
             "interrupted": interrupted,
             "stopped_by": self.stopped_by,
             **({"resumed": self._resumed} if self._resumed else {}),

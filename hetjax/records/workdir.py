@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from hetjax import starting
 from hetjax.config import recorded
 from hetjax.rounds.round_report import plain
 
@@ -23,8 +22,7 @@ class Recorder:
         config: plain values; written as `config.json`.
         files: names of the files of lines, by what they hold.
         lines: of each file, those of the steps before a resumed run goes on.
-        bar: makes the bar's `total`, `initial` and `unit`, when the first step is done; None: no
-            bar is shown.
+        bar: makes the bar, when the first step is done; None: no bar is shown.
 
     Raises:
         ValueError: if the directory cannot be written.
@@ -37,7 +35,7 @@ class Recorder:
         *,
         files: Mapping[str, str],
         lines: Mapping[str, list[Line]],
-        bar: Callable[[], dict[str, Any]] | None = None,
+        bar: Callable[[], Any] | None = None,
     ) -> None:
         self.config, self.lines = config, {name: list(lines[name]) for name in files}
         self.workdir = None if workdir is None else pathlib.Path(workdir)
@@ -68,9 +66,7 @@ class Recorder:
             amount: by how much the bar moves.
         """
         if self._make_bar is not None and self._bar is None:
-            self._bar = starting.bar_class()(
-                mininterval=0.3, dynamic_ncols=True, **self._make_bar()
-            )
+            self._bar = self._make_bar()
         for name, line in lines:
             self.lines[name].append(line)
             if self.workdir is not None:

@@ -22,7 +22,7 @@ from hetjax.report import (
 )
 from hetjax.report.series import Record
 
-_LOSSES: list[line_panels.Line] = [
+LOSSES: list[line_panels.Line] = [
     ("upper_loss", canvas.ACCENT, "-", "F, the upper loss"),
     ("lower_loss", canvas.WORKERS[0], "-", "f, the lower loss"),
 ]
@@ -60,7 +60,7 @@ def render(
     """
     workers = words.plural(summary["num_workers"], "worker")
     title = f"A bilevel problem · {workers}"
-    found = _sections(summary, _drawn(history), rounds) if history else []
+    found = _sections(summary, drawn(history), rounds) if history else []
     return page.of_run(
         title,
         about=page.about(summary, "outer_steps", "rounds"),
@@ -71,7 +71,7 @@ def render(
     )
 
 
-def _drawn(history: Sequence[Record]) -> list[dict[str, Any]]:
+def drawn(history: Sequence[Record]) -> list[dict[str, Any]]:
     """The records with the fields that `line_panels` draws."""
     found = []
     for record in history:
@@ -79,6 +79,11 @@ def _drawn(history: Sequence[Record]) -> list[dict[str, Any]]:
         of_sets = series.part(record, "eval")
         found.append({**record, **of_sets, "train_secs": secs, "step": record["step"] + 1})
     return found
+
+
+def numbered(rounds: Sequence[Record]) -> list[dict[str, Any]]:
+    """The rounds of both levels as those of one run."""
+    return [{**record, "round": index, "full": True} for index, record in enumerate(rounds)]
 
 
 def _tiles(summary: Record) -> list[tiles.Tile]:
@@ -128,7 +133,7 @@ def _sections(summary: Record, history: Sequence[Record], rounds: Sequence[Recor
     others = [name for name in metrics if name not in accuracies]
     losses = "F and f at the lower variable that was reached, over outer steps and over time."
     pictures = (
-        ("Losses", losses, _LOSSES),
+        ("Losses", losses, LOSSES),
         ("Gap", _FAR + _GAP, [("gap", canvas.INK, "-", _GAP)]),
         ("Residual", _FAR + _RESIDUAL, [("residual", canvas.INK, "-", _RESIDUAL)]),
         ("Accuracy", _EVALUATED, _lines(accuracies)),
@@ -185,15 +190,15 @@ def round_sections(summary: Record, rounds: Sequence[Record]) -> list[str]:
 
 def _of_rounds(rounds: Sequence[Record]) -> list[str]:
     """Pictures of the workers: their last rounds, and their quotas for the costliest kinds."""
-    numbered = [{**record, "round": index, "full": True} for index, record in enumerate(rounds)]
+    in_turn = numbered(rounds)
     bars = (
         "Each bar is one worker in one round of either level, with the number of microbatches "
         "it computed. With good quotas all bars of a round end together."
     )
-    draw = partial(timeline.draw_timeline, numbered)
+    draw = partial(timeline.draw_timeline, in_turn)
     found = [sections.section("Who computes, who waits", bars, draw)]
     of_kind: dict[str, list[Record]] = {}
-    for record in numbered:
+    for record in in_turn:
         of_kind.setdefault(f"{record['level']} level, {record['request']}", []).append(record)
     secs = {name: np.nansum(series.column(own, "round_secs")) for name, own in of_kind.items()}
     given = "Microbatches that each worker is given in a round of this kind."

@@ -146,12 +146,13 @@ def worker_rows(
     parts = series.first_and_last(history, rounds or (3 if narrow else 6))
     left, head, height = (30 if narrow else 66), 50, row * num_workers
     figure = make_figure(width, len(parts) * (head + height + foot))
+    step = 1 if num_workers <= 16 else 8 * -(-num_workers // 160)  # names stay apart
     found = []
     for i, part in enumerate(parts):
         top = head + i * (head + height + foot)
         axes = add_axes(figure, left, top, width - left - 8, height)
         axes.set_ylim(num_workers - 0.5, -0.5)
-        axes.set_yticks(range(0, num_workers, 1 if num_workers <= 16 else 8))
+        axes.set_yticks(range(0, num_workers, step))
         axes.set_yticklabels([f"w{j}" if narrow else f"worker {j}" for j in axes.get_yticks()])
         axes.tick_params(axis="y", labelcolor=INK)
         axes.grid(False)
@@ -204,11 +205,16 @@ def curve(
     num_known = np.isfinite(y).sum()
     if not num_known:
         return
-    middle, mean, low, high = series.thin(x, y)
-    if band:
+    middle, mean, low, high = series.thin(x, y, points=points(axes))
+    if band and not np.array_equal(low, high, equal_nan=True):
         axes.fill_between(middle, low, high, color=colour, alpha=0.25, linewidth=0)
     shape = shape if num_known <= MOST_MARKERS else shape.lstrip(MARKERS)
     axes.plot(middle, mean, shape, color=colour, **{"linewidth": 1.6, "markersize": 4.5, **style})
+
+
+def points(axes: Axes) -> int:
+    """How many points of a curve these axes can show, one a pixel."""
+    return int(min(series.MAX_POINTS, axes.get_window_extent().width))
 
 
 def finish(axes: Axes, text: str, x: np.ndarray, label: str) -> None:
@@ -347,6 +353,17 @@ def to_svg(figure: Figure, name: str, label: str) -> str:
     text = re.sub(r"<svg[^>]*>", head, text, count=1)
     text = re.sub(r'<g id="[^"]*"', "<g", text).replace("xlink:href", "href")
     text = re.sub(r"font: ([^;\"']*?px)[^;\"]*", r"font: \1 var(--font)", text)
+    text = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", text)
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
+    text = re.sub(r' transform="rotate\(-?0 [^)]*\)"|<g/>', "", text)
+    text = re.sub(r' (?:d|x|y)="[^"]*"', _shortened, text)
+    text = re.sub(r"<g>\s*(<path[^>]*/>|<text[^>]*>[^<]*</text>)\s*</g>", r"\1", text)
     for stand_in, variable in VARIABLES.items():
         text = text.replace(stand_in, f"var(--{variable})")
     return re.sub(r"\s*\n\s*", "\n", text)
+
+
+def _shortened(match: re.Match[str]) -> str:
+    """An attribute whose numbers are pixels, to two decimals and without line breaks."""
+    text = re.sub(r"(?<=\.\d\d)\d+", "", match.group())
+    return re.sub(r"\s*\n([LMQC]?) ?", r"\1", text)

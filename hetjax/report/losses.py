@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hetjax.report import canvas, series, words
+from hetjax.report import canvas, line_panels, series, words
 from hetjax.report.series import FloatArray, Record
 
 if TYPE_CHECKING:
@@ -22,24 +22,43 @@ Metrics = Mapping[str, Lines]
 @canvas.own_settings
 def draw_losses(history: Sequence[Record], summary: Record, *, width: int) -> str:
     """Training and evaluated loss against time, if there is a clock, and against epochs."""
-    secs = series.clock(history)
-    train, evaluated = series.column(history, "loss"), series.evaluations(history, "loss")
-    everything = np.concatenate([series.thin(secs, train)[1], *evaluated.values()])
-    factor, unit = words.time_unit(np.nanmax(secs, initial=0.0))
-    abscissas = [("epochs", "epochs", series.epochs_done(history, summary))]
-    if series.has_clock(summary):
-        abscissas = [("time", f"{unit} since the start", secs * factor), *abscissas]
-    beside = width >= canvas.NARROW
-    figure, panels = canvas.panels(width, len(abscissas), height=190, beside=beside)
-    for axes, (against, label, x) in zip(panels, abscissas, strict=True):
-        canvas.log_where_wide(axes, everything)
-        _draw(axes, x, (train, evaluated))
-        if not np.isfinite(everything).any():
-            axes.set_ylim(0, 1)
-            axes.set_title("no finite loss", y=0.5, va="center", fontsize=12, color=canvas.MUTED)
-        canvas.finish(axes, f"loss against {against}", x, label)
+    abscissas = _abscissas(history, summary)
+    figure, panels = canvas.panels(width, len(abscissas), height=190, beside=width >= canvas.NARROW)
+    for axes, against in zip(panels, abscissas, strict=True):
+        _draw_loss(axes, history, against)
     label = "Loss " + " and ".join(f"against {against}" for against, *_ in abscissas)
     return canvas.to_svg(figure, f"losses-{width}", label)
+
+
+@canvas.own_settings
+def draw_loss(history: Sequence[Record], summary: Record, *, width: int) -> str:
+    """Training and evaluated loss in one panel: against time, if there is a clock, else epochs."""
+    against = _abscissas(history, summary)[0]
+    figure, (axes,) = canvas.panels(width, 1, height=190)
+    _draw_loss(axes, history, against)
+    return canvas.to_svg(figure, f"loss-{width}", f"Loss against {against[0]}")
+
+
+def _abscissas(history: Sequence[Record], summary: Record) -> list[tuple[str, str, FloatArray]]:
+    """Name, label and f64[num_rounds] of what a loss is drawn against."""
+    against_epochs = ("epochs", "epochs", series.epochs_done(history, summary))
+    if not series.has_clock(summary):
+        return [against_epochs]
+    secs = series.clock(history)
+    factor, unit = words.time_unit(np.nanmax(secs, initial=0.0))
+    return [("time", f"{unit} since the start", secs * factor), against_epochs]
+
+
+def _draw_loss(axes: Axes, history: Sequence[Record], against: tuple[str, str, FloatArray]) -> None:
+    name, label, x = against
+    train, evaluated = series.column(history, "loss"), series.evaluations(history, "loss")
+    everything = np.concatenate([series.thin(x, train)[1], *evaluated.values()])
+    canvas.log_where_wide(axes, everything)
+    _draw(axes, x, (train, evaluated))
+    if not np.isfinite(everything).any():
+        axes.set_ylim(0, 1)
+        axes.set_title("no finite loss", y=0.5, va="center", fontsize=12, color=canvas.MUTED)
+    canvas.finish(axes, f"loss against {name}", x, label)
 
 
 @canvas.own_settings
@@ -87,3 +106,17 @@ def _draw(axes: Axes, x: FloatArray, lines: Lines) -> None:
     for values, (colour, shape) in zip(evaluated.values(), EVALUATION_STYLES, strict=False):
         at = np.isfinite(values)
         canvas.curve(axes, x[at], values[at], shape, colour=colour)
+
+
+def key(found: Collection[str], *, has_training: bool = False) -> str:
+    """Says what the lines are: that of training, and the evaluated ones of these names."""
+    names = [name.replace("_", " ") for name in found]
+    for i, name in enumerate(found):
+        if f"worst_{name}" in found:
+            names[i] += ", mean of the replicas"
+        elif name.startswith("worst_"):
+            names[i] = f"{names[i].removeprefix('worst ')}, worst replica"
+    styled = zip(EVALUATION_STYLES, names, strict=False)
+    lines = [("", colour, shape, name) for (colour, shape), name in styled]
+    training = [("", canvas.MUTED, "-", "training, each round")]
+    return line_panels.key([*training, *lines] if has_training else lines)

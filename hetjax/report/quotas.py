@@ -61,10 +61,11 @@ def _steps(axes: Axes, x: FloatArray, y: FloatArray, *, colour: str, shift: floa
     style: dict[str, Any] = {"color": colour, "transform": moved}
     changes = np.flatnonzero(~((y[1:] == y[:-1]) | (np.isnan(y[1:]) & np.isnan(y[:-1])))) + 1
     keep = np.concatenate([[0], changes]).astype(int)
-    if len(keep) <= series.MAX_POINTS:
+    most = canvas.points(axes) // 6  # steps that can be told apart
+    if len(keep) <= most:
         steps_x, steps_y = np.append(x[keep], x[-1] + 1), np.append(y[keep], y[-1])
         axes.plot(steps_x, steps_y, drawstyle="steps-post", linewidth=2, **style)
         return
-    middle, mean, low, high = series.thin(x, y)
+    middle, mean, low, high = series.thin(x, y, points=most)
     axes.plot(middle, mean, linewidth=1.8, **style)
     axes.fill_between(middle, low, high, linewidth=0, alpha=0.2, **style)

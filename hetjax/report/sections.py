@@ -11,7 +11,6 @@ from hetjax.report import (
     canvas,
     gates,
     gossip,
-    line_panels,
     losses,
     order,
     quotas,
@@ -176,7 +175,7 @@ def _losses(summary: Record, history: Sequence[Record]) -> str:
     if not (has_training or evaluated):
         return ""
     draw = partial(losses.draw_losses, history, summary)
-    key = _key(evaluated, has_training=has_training)
+    key = losses.key(evaluated, has_training=has_training)
     return section("Loss", caption + _replicas(evaluated), draw, key=key)
 
 
@@ -187,7 +186,7 @@ def _accuracies(summary: Record, history: Sequence[Record]) -> str:
         return ""
     caption = "The share of examples classified correctly, at each evaluation."
     draw = partial(losses.draw_accuracies, history, summary)
-    key = _key(evaluated, has_training="accuracy" in series.training_metrics(history))
+    key = losses.key(evaluated, has_training="accuracy" in series.training_metrics(history))
     return section("Accuracy", caption + _replicas(evaluated), draw, key=key)
 
 
@@ -200,7 +199,7 @@ def _evaluated(summary: Record, history: Sequence[Record]) -> str:
     lines: losses.Metrics = {name.replace("_", " "): (None, own) for name, own in found.items()}
     caption = "Of the evaluated sets, at each evaluation." + _more(found) + _replicas(of_sets)
     draw = partial(losses.draw_metrics, "evaluated", _first(lines), history, summary)
-    key = _key([name.removesuffix(f"_{ending}") for name in of_sets])
+    key = losses.key([name.removesuffix(f"_{ending}") for name in of_sets])
     return section("Evaluated metrics", caption, draw, key=key)
 
 
@@ -267,17 +266,3 @@ def _order(summary: Record, history: Sequence[Record]) -> str:
         caption += " None that was measured is finite and above zero."
     told = f"{caption} {order.compared(measured)}\n{order.cost(part, measured)}".strip()
     return section("Example order", told, partial(order.draw_bounds, measured) if drawn else None)
-
-
-def _key(found: Collection[str], *, has_training: bool = False) -> str:
-    """Says what the lines are: that of training, and the evaluated ones of these names."""
-    names = [name.replace("_", " ") for name in found]
-    for i, name in enumerate(found):
-        if f"worst_{name}" in found:
-            names[i] += ", mean of the replicas"
-        elif name.startswith("worst_"):
-            names[i] = f"{names[i].removeprefix('worst ')}, worst replica"
-    styled = zip(losses.EVALUATION_STYLES, names, strict=False)
-    lines = [("", colour, shape, name) for (colour, shape), name in styled]
-    training = [("", canvas.MUTED, "-", "training, each round")]
-    return line_panels.key([*training, *lines] if has_training else lines)

@@ -35,6 +35,19 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]], *, kind: str = "n
     return f'<div class="scroll"><table class="{kind}">{"".join(marked)}</table></div>'
 
 
+def aligned(rows: Iterable[tuple[str, str]]) -> str:
+    """(name, text) of each row, as lines whose texts begin in one column.
+
+    Example:
+        >>> print(aligned([("loss", "0.1"), ("rounds", "20")]))
+          loss    0.1
+          rounds  20
+    """
+    known = list(rows)
+    width = max(len(name) for name, _ in known)
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in known)
+
+
 def time_unit(secs: float) -> tuple[float, str]:
     """The factor and the name of the unit in which `secs` reads best.
 

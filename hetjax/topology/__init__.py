@@ -2,13 +2,15 @@
 
 - `reducer` says what a reducer is; `methods` are the factories, by name in `REDUCERS`.
 - `reducers` computes on the devices.
-- `graphs` says who is linked with whom; `matchings` divides the links into matchings.
+- `graphs` says who is linked with whom, and `shown` shows it.
+- `matchings` divides the links into matchings.
 - `mixing` has fixed weights; `schedules` has MATCHA's random ones.
 - `activation`, `contraction` and `spectra` solve for these schedules.
 - `gossip` says which exchanges a round has; `links` says how long they take.
 
 A graph and MATCHA's communication budget go in; the exchanges of each round, and what is sent, come
-out. Imports `parts` and `values`. NumPy alone but for `reducers`, which a run imports.
+out. Imports `parts`, `values` and, to show itself, `report`. NumPy alone but for `reducers`,
+which a run imports.
 """
 
 from hetjax.topology.graphs import GRAPHS, Graph, PeriodicGraph, make_graph

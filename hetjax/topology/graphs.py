@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hetjax import options
+from hetjax.topology import shown
 
 _PLACE = "reducer.graph: "
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Graph:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Graph(shown.Shown):
     """Undirected connected graph of workers.
 
     Attributes:
@@ -64,8 +65,8 @@ class Graph:
         return np.concatenate([low[high == worker], high[low == worker]])
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PeriodicGraph:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PeriodicGraph(shown.Shown):
     """Directed one-peer patterns that take turns: round k uses phase k mod len(phases).
 
     Attributes:

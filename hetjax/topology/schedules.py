@@ -12,8 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hetjax.report import words
 from hetjax.topology import activation, contraction, spectra
 
+_MOST_SHOWN = 12  # probabilities
 _FLAG_STREAM = 0x6D61  # keeps the flags apart from other draws of (seed, round)
 
 
@@ -39,6 +41,33 @@ class Schedule(NamedTuple):
         """The active matchings of a round, bool[M]: the same for all that ask, in any order."""
         rng = np.random.default_rng((seed, round, _FLAG_STREAM))
         return rng.random(len(self.probabilities)) < self.probabilities
+
+    def __repr__(self) -> str:
+        return f"Schedule\n{words.aligned(self._rows())}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: each link as strong as it is used often."""
+        from hetjax.report import cards
+
+        links = [(int(i), int(j)) for matching in self.matchings for i, j in matching]
+        counts = [len(matching) for matching in self.matchings]
+        weights = np.repeat(self.probabilities, counts).tolist()
+        num_workers = max((max(link) + 1 for link in links), default=1)
+        return cards.of_links("Schedule", self._rows(), num_workers, [(links, weights)])
+
+    def _rows(self) -> list[tuple[str, str]]:
+        counts = np.array([len(matching) for matching in self.matchings])
+        used, links = float(self.probabilities @ counts), int(counts.sum())
+        shown = " ".join(f"{p:.2f}" for p in self.probabilities[:_MOST_SHOWN])
+        more = " …" if len(self.probabilities) > _MOST_SHOWN else ""
+        return [
+            ("matchings", str(len(self.matchings))),
+            ("their probabilities", shown + more),
+            ("links used a round", f"{used:.1f} of {links}, in the mean"),
+            ("alpha", f"{self.alpha:.4g}"),
+            ("rho", f"{self.rho:.4g}: a round leaves at most so much of the squared distance"),
+            ("lambda2 of the mean graph", f"{self.lambda2:.4g}"),
+        ]
 
 
 def matcha_schedule(

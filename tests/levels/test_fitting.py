@@ -169,7 +169,8 @@ def test_the_files_of_a_workdir(tmp_path):
     page = (tmp_path / "report.html").read_text()
     for text in ("Where the time goes", "Quotas: lower level, gradient in y", "Test error"):
         assert text in page or text.lower() in page
-    assert "Where the time goes" in result._repr_html_()
+    assert "Who computes" not in result._repr_html_()  # a card, not the report
+    assert "the upper loss" in result._repr_html_()
 
 
 def test_other_workers_go_on(tmp_path):

@@ -85,6 +85,10 @@ def test_digits_are_the_packaged_images_in_order_every_fifth_a_test(tmp_path):
     assert train["image"].dtype == np.uint8
     assert train["label"].dtype == np.int32
     assert train["image"].max() == digits.MAX_PIXEL
+    for read, scaled in zip((train, test), digits.arrays(), strict=True):
+        np.testing.assert_array_equal(scaled["image"] * digits.MAX_PIXEL, read["image"])
+        np.testing.assert_array_equal(scaled["label"], read["label"])
+        assert (scaled["image"].dtype, scaled["label"].dtype) == (np.float32, np.int32)
 
 
 def test_cifar10_keeps_the_order_and_turns_channels_last(tmp_path):
