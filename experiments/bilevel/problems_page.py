@@ -4,7 +4,7 @@ from experiments.bilevel import estimators, gan, problems, results, search, sinu
 from experiments.bilevel.results import Record, Stat
 from hetjax.report import words
 
-COMMIT = "0000000"  # of the code that made the lines
+COMMIT = "427037a"  # of the code that made the lines
 
 _SAYS = {
     "search": f"""\
@@ -69,7 +69,7 @@ def solved_few_shot(records: dict[str, list[Record]]) -> str:
     """In how many seeds each way is good enough beside joint training, with as many shots."""
     said = []
     for arm, runs in records.items():
-        name, shots = arm.rsplit(", ", 1)
+        name, _, shots = arm.rpartition(", ")
         joint = {run["seed"]: run for run in records.get(f"joint training, {shots}", ())}
         both = [(run, joint[run["seed"]]) for run in runs if run["seed"] in joint]
         if name != "joint training" and both:
