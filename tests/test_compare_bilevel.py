@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import compare_bilevel
 from experiments.bilevel import (
     baselines,
     comparison,
+    problems,
     results,
     settings,
     sinusoids,
@@ -163,6 +165,14 @@ def test_the_gradient_by_a_value_gap_is_that_of_two_fits(monkeypatch):
     expected = jax.tree.map(lambda *leaves: sum(leaves) / 2, *each)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_every_kept_run_of_a_problem_is_one_that_would_be_made():
+    """The lines in the repository: all seeds of all arms, by the files in configs/."""
+    directory = compare_bilevel.ROOT / "experiments/results/bilevel"
+    for task in ("sinusoids", *problems.ARMS):
+        keys = {key for keys, _ in compare_bilevel.jobs(task, 0, None, 10_000) for key in keys}
+        assert keys == set(results.read(directory, task))
 
 
 def test_a_sinusoid_is_what_a_task_has():
