@@ -13,9 +13,10 @@ _SAYS = {
         "the halves of a digit, the sign of every pixel drawn at random, so that a convolution "
         f"with a full-wave rectifier (|h|) is right on both edges; decoys are {_DECOYS}. Solved: "
         "it has the largest weight on both edges. Accuracies are those of a network of the "
-        "operations that were found, of the right ones, and of the decoys with the largest weights, trained on training "
-        "and validation images alike. The cell was designed anew after the first ones had failed: "
-        "the outputs of operations and node are normalised, and |h| took the place of max(h, 0).\n"
+        "operations that were found, of the right ones, and of the decoys with the largest "
+        "weights, trained on training and validation images alike. The cell was designed anew "
+        "after the first ones had failed: the outputs of operations and node are normalised, and "
+        "|h| took the place of max(h, 0).\n"
     ),
     "gan": (
         "A generator and a discriminator, networks of two hidden layers. A mode is found if at "
