@@ -1,8 +1,10 @@
 """What does a writer cost the loop? Rounds with a tracker in turn with rounds without one.
 
-Each arm does a segment of rounds, then waits until its writer has written, so that no writer works
-in another arm's segment. What is written in the background takes the processor from a few rounds
-of hundreds: so means of segments are compared, not medians of rounds.
+A segment of rounds with a writer stands between two without one; after it the writer is waited
+for, so that none works in another's segment. What is written in the background takes the processor
+from a few rounds of hundreds: so means of segments are compared, not medians of rounds. Segments of
+a shared machine differ by some percent; the processor time of a writer's thread does not, and
+bounds from above what it can take from the loop.
 """
 
 import os
@@ -22,24 +24,26 @@ from hetjax import writers
 from hetjax.writers import background, records
 
 _NUM_WORKERS = 4
-_SEGMENT_SECS = 3.0
+_SEGMENT_SECS = 2.0
 _WARM_UP = 20  # rounds
 
 
 class _Counted:
-    """A writer that says how many records it has written, and how long they took."""
+    """A writer that says how long its records took, and how much of the processor."""
 
     def __init__(self, writer: Any) -> None:
         self._writer, self.every_secs, self.name = writer, writer.every_secs, writer.name
         self.secs: list[float] = []
+        self.processor_secs = 0.0
         self.has_written = threading.Event()
 
     def begin(self, run: records.Run) -> None:
         self._writer.begin(run)
 
     def write(self, record: records.Record) -> None:
-        began = time.perf_counter()
+        began, processor = time.perf_counter(), time.thread_time()
         self._writer.write(record)
+        self.processor_secs += time.thread_time() - processor
         self.secs.append(time.perf_counter() - began)
         self.has_written.set()
 
@@ -47,8 +51,8 @@ class _Counted:
         self._writer.close(ended)
 
 
-def writer_rows(turns: int = 8) -> list[Row]:
-    """Of each tracker: seconds of a segment's round over those without one, and of a hand-over."""
+def writer_rows(turns: int = 16) -> list[Row]:
+    """Of each tracker: a segment's round over that of its neighbours without one, and its parts."""
     os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true")
     loss_fn, params = problems.classifier("lenet", (32, 32, 3), input_max=255.0)
     data = problems.images(4 * _NUM_WORKERS * 20, (32, 32, 3))
@@ -59,16 +63,17 @@ def writer_rows(turns: int = 8) -> list[Row]:
         "microbatch_size": 4,
         "budget": _NUM_WORKERS,
     }
-    secs: dict[str, list[float]] = {}
-    put_secs: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {name: [] for name in writers.WRITERS}
+    put_secs: dict[str, list[float]] = {name: [] for name in writers.WRITERS}
     counted = {name: _Counted(make()) for name, make in writers.WRITERS.items()}
+    none = background.Background([], records.Run({}))
     with (
         tempfile.TemporaryDirectory() as directory,
         quota_overhead.Rounds(loss_fn, params, optax.sgd(0.01), data, **fields) as rounds,
     ):
         for _ in range(_WARM_UP):
             rounds()
-        opened = {"": background.Background([], records.Run({}))}
+        opened = {}
         for name, writer in counted.items():
             place = pathlib.Path(directory, name)
             place.mkdir()
@@ -76,26 +81,30 @@ def writer_rows(turns: int = 8) -> list[Row]:
             opened[name].put(rounds.line())
             writer.has_written.wait()
             writer.secs.clear()
-        for turn in range(turns):
-            names = list(opened)
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                of_rounds, of_puts = _segment(rounds, opened[name])
-                secs.setdefault(name, []).append(of_rounds)
-                put_secs.setdefault(name, []).append(of_puts)
-        for name in opened:
-            opened[name].close("finished")
-    bare = np.array(secs.pop(""))
+            writer.processor_secs = 0.0
+        before, _ = _segment(rounds, none)
+        for _ in range(turns):
+            for name, handed in opened.items():
+                found, of_puts = _segment(rounds, handed)
+                time.sleep(1.3)  # every_secs, and what it takes
+                after, _ = _segment(rounds, none)
+                ratios[name].append(2 * found / (before + after))
+                put_secs[name].append(of_puts)
+                before = after
+        for handed in opened.values():
+            handed.close("finished")
     return [
         Row(
-            f"a writer, {name}: mean round of segments of {_SEGMENT_SECS:.0f} s over that without "
-            f"one, mean of {turns} turns and its standard error; a hand-over on the loop's thread; "
-            "a record in the background",
+            f"a writer, {name}: mean round of segments of {_SEGMENT_SECS:.0f} s over that of the "
+            f"two beside without one, mean of {turns} and its standard error; a hand-over on the "
+            "loop's thread; a record in the background; processor time of the background",
             "≤ 1 % of a round of 10 ms",
-            f"{_percent(np.array(found) / bare)}; {np.median(put_secs[name]) * 1e6:.1f} µs; "
-            f"{np.median(counted[name].secs) * 1e3:.2f} ms; round {bare.mean() * 1e3:.1f} ms; "
-            f"load {os.getloadavg()[0]:.1f}",
+            f"{_percent(np.array(found))}; {np.median(put_secs[name]) * 1e6:.1f} µs; "
+            f"{np.median(counted[name].secs) * 1e3:.2f} ms; "
+            f"{100 * counted[name].processor_secs / (turns * _SEGMENT_SECS):.2f} % of one core; "
+            f"round {before * 1e3:.1f} ms; load {os.getloadavg()[0]:.1f}",
         )
-        for name, found in secs.items()
+        for name, found in ratios.items()
     ]
 
 
@@ -105,7 +114,7 @@ def _percent(ratios: np.ndarray) -> str:
 
 
 def _segment(rounds: quota_overhead.Rounds, handed: background.Background) -> tuple[float, float]:
-    """Mean seconds of a round, and of handing its line over; then waits for the writer."""
+    """Mean seconds of a round, and of handing its line over."""
     count, of_puts = 0, 0.0
     began = time.perf_counter()
     while time.perf_counter() - began < _SEGMENT_SECS:
@@ -115,6 +124,4 @@ def _segment(rounds: quota_overhead.Rounds, handed: background.Background) -> tu
         handed.put(line)
         of_puts += time.perf_counter() - before
         count += 1
-    mean = (time.perf_counter() - began) / count
-    time.sleep(1.3)  # every_secs, and what it takes
-    return mean, of_puts / count
+    return (time.perf_counter() - began) / count, of_puts / count
