@@ -207,6 +207,7 @@ class TrainingSummary(Summary):
         waiting = np.array([line.waiting_fraction for line in timed]) @ longest
         microbatches = sum(sum(line.microbatches_done) for line in lines)
         sums = self._epoch_sums[max(self._epoch_sums)] if lines else np.array([np.nan, 1.0])
+        exchanges = [line.exchange_secs for line in timed if line.exchange_secs is not None]
         without = sum(line.weight_sum is not None for line in lines)
         dropped = self._parts.stream.dropped(stream)
         out: dict[str, Any] = {
@@ -226,6 +227,7 @@ class TrainingSummary(Summary):
             "examples_recomputed": self.examples_recomputed,
             "round_secs_mean": float(round_secs.mean()) if len(timed) else None,
             "round_secs_median": float(np.median(round_secs)) if len(timed) else None,
+            **({"exchange_secs_mean": float(np.mean(exchanges))} if exchanges else {}),
             "examples_per_sec": stream.examples_processed / self.clock if self.clock else None,
             "bytes_sent_per_round": float(np.mean([line.bytes_sent for line in lines]))
             if lines

@@ -111,15 +111,18 @@ def _speed(summary: Record) -> list[Tile]:
 
 
 def _traffic(summary: Record, history: Sequence[Record]) -> list[Tile]:
-    """Examples a second if there is a gate; bytes a worker if there are several workers."""
+    """Examples a second if there is a gate; with several workers what they send, and how long."""
     per_sec = series.number(summary.get("examples_per_sec"))
     gated = bool(gates.gate(summary)) and per_sec > 0
     emulated = ", emulated speeds" if summary.get("emulated") else ""
     pace = f"{per_sec:,.0f}" if per_sec >= 100 else f"{per_sec:.3g}"
     sent = gossip.bytes_of_worker(summary, history)
+    secs, of = (series.number(summary.get(f"{name}_secs_mean")) for name in ("exchange", "round"))
+    took = f"; sums and update {words.time(secs)}, {words.percent(secs / of)}" if of > 0 else ""
+    by_each = f"by each worker, in the mean{took if secs >= 0 else ''}"
     return [
         ("Examples a second", pace if gated else "", f"without the evaluations{emulated}"),
-        ("Sent a round", words.size(sent) if sent > 0 else "", "by each worker, in the mean"),
+        ("Sent a round", words.size(sent) if sent > 0 else "", by_each),
     ]
 
 

@@ -127,7 +127,7 @@ class Engine:
         self._pass_keys = local.PassKeys(parts.rng, parts.devices, parts.workers)
         self._last: round_report.Report | None = None  # whose round may not be over yet
         self._last_made: types.PyTree = None  # by the last round
-        self._gathered = 0.0  # perf_counter, after the gathering of the last round
+        self._gathered = self._exchange_from = 0.0  # perf_counter; before it by the time of posting
         self._tail_secs = 0.0  # of the last round, after its gathering
 
     def __enter__(self) -> Self:
@@ -196,7 +196,6 @@ class Engine:
             ValueError: the state is spent, or another engine's; nothing was computed.
             NonFiniteError: a microbatch of the round before was not finite.
         """
-
         run_state.check_state(state, self)
         if not self.is_warm(kind):
             warm_up.of_sums(self, state, point, kind, given)
@@ -339,15 +338,15 @@ class Engine:
                 rngs=self._pass_keys(plan.assigned.passes),
                 limits=plan.limits,
                 may_close=plan.may_close,
-                meanwhile=meanwhile,
+                meanwhile=functools.partial(self._begun, meanwhile),
             )
             host_secs, asked = 0.0, request
             metrics: types.SyncMetrics | tuple[()] = ()  # the sync phase is to gather them
-            if own.sums.meet_before:
-                own.sums.post(contributed)
-                if parts.host_is_own:
-                    done = time.perf_counter()
-                    host_secs = self._tail_secs + done - began - work.compute_secs.max()
+            ended = time.perf_counter()
+            own.sums.post(contributed)
+            posted = time.perf_counter()
+            if own.sums.meet_before and parts.host_is_own:
+                host_secs = self._tail_secs + posted - began - work.compute_secs.max()
             if plan.round_index is None:
                 self.begins.detail("the synchronisation")
             if parts.gather is not None:
@@ -355,16 +354,20 @@ class Engine:
                     contributed, work, plan.digests(), request, host_secs
                 )
             self._gathered = time.perf_counter()
-            if own.sums.meet_before:  # all have posted
-                contributed = own.sums.total(contributed, work.host_secs)
+            self._exchange_from = self._gathered - (posted - ended)
+            contributed = own.sums.total(contributed, work.host_secs)  # all have posted
             with waits.Wait("synchronise"):
                 sums = own.sync(before, contributed, parts.shares, plan.active, metrics, plan.given)
-            closing, local_secs = plan.closing, work.compute_secs.max()
-            if closing is not None:
+            if (closing := plan.closing) is not None:
                 work = work._replace(compute_secs=closing.compute_secs)
-                local_secs = closing.round_secs
+            local_secs = work.compute_secs.max() if closing is None else closing.round_secs
             work = work._replace(local_secs=float(local_secs))
             return Executed(plan, work, sums._replace(metrics=metrics or sums.metrics), asked)
+
+    def _begun(self, meanwhile: Callable[[], None]) -> None:
+        if self._last is not None:  # what the workers have begun with was made by it
+            self._last.exchanged(time.perf_counter() - self._exchange_from)
+        meanwhile()
 
     def between_passes(self) -> None:
         """Notes what the host needed after the gathering of the pass before, in the same round."""
@@ -382,6 +385,7 @@ class Engine:
             jax.block_until_ready(self._last_made)
         now = time.perf_counter()
         self._tail_secs += now - began
+        self._last.exchanged(now - self._exchange_from)
         self._last.end(now)
 
     def is_warm(self, kind: str) -> bool:

@@ -10,16 +10,16 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from hetjax import parts as parts_lib
-from hetjax import quota, types
+from hetjax import types
 from hetjax.data import stream
 from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import nonfinite, packing, programs, run_state, setup, sync
+from hetjax.rounds import nonfinite, packing, programs, references, run_state, setup, sync
 from hetjax.rounds import state as state_lib
 from hetjax.rounds import weighting as weighting_lib
 
@@ -60,6 +60,7 @@ class RoundReport:
     overruns: int  # microbatches slower than the emulated worker
     optimal_round_secs: float | None = None  # exact optimum for the true speeds, if known
     host_secs: list[float] | None = None  # of its process, beside compute_secs; None: unknown, [W]
+    exchange_secs: float | None = None  # of this process; posting, sums, mixing, update
     eval: dict[str, float] | None = None  # by name, where it was evaluated after this round
     bytes_sent: int = 0  # by all workers, as the reducer counts them
     consensus: dict[str, float] | None = None  # distance of the replicas from their mean
@@ -152,6 +153,7 @@ class Report:
         self._settle, self._state_of = settle, state_of
         self._examples, self._examples_processed = examples, examples_processed
         self._round_secs: float | None = None
+        self._exchange_secs: float | None = None
         self._line: RoundReport | None = None
         self._totals: types.SyncMetrics | None = None
 
@@ -167,10 +169,15 @@ class Report:
             began = self._plan.began or now
             self._round_secs = self._work.local_secs if virtual else now - began
 
+    def exchanged(self, secs: float) -> None:
+        """Says how long sums, mixing and update took, unless that is known already."""
+        if self._exchange_secs is None and not self._parts.virtual_clock:
+            self._exchange_secs = secs
+
     @functools.cached_property
-    def references(self) -> "References | None":
+    def references(self) -> references.References | None:
         """None where the true speeds are not known, or a gate may close the round."""
-        return _references_of(self._parts, self._plan)
+        return references.of(self._parts, self._plan)
 
     @property
     def totals(self) -> types.SyncMetrics:
@@ -326,51 +333,12 @@ class Report:
             overruns=int(work.overruns.sum()),
             optimal_round_secs=None if self.references is None else self.references.optimal_secs,
             host_secs=work.host_secs.tolist() if work.host_secs.any() else None,
+            exchange_secs=self._exchange_secs,
             metrics=losses_lib.means(metrics.metric_sums) or None,
             **self._step(),
             weight_sum=self.divisor if self._has_no_update else None,
             bytes_sent=round(self._parts.reducer.copies_sent(plan.active) * self._parts.copy_bytes),
         )
-
-
-class References(NamedTuple):
-    """How long a round would take at the true speeds, computing alone."""
-
-    optimal_secs: float
-    bound_secs: float  # with microbatches of any size
-    equal_split_secs: float
-
-
-def _references_of(parts: setup.RunParts, plan: run_state.Plan) -> References | None:
-    """As of `Report.references`."""
-    if parts.cluster is None or not parts.emulated or parts.gate.closes:
-        return None
-    costs = parts.cluster.costs_at(plan.round_index or 0)
-    passes = 1.0 if parts.embedding is None else 2.0
-    return _references(
-        (passes * costs.overhead_secs).tobytes(),
-        (passes * costs.secs_per_microbatch).tobytes(),
-        int(plan.quotas.sum()),
-        plan.caps.tobytes(),
-        parts.config.data.sharing == "private",
-    )
-
-
-@functools.lru_cache(256)
-def _references(
-    overhead: bytes, secs: bytes, total: int, caps: bytes, every_worker: bool
-) -> References:
-    costs = quota.WorkerCosts(np.frombuffer(overhead), np.frombuffer(secs))
-    most = np.frombuffer(caps, np.int64)
-    equal = quota.largest_remainder((most > 0).astype(np.float64), total, caps=most)
-    best = quota.solve_quotas(costs, total, caps=most)
-    if every_worker:  # private data: no shard may be left out
-        best = stream.with_every_worker(best, most > 0)
-    return References(
-        float(costs.round_secs(best).max()),
-        quota.continuous_bound_secs(costs, total, caps=most),
-        float(costs.round_secs(equal).max()),
-    )
 
 
 def from_plain(line: dict[str, Any]) -> RoundReport:

@@ -186,6 +186,8 @@ def test_the_virtual_clock_tells_the_emulated_times(tmp_path):
     assert result.summary["optimal_round_secs"] == pytest.approx(4.5)
     assert result.summary["fraction_of_optimum"] == pytest.approx(4.5 / 8.5)
     assert result.history[1]["start_secs"] == 8.5
+    assert "exchange_secs" not in first
+    assert "exchange_secs_mean" not in result.summary
 
 
 def test_adaptive_quotas_reach_the_optimum_of_the_virtual_clock():

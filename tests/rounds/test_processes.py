@@ -226,6 +226,10 @@ def test_who_needs_the_least_adds_up_for_all(shared_gang):
     assert summary["times_added"] > 0.9 * len(history)
     _, summary, history = shared_gang["slow_update_of_0"]
     assert summary["times_added"] < 0.1 * len(history) + 3
+    for line in history:  # of process 0, whose update takes 0.15 s
+        assert 0.15 < line["exchange_secs"] < line["round_secs"]
+    of_full = [line["exchange_secs"] for line in history if line["full"]]
+    assert summary["exchange_secs_mean"] == pytest.approx(np.mean(of_full), rel=1e-6)
 
 
 def test_where_no_memory_is_shared_the_gradients_go_through_collectives(shared_gang, tmp_path):
