@@ -14,7 +14,7 @@ from experiments import problems as classifiers
 from experiments import tasks
 from experiments.benchmarks import ordering_losses
 from hetjax import ordering, parts, types
-from hetjax.ordering import halves, matrix_free
+from hetjax.ordering import halves
 from hetjax.rounds import gradients as gradients_lib
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules
@@ -256,15 +256,6 @@ def test_nothing_is_said_of_a_loss_that_is_proven(capsys):
     )
     assert "backward pass" not in capsys.readouterr().err
     assert "ordering" not in result.summary
-
-
-def test_the_direction_does_not_overflow_in_half_precision():
-    """The signs do not depend on the running sum's size, and so must not its dtype's range."""
-    params = {"w": jnp.ones(3, jnp.float16)}
-    large = {"w": jnp.array([1e6, -2e6, 0.0])}
-    direction = matrix_free._direction(large, params)["w"]
-    assert direction.dtype == jnp.float16
-    np.testing.assert_allclose(direction, [0.5, -1.0, 0.0])
 
 
 def of_two_leaves(params, batch, rng):
