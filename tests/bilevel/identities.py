@@ -99,7 +99,7 @@ def first_order_maml() -> float:
 
 
 def worst_iterate(back: int | None = None) -> float:
-    """IAPTT: through the steps up to the iterate where F is highest, found by hand."""
+    """IAPTT: through the steps up to the iterate where F is highest, found by hand; two modes."""
     case, tx = problems.mlp(), optax.sgd(2.0, momentum=0.8)  # F rises and falls
     case = case._replace(y=jax.tree.map(lambda leaf: 3 * leaf, case.y))
 
@@ -120,14 +120,17 @@ def worst_iterate(back: int | None = None) -> float:
     if back is None:
         of_one = jax.grad(lambda x, y: loop(x, y, chosen), (0, 1))
         wanted = jax.jit(of_one, compiler_options=walking.QUICKLY)(case.x, case.y)
-    else:
+        forward = bilevel.unroll(bilevel.descent(tx), 7, pick="worst", mode="forward")
+        found = walking.jitted(case.problem, forward, case.x, case.y)
+        assert int(found.info.step_chosen) == chosen
+        return walking.apart((*wanted, wanted[0]), (*result.grad_x, found.grad_x))
 
-        def moved(x, d):
-            return loop(x, case.y, chosen, (chosen - back, d))
+    def moved(x, d):
+        return loop(x, case.y, chosen, (chosen - back, d))
 
-        zeros = jax.tree.map(jnp.zeros_like, case.y)
-        of_one = jax.grad(moved, (0, 1))
-        wanted = jax.jit(of_one, compiler_options=walking.QUICKLY)(case.x, zeros)
+    zeros = jax.tree.map(jnp.zeros_like, case.y)
+    of_one = jax.grad(moved, (0, 1))
+    wanted = jax.jit(of_one, compiler_options=walking.QUICKLY)(case.x, zeros)
     return walking.apart(wanted, tuple(result.grad_x))
 
 

@@ -239,6 +239,19 @@ def test_of_mapped_hypergradients_those_without_a_step_are_counted():
         bilevel.check(found)
 
 
+def test_of_mapped_hypergradients_the_least_curvature_is_named():
+    def lower(x, y, batch):
+        return 0.5 * x * jnp.sum(y**2) - jnp.sum(y)
+
+    estimator = bilevel.implicit(STEPS, 1, solve=bilevel.cg(1))
+    problem = bilevel.Bilevel(upper, lower)
+    mapped = jax.jit(jax.vmap(lambda x: hypergradient(problem, estimator, x=x)))
+    found = mapped(np.array([2.0, -0.5, 1.0], np.float32))
+    with pytest.raises(ValueError, match=r"direction of curvature -0\.5, .* larger by 0\.5"):
+        bilevel.check(found)
+    bilevel.check(mapped(np.array([2.0, 0.5, 1.0], np.float32)))
+
+
 def test_a_barrier_wants_a_step_that_is_seen():
     multiplier = bilevel.barrier(0.1, 0.5)
     with pytest.raises(ValueError, match="1 steps of y behind a barrier; give at least 2"):
@@ -262,6 +275,7 @@ def test_a_barrier_wants_a_step_that_is_seen():
         ),
         (lambda: bilevel.unroll(STEPS, 3, mode="displacement"), "for start='learned' alone"),
         (lambda: bilevel.implicit(STEPS, 3, cross="both"), "cross is 'both'"),
+        (lambda: bilevel.implicit(STEPS, 3, fd_step=0.0), r"fd_step is 0\.0; .* a positive one"),
         (lambda: bilevel.implicit(STEPS, 3, solve=10), r"solve is 10; give one of .*cg\(10\)"),
         (lambda: bilevel.cg(0), "num_steps is 0; give at least 1"),
         (lambda: bilevel.neumann(0, 0.1), "num_terms is 0; give at least 1"),

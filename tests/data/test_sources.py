@@ -93,7 +93,9 @@ def test_load_all_equals_the_stacked_items_over_several_chunks(monkeypatch):
     monkeypatch.setattr(sources, "LOAD_CHUNK", 7)
     items = images(40)
     for make in (Items, ManyItems):
-        loaded = sources.load_all(make(items))
+        told = []
+        loaded = sources.load_all(make(items), on_read=told.append)
+        assert told == [7, 7, 7, 7, 7, 5]
         assert isinstance(loaded, sources.ArraySource)
         np.testing.assert_array_equal(
             loaded.arrays["image"], np.stack([item["image"] for item in items])
@@ -229,6 +231,7 @@ def test_ids_outside_the_source_are_refused(ids):
         ({"x": np.array(["a", "b"])}, r"'x'.*dtype <U1"),
         ({"x": np.array([None, 1])}, r"dtype object"),
         ({"x": [1, None]}, r"'x'.*entry 1 is None"),
+        ((np.zeros(2), [1, None]), r"\[1\] cannot be used: entry 1 is None"),
         ({"x": np.float32(1)}, r"leading axis"),
         ({}, "at least one array"),
         (np.zeros((0, 3)), "at least one example"),

@@ -121,11 +121,17 @@ class SlowStream:
         if not self.shared:
             pairs = zip(self.passes, quotas, strict=True)
             return [own.peek(quota, self.size) for own, quota in pairs]
-        rows, plan = self.passes[0].peek(sum(quotas), self.size), []
+        return self.cut(self.passes[0].peek(sum(quotas), self.size), quotas)
+
+    def cut(self, rows, quotas):
+        plan = []
         for quota in quotas:
             plan.append(rows[:quota])
             rows = rows[quota:]
         return plan
+
+    def again(self, past, quotas):
+        return self.cut([row for rows in past for row in rows], quotas) if self.shared else past
 
     def upcoming(self, quotas, workers):
         if not self.shared:
@@ -251,8 +257,15 @@ def test_a_stream_does_what_lists_do(shared, num_examples, num_workers, size, na
         if rng.random() < 0.7:
             done = rng.integers(0, plan.quotas + 1)
         signs = [rng.choice([1, -1, 0], (count, size)).astype(np.int8) for count in done]
+        past = stream_lib.done_of(plan, done)
+        once_more = stream.again(past, np.roll(done, 1))
         state = stream.commit(state, plan, done, signs)
         slow.commit(slow_plan, done.tolist(), signs)
+        slow_past = [rows[:count] for rows, count in zip(slow_plan, done, strict=True)]
+        assert [past.microbatches(worker).tolist() for worker in range(num_workers)] == slow_past
+        slow_again = slow.again(slow_past, np.roll(done, 1).tolist())
+        again = [once_more.microbatches(worker).tolist() for worker in range(num_workers)]
+        assert again == slow_again
         # The plan and what is read ahead stay as they were, whatever is written into the queue.
         assert [plan.microbatches(worker).tolist() for worker in range(num_workers)] == slow_plan
         assert jax.tree.map(np.shape, state) == shapes

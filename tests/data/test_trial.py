@@ -11,8 +11,8 @@ from hetjax.data import choosing, feed, held, sources, trial
 from tests.data import examples
 
 
-def choose(source, capsys, *, asked="auto", num_readers=0, leads=True):
-    """The feed that a run takes, and what was said on stderr."""
+def made_for(source, *, asked="auto", num_readers=0, leads=True):
+    """The feed that a run takes."""
     made = choosing.training_feed(
         source,
         [jax.devices()[0]],
@@ -22,6 +22,12 @@ def choose(source, capsys, *, asked="auto", num_readers=0, leads=True):
         agree=lambda problem, solve: solve(),
     )
     made.close()
+    return made
+
+
+def choose(source, capsys, **options):
+    """What kind of feed a run takes, and what was said on stderr."""
+    made = made_for(source, **options)
     return type(made), capsys.readouterr().err
 
 
@@ -49,6 +55,16 @@ def test_resident_is_taken_at_its_word_and_warned_of(capsys):
     assert kind is feed.ResidentFeed
     assert "(['noise'] differed)" in said
     assert "all epochs have the same values" in said
+
+
+@pytest.mark.parametrize("asked", ["auto", "streamed"])
+def test_what_changes_after_it_was_read_once_is_told(asked, capsys):
+    given = {"x": np.arange(12.0, dtype=np.float32)}
+    made = made_for(sources.as_source(given), asked=asked)
+    given["x"][:] = 0
+    made.compare(1)
+    said = capsys.readouterr().err
+    assert ("example 3 is another one than before" in said) == (asked == "auto"), said
 
 
 def test_streamed_by_one_reader_reads_nothing_beforehand(capsys):

@@ -67,6 +67,17 @@ WAITS = said(("waiting", 50, 17, 0))
             1,
             "worker 3 (process 1)'s data: loading for 48 s in round 5",
         ),
+        # Of several that say nothing, who has been silent longest, whatever its place.
+        (
+            [said(("computing", 60, 5, 0), silent=60), said(("computing", 90, 5, 1), silent=50)],
+            0,
+            "worker 0: frozen, no sign of life for 60 s",
+        ),
+        (
+            [said(("computing", 90, 5, 0), silent=50), said(("computing", 60, 5, 1), silent=60)],
+            1,
+            "worker 1: frozen, no sign of life for 60 s",
+        ),
         # Starting has a limit of its own, and begins with the launch.
         (
             [WAITS, said(("starting", 301))],

@@ -184,6 +184,9 @@ def test_other_workers_go_on(tmp_path):
     assert second.summary["num_workers"] == 2
     assert second.summary["outer_steps"] == 4
     assert problems.distance(fit(steps=4).params, second.params) < 1e-5
+    for level in ("upper", "lower"):
+        counted = [line["round"] for line in second.rounds if line["level"] == level]
+        assert counted == list(range(len(counted)))
 
 
 @pytest.mark.parametrize("of", [None, "lower"])

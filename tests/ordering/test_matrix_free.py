@@ -14,7 +14,7 @@ from experiments import problems as classifiers
 from experiments import tasks
 from experiments.benchmarks import ordering_losses
 from hetjax import ordering, parts, types
-from hetjax.ordering import halves, matrix_free
+from hetjax.ordering import halves
 from hetjax.rounds import gradients as gradients_lib
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules
@@ -258,13 +258,39 @@ def test_nothing_is_said_of_a_loss_that_is_proven(capsys):
     assert "ordering" not in result.summary
 
 
-def test_the_direction_does_not_overflow_in_half_precision():
-    """The signs do not depend on the running sum's size, and so must not its dtype's range."""
-    params = {"w": jnp.ones(3, jnp.float16)}
-    large = {"w": jnp.array([1e6, -2e6, 0.0])}
-    direction = matrix_free._direction(large, params)["w"]
-    assert direction.dtype == jnp.float16
-    np.testing.assert_allclose(direction, [0.5, -1.0, 0.0])
+def of_two_leaves(params, batch, rng):
+    """With gradients x of the one leaf, and z of the other."""
+    return batch["x"] @ params["w"] + batch["z"] * params["b"]
+
+
+@pytest.mark.parametrize(
+    ("w", "b"), [([0, 0, 0], 0), ([0, 0, 0], 3e6), ([1e6, -2e6, 5e5], 0), ([1, 2, -1], 0.5)]
+)
+def test_signs_in_half_precision_are_those_of_the_running_sum(w, b):
+    """Of nothing yet, of sums beyond the type's range in one of the leaves, and of usual ones."""
+    rng, running_sum = np.random.default_rng(3), {"w": np.float32(w), "b": np.float32(b)}
+    examples = {name: rng.integers(-4, 5, (8, 3)[: 1 + (name == "x")]) for name in ("x", "z")}
+    dots = examples["x"] @ np.float64(w) + examples["z"] * np.float64(b)
+    sign = np.where(dots[::2] <= dots[1::2], 1, -1)
+    observer = ordering.pair_balance(block_pairs=4).observer(ordering.Sizes(1, 8, 1))
+    steps = rules.with_observer(gradients_lib.gradient_sums(of_two_leaves), observer)
+    shared = types.Shared({"w": jnp.ones(3, jnp.float16), "b": jnp.ones((), jnp.float16)})
+    examples = {name: np.float16(value) for name, value in examples.items()}
+    microbatch = types.Microbatch(np.arange(8, dtype=np.int32), np.ones(8, np.float32), examples)
+    begun = steps.begin(shared, (), running_sum)
+    _, signs = jax.jit(steps.add)(shared, begun, microbatch, jax.random.key(0))
+    np.testing.assert_array_equal(signs, np.stack([sign, -sign], axis=1).ravel())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, made in ordering.ORDERINGS.items() if "precondition" in parts.options_of(made)],
+)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_an_order_that_takes_second_moments_says_so(name, num_workers):
+    for asked in (False, True):
+        order = ordering.ORDERINGS[name](precondition=asked)
+        assert order.observer(ordering.Sizes(num_workers, 8, 1)).preconditioned == asked
 
 
 def last_token(params, batch, rng):

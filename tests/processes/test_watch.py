@@ -1,5 +1,8 @@
 """What a process hears of the others, and says while it waits for them; real ones in the drill."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -89,6 +92,25 @@ def test_one_that_hears_of_a_raise_is_ended_where_it_is_stuck(phase, is_ended, s
     one.tell("refused its input", code=2)
     zero._look()
     assert ended == ([zero] if is_ended else [])
+
+
+def test_what_it_has_printed_is_written_before_it_is_ended():
+    program = """
+import sys
+from hetjax.processes import watch
+one = watch.Watch(1, 2, board=None)  # process 0, which holds it, is gone
+print("the last line of a log", end="")
+one.tell("refused its input", code=7)
+one._end_now()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # else there is nothing left to write
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.returncode) == ("the last line of a log", 7)
 
 
 def test_long_words_are_told_in_part(shared, tmp_path):

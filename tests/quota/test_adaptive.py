@@ -60,6 +60,29 @@ def test_one_or_two_late_rounds_are_answered_with_care_and_move_nothing():
     assert [quotas[0] for quotas in all_quotas[51:53]] == [1, 1]
 
 
+@pytest.mark.parametrize("late", range(2, 14))
+def test_a_late_round_is_followed_by_one_microbatch_whenever_it_comes(late):
+    """Before eight rounds are known it counts as slowness, from then on as late."""
+    policy, caps = quota.adaptive(), np.full(3, 12)
+    state = policy.init(3, 12)
+    for round in range(late + 1):
+        quotas, state = policy.assign(state, 12, caps)
+        secs = np.array([100.0 if round == late else 1.0, 1.0, 1.0])
+        state = policy.observe(state, quota.RoundTimes(quotas, secs, secs * quotas))
+    assert quotas.tolist() == [4, 4, 4]
+    assert policy.assign(state, 12, caps)[0][0] == 1
+
+
+def test_changes_are_answered_without_rounds_to_settle_too():
+    changes = tuple(emulate.Change(14 * i, 0, (1.0, 4.0)[i % 2]) for i in range(1, 9))
+    cluster = emulate.EmulatedCluster((1.0,) * 4, 0.2, changes=changes)
+    with_some, with_none = (
+        emulate.simulate_policy(quota.adaptive(**options), cluster, 32, 120)[2].mean()
+        for options in ({}, {"settle_rounds": 0})
+    )
+    assert with_none <= 1.02 * with_some
+
+
 def test_noise_alone_hardly_ever_moves_a_quota_after_settling():
     moves = 0
     for seed in range(4):

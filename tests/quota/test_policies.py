@@ -89,6 +89,22 @@ def test_a_state_that_was_saved_goes_on_identically(name):
 
 
 @pytest.mark.parametrize("name", quota.POLICIES)
+def test_who_comes_back_is_as_if_never_seen(name):
+    """Worker 4 is away from round 4 or from the beginning on, and comes in round 9."""
+    cluster = emulate.EmulatedCluster((1.0, 1.0, 2.0, 3.0, 4.0))
+    all_here, without = np.full(5, 40), np.array([40, 40, 40, 40, 0])
+    first_quotas = []
+    for caps_before in (all_here, without):
+        policy = make(name)
+        state = policy.init(5, 40)
+        for round in range(9):
+            quotas, state = policy.assign(state, 40, caps_before if round < 4 else without)
+            state = policy.observe(state, times_of(cluster, quotas, round))
+        first_quotas.append(policy.assign(state, 40, all_here)[0].tolist())
+    assert first_quotas[0] == first_quotas[1]
+
+
+@pytest.mark.parametrize("name", quota.POLICIES)
 def test_the_caps_given_must_hold_the_total(name):
     policy = make(name)
     with pytest.raises(ValueError, match=r"total is 8 .* hold only 7"):
