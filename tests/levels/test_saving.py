@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hetjax.records import keeper
 from tests.levels import problems
 from tests.levels.test_fitting import fit, same
 
@@ -49,3 +50,16 @@ def test_a_level_whose_source_changes_is_told_of_once(capsys):
 
     fit(steps=3, lower_source=of_lower, callbacks=[disturb])
     assert capsys.readouterr().err.count("the source (ArraySource) changes while it is used") == 1
+
+
+def test_a_save_that_is_due_is_done_once(tmp_path, monkeypatch):
+    due, saved, save = iter([True]), [], keeper.Keeper.save
+
+    def noted(self, arrays, **options):
+        saved.append(options["done"])
+        save(self, arrays, **options)
+
+    monkeypatch.setattr(keeper.Keeper, "is_due", lambda self: next(due, False))  # after a step
+    monkeypatch.setattr(keeper.Keeper, "save", noted)
+    fit(workdir=tmp_path, steps=4)
+    assert saved == [2, 4]  # by the next step, which all processes hear of; at the end
