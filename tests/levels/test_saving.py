@@ -1,5 +1,7 @@
 """What a bilevel run keeps in its workdir, and what may write over it."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -63,3 +65,13 @@ def test_a_save_that_is_due_is_done_once(tmp_path, monkeypatch):
     monkeypatch.setattr(keeper.Keeper, "save", noted)
     fit(workdir=tmp_path, steps=4)
     assert saved == [2, 4]  # by the next step, which all processes hear of; at the end
+
+
+def test_the_seconds_of_a_run_are_those_of_its_calls(tmp_path):
+    began = time.perf_counter()
+    first = fit(workdir=tmp_path, steps=1)
+    half = time.perf_counter()
+    second = fit(workdir=tmp_path, steps=2)
+    ended = time.perf_counter()
+    assert 0 < first.summary["wall_secs"] < half - began
+    assert first.summary["wall_secs"] < second.summary["wall_secs"] < ended - began
