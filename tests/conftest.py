@@ -65,7 +65,15 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Every test stays; of one with parameters those stay that a hash of their names puts first."""
+    """Leaves out the engines' tests, unless they are asked for, and parameters by `--one_of`.
+
+    Of a test with parameters those stay that a hash of their names puts first.
+    """
+    by_path = any("tests/engines" in arg for arg in config.args)
+    if not by_path and "engines" not in config.getoption("markexpr"):
+        left = [item for item in items if item.get_closest_marker("engines")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     if (one_of := config.getoption("one_of")) == 1:
         return
     cases = collections.defaultdict(list)

@@ -1,8 +1,10 @@
-"""What the site and the notebooks stand on, as one digest: `python -m docs.extensions.standing`.
+"""What a part of CI stands on, as one digest: `python -m docs.extensions.standing site`.
 
-That is every file that git knows of `docs/` and `notebooks/`, the pages of results and the own
-parts, which the site shows, each module of hetjax that defines a public name, and what builds and
-runs all this.
+`site`, which is the site and the notebooks, stands on every file that git knows of `docs/` and
+`notebooks/`, the pages of results and the own parts, which the site shows, each module of hetjax
+that defines a public name, and what builds and runs all this. `engines` stands on what starts,
+joins, watches and resumes the processes of a run, the pages whose commands its tests run, and the
+tests.
 """
 
 import fnmatch
@@ -10,20 +12,38 @@ import hashlib
 import inspect
 import pathlib
 import subprocess
+import sys
 
 from docs.extensions import outside, reference
 
-SHOWN = (
-    "docs/*",
-    "notebooks/*",
-    "experiments/results/*.md",  # `*` stands for folders, too
-    "experiments/results/*.svg",
-    "experiments/results/*.png",
-    "experiments/drills/notebooks.py",
-    "tests/own_parts/*",
-    "pyproject.toml",
-    ".ci/site",
-)
+SHOWN = {  # `*` stands for folders, too
+    "site": (
+        "docs/*",
+        "notebooks/*",
+        "experiments/results/*.md",
+        "experiments/results/*.svg",
+        "experiments/results/*.png",
+        "experiments/drills/notebooks.py",
+        "tests/own_parts/*",
+        "pyproject.toml",
+        ".ci/site",
+    ),
+    "engines": (
+        "hetjax/checkpoints/*",
+        "hetjax/driver.py",
+        "hetjax/interrupt.py",
+        "hetjax/processes/*",
+        "hetjax/ray*",
+        "hetjax/rounds/gathering.py",
+        "experiments/drills/engine*.py",
+        "experiments/train.py",
+        "docs/guides/processes.md",
+        "docs/guides/schedulers.md",
+        "tests/engines/*",
+        "pyproject.toml",
+        ".ci/engines",
+    ),
+}
 
 
 def public_modules():
@@ -34,22 +54,22 @@ def public_modules():
         yield path.relative_to(outside.ROOT).as_posix()
 
 
-def files():
+def files(part):
     """The names of all files, in order."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     known = subprocess.run(command, cwd=outside.ROOT, check=True, capture_output=True, text=True)
     shown = (
         name
         for name in known.stdout.splitlines()
-        if any(fnmatch.fnmatch(name, pattern) for pattern in SHOWN)
+        if any(fnmatch.fnmatch(name, pattern) for pattern in SHOWN[part])
     )
-    return sorted({*shown, *public_modules()})
+    return sorted({*shown, *(public_modules() if part == "site" else ())})
 
 
-def digest():
+def digest(part):
     """SHA-256 of the names and the contents."""
     whole = hashlib.sha256()
-    for name in files():
+    for name in files(part):
         path = outside.ROOT / name
         if path.is_file():
             whole.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -57,4 +77,4 @@ def digest():
 
 
 if __name__ == "__main__":
-    print(digest())
+    print(digest(sys.argv[1]))

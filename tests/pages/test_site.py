@@ -1,6 +1,11 @@
 """What builds the site: the links of what is built, and the digest by which CI sees changes."""
 
+import os
+import re
 import shutil
+import subprocess
+
+import pytest
 
 from docs.extensions import links, outside, standing
 from tests.pages.blocks import ROOT
@@ -23,7 +28,7 @@ def test_broken_links_of_a_built_site_are_found(tmp_path):
 
 
 def test_the_site_stands_on_its_pages_the_results_and_public_modules():
-    files = standing.files()
+    files = standing.files("site")
     assert {
         "docs/quotas.md",
         "docs/conf.py",
@@ -44,17 +49,52 @@ def test_a_change_of_a_page_changes_the_digest(monkeypatch, tmp_path):
     for name in names:
         (tmp_path / name).parent.mkdir()
         shutil.copy(ROOT / name, tmp_path / name)
-    monkeypatch.setattr(standing, "files", lambda: names)
-    before = standing.digest()
+    monkeypatch.setattr(standing, "files", lambda part: names)
+    before = standing.digest("site")
     monkeypatch.setattr(outside, "ROOT", tmp_path)
-    assert standing.digest() == before
+    assert standing.digest("site") == before
     (tmp_path / names[0]).write_text("another")
-    assert standing.digest() != before
+    assert standing.digest("site") != before
 
 
-def test_ci_runs_the_site_where_what_it_stands_on_has_changed():
-    assert 'docs.extensions.standing)" != "$(cat .ci/site.passed' in (ROOT / ".ci/run").read_text()
-    assert "docs.extensions.standing >.ci/site.passed" in (ROOT / ".ci/site").read_text()
+def test_the_engines_stand_on_what_joins_processes_and_on_their_tests():
+    files = standing.files("engines")
+    assert {
+        "hetjax/processes/join.py",
+        "docs/guides/schedulers.md",
+        "experiments/drills/engine_slurm.py",
+        "tests/engines/test_slurm.py",
+        ".ci/engines",
+    } <= set(files)
+    assert "docs/quotas.md" not in files
+    assert not [name for name in files if name.startswith("hetjax/quota/")]
+
+
+@pytest.mark.parametrize("part", standing.SHOWN)
+def test_ci_runs_a_part_where_what_it_stands_on_has_changed(part):
+    run, own = ((ROOT / ".ci" / name).read_text() for name in ("run", part))
+    parts = re.search("^for part in (.*); do$", run, re.MULTILINE)[1]
+    assert part in parts.split()
+    assert 'docs.extensions.standing $part)" != "$(cat .ci/$part.passed' in run
+    assert f"docs.extensions.standing {part} >.ci/{part}.passed" in own
+
+
+def test_the_engines_are_not_run_where_a_program_is_missing(tmp_path):
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/engines", tmp_path / ".ci")
+    for name in ("bash", "dirname", "env"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    script = (tmp_path / ".ci/engines").read_text().replace(":/usr/sbin:/sbin", "")
+    (tmp_path / ".ci/engines").write_text(script)
+    ran = subprocess.run(
+        [tmp_path / ".ci/engines"],
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.startswith(".ci/engines was not run: there is no mpirun"), ran
+    assert [path.name for path in (tmp_path / ".ci").iterdir()] == ["engines"]
 
 
 def test_pages_of_results_are_made_of_all_of_them():

@@ -1,0 +1,148 @@
+"""Slurm starts the processes: `srun`, the batch script of the page, and mpirun inside a job."""
+
+import os
+import pathlib
+import re
+import signal
+
+import pytest
+
+from experiments.drills import engine_gangs
+from tests.engines import jobs
+from tests.engines.jobs import TRAIN
+from tests.pages.blocks import ROOT, blocks
+
+pytestmark = pytest.mark.engines
+COMMAND = ("srun", "--ntasks=4", "--nodes=2", "--kill-on-bad-exit=1")
+((_, SCRIPT),) = (
+    block
+    for block in blocks(ROOT / "docs/guides/schedulers.md", "sh")
+    if block[0] == "A Slurm job that survives"
+)
+
+
+@pytest.fixture
+def job(tmp_path, slurm):
+    job = jobs.Job(tmp_path, {"SLURM_CONF": slurm.environment["SLURM_CONF"]})
+    (job.directory / "job.sh").write_text(SCRIPT)
+    return job
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, slurm):
+    job = jobs.Job(
+        tmp_path_factory.mktemp("undisturbed"), {"SLURM_CONF": slurm.environment["SLURM_CONF"]}
+    )
+    job.run(*COMMAND, *TRAIN)
+    return job
+
+
+@pytest.fixture
+def submit(slurm, job):
+    """Gives the batch script to Slurm; the job's id."""
+
+    def submit(*options):
+        script = job.directory / "job.sh"
+        return slurm.submit(script, "--nodes=2", *options, environment=job.environment)
+
+    return submit
+
+
+def wait_for_round(job, number):
+    return engine_gangs.wait_for_round(job.workdir, number)
+
+
+def port_of(pid):
+    found = re.search(
+        rb"JAX_COORDINATOR_PORT=(\d+)", pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+    )
+    return int(found[1])
+
+
+def stopped_at(job):
+    """After which round a signal ended the run, as it said."""
+    return int(re.search(r"SIGTERM ended the run after (\d+) rounds", job.said)[1])
+
+
+def test_srun_starts_all_processes_of_a_run_on_two_nodes(undisturbed):
+    jobs.check_whole(undisturbed)
+
+
+def test_the_batch_script_starts_again_after_kill_9_at_another_port(
+    slurm, job, submit, undisturbed
+):
+    number = submit()
+    pids = wait_for_round(job, jobs.KILL_AT)
+    first = port_of(pids[1])
+    os.kill(pids[0], signal.SIGKILL)
+    again = engine_gangs.until(
+        lambda: set(engine_gangs.ranks(job.workdir).values()) - set(pids.values())
+    )
+    assert port_of(again.pop()) == first + 1
+    assert slurm.end_of(number) == "COMPLETED", job.said
+    jobs.check_equal(job, undisturbed)
+
+
+def test_the_batch_script_gives_up_after_three_attempts(slurm, job, submit):
+    (job.directory / "configs/digits.py").write_text(
+        "import os\n"
+        "with open('ports', 'a') as file:\n"
+        "    print(os.environ['JAX_COORDINATOR_PORT'], file=file, flush=True)\n"
+        "raise ValueError('there is no configuration')\n"
+    )
+    number = submit()
+    assert slurm.end_of(number) == "FAILED"
+    ports = sorted({int(port) for port in (job.directory / "ports").read_text().split()})
+    assert ports == [ports[0], ports[0] + 1, ports[0] + 2]
+
+
+def test_after_a_signal_to_the_step_all_is_saved_and_the_loop_goes_on(
+    slurm, job, submit, undisturbed
+):
+    number = submit()
+    wait_for_round(job, jobs.KILL_AT)
+    slurm.ask("scancel", "--signal=TERM", number)
+    assert slurm.end_of(number) == "COMPLETED", job.said
+    assert job.resumed == [stopped_at(job)]
+    jobs.check_equal(job, undisturbed)
+
+
+def test_a_job_that_is_cancelled_goes_on_when_it_is_submitted_again(
+    slurm, job, submit, undisturbed
+):
+    number = submit()
+    wait_for_round(job, jobs.KILL_AT)
+    slurm.ask("scancel", number)
+    assert slurm.end_of(number) == "CANCELLED"
+    saved = job.summary
+    assert saved["stopped_by"] == "SIGTERM"
+    assert slurm.end_of(submit()) == "COMPLETED", job.said
+    assert job.resumed == [saved["rounds"]]
+    jobs.check_equal(job, undisturbed)
+
+
+def test_a_job_that_is_requeued_goes_on(slurm, job, submit, undisturbed):
+    number = submit()
+    wait_for_round(job, jobs.KILL_AT)
+    slurm.ask("scontrol", "requeue", number)
+    assert slurm.end_of(number) == "COMPLETED", job.said
+    assert slurm.field(number, "Restarts") == "1"
+    jobs.check_equal(job, undisturbed)
+
+
+def test_a_heterogeneous_step_is_one_run(job, undisturbed):
+    job.run("srun", "--ntasks=1", *TRAIN, ":", "--ntasks=3", *TRAIN)
+    jobs.check_equal(job, undisturbed)
+
+
+def test_mpirun_in_an_allocation_of_two_nodes_is_one_run(slurm, open_mpi, job, submit, undisturbed):
+    line = " ".join(["mpirun", "-n", "4", "--map-by", "node", *TRAIN])
+    (job.directory / "job.sh").write_text(f"#!/bin/bash\n{line}\n")
+    job.environment.update(open_mpi)
+    assert slurm.end_of(submit("--ntasks=4")) == "COMPLETED", job.said
+    jobs.check_equal(job, undisturbed)
+
+
+def test_a_script_that_joins_needs_nothing_more(job):
+    job.run(*COMMAND, "python", "script.py")
+    jobs.check_script(job, 4)
