@@ -50,7 +50,7 @@ _HOMES = {
     "use_cpu_workers": "hetjax.mesh",
 }
 
-_ROOMS = ("bilevel", "gates", "ordering", "parts", "quota", "topology", "writers")
+_ROOMS = ("bilevel", "gates", "ordering", "parts", "quota", "ray", "topology", "writers")
 
 __all__ = sorted([*_HOMES, *_ROOMS])
 

@@ -21,7 +21,7 @@ from hetjax import task as task_lib
 from hetjax.processes import watch
 from hetjax.records import keeper, lock, workdir
 from hetjax.rounds import gathering, round_report
-from hetjax.writers import background
+from hetjax.writers import background, hearing
 from hetjax.writers import records as writer_records
 
 _ASK_OF_SIGNAL = {
@@ -91,7 +91,6 @@ class Driver:
         writers: Sequence[writer_records.Writer] = (),
     ) -> None:
         self._task = task
-        self._callbacks = Callbacks(callbacks)
         self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
         self._signal: Callable[[], signal.Signals | None] = lambda: None
         self._told_of_signal: list[str] = []
@@ -127,6 +126,7 @@ class Driver:
         told_of = writer_records.Run(
             task.recorded, directory, task.steps_done, tuple(task.evaluate.names)
         )
+        self._callbacks = Callbacks([*callbacks, *hearing.callbacks(told_of)])
         self._writers = background.Background(writers if parts.leads else (), told_of)
         stack.callback(self._writers.close, "interrupted")  # where nothing has closed them
 

@@ -60,6 +60,7 @@ LAYERS = {
     "training": 9,
     "levels": 9,
     "fitting": 10,
+    "ray": 10,
     "zoo": 11,  # no part of the core
 }
 
@@ -118,7 +119,7 @@ def test_the_core_needs_eight_packages():
     core = {re.match(r"[\w-]+", each)[0] for each in project["dependencies"]}
     extra = {
         re.match(r"[\w-]+", each)[0]
-        for name in ("experiments", "tensorboard", "wandb", "mlflow")
+        for name in ("experiments", "tensorboard", "wandb", "mlflow", "ray")
         for each in project["optional-dependencies"][name]
     }
     assert core == {

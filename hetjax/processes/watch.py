@@ -146,7 +146,7 @@ class Watch:
     def left(self, error: BaseException) -> None:
         """Tells that this process has left a round, where the others may wait for it."""
         self._is_unwinding = True
-        if self._end is None and self._left_by is not error and not _is_loss(error):
+        if self._end is None and self._left_by is not error and not is_loss(error):
             self._left_by, self._reason = error, endings.of_error(self._process, error)
             self._say_left()
 
@@ -171,7 +171,7 @@ class Watch:
         if os.getpid() != self._pid:  # this is a fork, which is no process of the run
             self._hook(kind, error, trace)
             return
-        if not _is_loss(error):
+        if not is_loss(error):
             self._hook(kind, error, trace)
         elif self._end_of_others() is None:  # else it was said in words who has ended, and how
             first_line = (str(error).splitlines() or [kind.__name__])[0]
@@ -180,7 +180,7 @@ class Watch:
 
     def _fail(self, error: BaseException) -> None:
         self._is_unwinding = True
-        if _is_loss(error):
+        if is_loss(error):
             self._has_lost = True
         else:
             ending = endings.of_error(self._process, error)
@@ -365,7 +365,7 @@ def _endings_of(told: Mapping[str, Any], kind: str) -> dict[int, endings.Ending]
     }
 
 
-def _is_loss(error: BaseException | None) -> bool:
+def is_loss(error: BaseException | None) -> bool:
     """Whether the loss of another process led to an error."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -7,6 +7,7 @@ process 0 has writers. No tracker is imported before a run begins.
 - `records` says what a writer is given: an object with `write` and `close`, which may be your own.
 - `naming` names the numbers of a line; `background` is the thread, and what a slow writer gets.
 - `tensorboard_events`, `weights_and_biases`, `mlflow_store` and `csv_file` hold the factories.
+- `hearing` has all runs of a context heard, in every process.
 - `kept` remembers in a workdir which run of a tracker goes on.
 """
 

@@ -14,7 +14,7 @@ NAMES = dict(reference.public_names())
 
 
 def test_every_public_name_has_a_page():
-    rooms = ("bilevel", "gates", "ordering", "parts", "quota", "topology", "writers")
+    rooms = ("bilevel", "gates", "ordering", "parts", "quota", "ray", "topology", "writers")
     public = {f"hetjax.{name}" for name in hetjax.__all__ if name not in rooms}
     for room in rooms:
         public |= {f"hetjax.{room}.{name}" for name in getattr(hetjax, room).__all__}

@@ -1,0 +1,203 @@
+"""The actors of one attempt of `launch`: made, followed until one end decides about all, ended."""
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hetjax import messages
+from hetjax.launcher import environment
+from hetjax.processes import endings, notices, watch
+from hetjax.ray import joining
+
+_SETTLE_SECS = {"raised": 1.0, "lost": 3.0, "died": 0.0}  # in which the cause may still come
+_SAVING_SECS = 30.0  # to end the round and save after Ctrl-C
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+_KINDS = (
+    "launch: workers {with_} have an accelerator that JAX uses, and workers {without} have none. "
+    "All processes of a JAX run compute on devices of one kind. Give each a GPU, which may differ "
+    "in speed, or none, or set JAX_PLATFORMS=cpu for all of them"
+)
+
+
+class End(NamedTuple):
+    """How one worker's part of an attempt ended."""
+
+    worker: int
+    kind: str  # done; raised: by the function; lost: for want of the others; died: the process did
+    value: Any = None  # of done: what the function returned; of raised and died: Ray's error
+    words: str = ""
+
+
+class _Worker:
+    """What an actor does."""
+
+    def tell(self) -> tuple[int, str, str, bool]:
+        """Its process, node, a free HOST:PORT there, and whether JAX computes on an accelerator."""
+        from importlib import metadata
+
+        import ray
+
+        context = ray.get_runtime_context()
+        has = any(context.get_accelerator_ids().values())
+        uses = os.environ.get("JAX_PLATFORMS", "") != "cpu"
+        plugs = list(metadata.entry_points(group="jax_plugins"))
+        return (
+            os.getpid(),
+            context.get_node_id(),
+            joining.own_address(),
+            has and uses and bool(plugs),
+        )
+
+    def run(self, train_fn: Callable[[], Any], own: int, size: int, address: str) -> Any:
+        """(how it ended, what it returned or in words why)."""
+        try:
+            joining.join(own, size, address)
+            result = train_fn()
+        except SystemExit as error:
+            if error.code:
+                return "lost", f"left by {error!r}"
+            result = None
+        except Exception as error:
+            if watch.is_loss(error):
+                return "lost", f"has lost the others: {str(error).splitlines()[0]}"
+            raise
+        return "done", _without_state(result) if own == 0 else None
+
+
+def _without_state(result: Any) -> Any:
+    """A result of `fit` without its state, which lies on the devices of all processes."""
+    from hetjax.records import results
+
+    if not isinstance(result, results.SavedRun):
+        return result
+    names = [field.name for field in dataclasses.fields(results.SavedRun)]
+    return results.SavedRun(**{name: getattr(result, name) for name in names})
+
+
+class Workers:
+    """The actors of one attempt, in a placement group: they get their resources together."""
+
+    def __init__(self, bundles: list[dict[str, float]], attempt: int, start_secs: float) -> None:
+        self._bundles, self._start_secs = bundles, start_secs
+        # Other variables than before, so Ray starts new processes for them.
+        self._variables = {**environment.allocator(), "HETJAX_ATTEMPT": str(attempt)}
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._running: dict[Any, int] = {}  # the worker of each call of `run`
+        self._places: list[tuple[int, str, str, bool]] = []
+
+    def run(self, train_fn: Callable[[], Any]) -> End:
+        """Makes the actors and runs the function in them; the end that decides about all."""
+        import ray
+
+        self._make()
+        places = {actor.tell.remote(): worker for worker, actor in enumerate(self._actors)}
+        for call, worker in places.items():
+            try:
+                self._places.append(ray.get(call))
+            except ray.exceptions.RayActorError as error:
+                return End(worker, "died", error, f"died: {_shortly(error)}")
+        kinds = [place[-1] for place in self._places]
+        if len(set(kinds)) > 1:
+            which = {kind: [w for w, k in enumerate(kinds) if k is kind] for kind in (True, False)}
+            raise ValueError(_KINDS.format(with_=which[True], without=which[False]))
+        address, size, function = self._places[0][2], len(self._actors), ray.put(train_fn)
+        self._running = {
+            actor.run.remote(function, worker, size, address): worker
+            for worker, actor in enumerate(self._actors)
+        }
+        return self._follow()
+
+    def _make(self) -> None:
+        import ray
+        from ray.util import placement_group, scheduling_strategies
+
+        self._group = placement_group(self._bundles)
+        began = time.monotonic()
+        while not self._group.wait(notices.PERIOD_SECS):
+            secs = time.monotonic() - began
+            has, asked = ray.cluster_resources(), {name for each in self._bundles for name in each}
+            found = {name: has.get(name, 0.0) for name in sorted(asked)}
+            said = f"room for {self._bundles} in a cluster that has {found} in all"
+            if secs >= self._start_secs:
+                raise ValueError(
+                    f"launch: there was no {said}, for {secs:.0f} s. Ask for less in resources, "
+                    "end what uses them, or give start_secs more than it takes to add nodes"
+                )
+            messages.say(f"has waited {secs:.0f} s for {said}")
+        for index, bundle in enumerate(self._bundles):
+            options = {name: bundle.get(key, 0) for key, name in _OPTIONS.items()}
+            self._actors.append(
+                ray.remote(_Worker)
+                .options(
+                    **options,
+                    resources={key: n for key, n in bundle.items() if key not in _OPTIONS},
+                    runtime_env={"env_vars": self._variables},
+                    scheduling_strategy=scheduling_strategies.PlacementGroupSchedulingStrategy(
+                        self._group, placement_group_bundle_index=index
+                    ),
+                )
+                .remote()
+            )
+
+    def _follow(self) -> End:
+        """The first end that is no consequence of another one; else that of worker 0."""
+        import ray
+
+        waiting, causes, leaders = dict(self._running), [], []
+        deadline = float("inf")
+        while waiting and time.monotonic() < deadline:
+            left = min(deadline - time.monotonic(), notices.PERIOD_SECS)
+            for call in ray.wait(list(waiting), timeout=max(left, 0.0))[0]:
+                end = _end_of(call, waiting.pop(call))
+                if end.kind == "done":
+                    leaders += [end] if end.worker == 0 else []
+                    continue
+                causes.append(end)
+                deadline = min(deadline, time.monotonic() + _SETTLE_SECS[end.kind])
+        order = ("died", "raised", "lost")
+        return min(causes, key=lambda end: order.index(end.kind)) if causes else leaders[0]
+
+    def stop(self) -> None:
+        """Has the run end its round and save, as far as it has come; waits for that."""
+        import ray
+        from ray.util import scheduling_strategies
+
+        if not self._running:
+            return
+        messages.say("Ctrl-C: ending after this round; once more to stop at once")
+        pid, node, *_ = self._places[0]
+        strategy = scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        send = ray.remote(lambda: os.kill(pid, signal.SIGTERM))
+        send.options(num_cpus=0, scheduling_strategy=strategy).remote()
+        ray.wait(list(self._running), num_returns=len(self._running), timeout=_SAVING_SECS)
+
+    def kill(self) -> None:
+        import ray
+        from ray.util import remove_placement_group
+
+        for actor in reversed(self._actors):  # process 0 last: the others need it to the end
+            ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+
+
+def _end_of(call: Any, worker: int) -> End:
+    import ray
+
+    try:
+        kind, value = ray.get(call)
+    except ray.exceptions.RayTaskError as error:
+        return End(worker, "raised", error)
+    except ray.exceptions.RayError as error:
+        return End(worker, "died", error, f"died: {_shortly(error)}")
+    return End(worker, kind, words=value) if kind == "lost" else End(worker, kind, value)
+
+
+def _shortly(error: Exception) -> str:
+    """Of Ray's error, which has many lines, what says how the process ended."""
+    line = str(error).splitlines()[-1].partition(" Some common causes")[0]
+    return line.rpartition("Worker exit detail: ")[2].strip()[: endings.MOST_CHARACTERS]

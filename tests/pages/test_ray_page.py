@@ -1,0 +1,32 @@
+"""What a user of Ray adds to a script, as the page says it."""
+
+import ast
+
+import pytest
+
+from tests.pages.blocks import ROOT, blocks
+
+PAGE = ROOT / "docs/guides/ray.md"
+MOST_ADDED = 3
+
+
+def lines(number):
+    return [text for _, text in blocks(PAGE, "diff")][number].splitlines()
+
+
+def after(number):
+    """The script of a block after its change."""
+    return "\n".join(line[1:] for line in lines(number) if not line.startswith("-"))
+
+
+def before(number):
+    return "\n".join(line[1:] for line in lines(number) if not line.startswith("+"))
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["launch", "loop"])
+def test_at_most_three_lines_are_added_to_a_script(number):
+    added = [line for line in lines(number) if line.startswith("+")]
+    assert 1 <= len(added) <= MOST_ADDED
+    assert any("hetjax.ray." in line for line in added)
+    ast.parse(before(number))
+    ast.parse(after(number))
