@@ -118,6 +118,52 @@ def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = No
     return Mesh(chosen, (WORKER_AXIS,), axis_types=(AxisType.Auto,))
 
 
+def devices_of(platforms: Sequence[str], num_workers: int) -> list[jax.Device]:
+    """The devices of several platforms as workers: all of the first ones, of the last the rest.
+
+    What the workers share lies on the first device. No program spans two platforms.
+
+    Raises:
+        ValueError: a platform is not there, JAX has another default, the devices are not as many
+            as the workers, or there are several processes.
+    """
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"cluster.platforms: got {tuple(platforms)} in one of {jax.process_count()} processes; "
+            "devices of several platforms are workers of one process. Start one, or leave it out"
+        )
+    of_each = [_devices_on(platform) for platform in platforms]
+    devices = [device for some in of_each for device in some]
+    if devices[0] != jax.devices()[0]:
+        raise ValueError(
+            f"cluster.platforms: got {tuple(platforms)}, and JAX's default platform is "
+            f"{jax.default_backend()!r}: name it first"
+        )
+    least, most = len(devices) - len(of_each[-1]) + 1, len(devices)
+    if not least <= num_workers <= most:
+        raise ValueError(
+            f"cluster.platforms: {tuple(platforms)} have {'+'.join(str(len(s)) for s in of_each)} "
+            f"devices, and cluster.num_workers={num_workers}; it must be from {least} to {most}. "
+            "hetjax.use_cpu_workers(n) at the beginning makes n devices of the CPU"
+        )
+    return devices[:num_workers]
+
+
+def num_devices(platforms: Sequence[str]) -> int:
+    """How many workers there are, where nobody says it; () is the default platform."""
+    return sum(len(_devices_on(name)) for name in platforms) if platforms else jax.device_count()
+
+
+def _devices_on(platform: str) -> list[jax.Device]:
+    try:
+        return jax.devices(platform)
+    except RuntimeError as error:
+        raise ValueError(
+            f"cluster.platforms: got {platform!r}, and JAX has no such devices here "
+            f"({str(error).splitlines()[0]}). jax.devices() shows the default ones"
+        ) from error
+
+
 @functools.cache
 def worker_sharding(mesh: Mesh) -> NamedSharding:
     """Leading axis over the workers."""
@@ -185,6 +231,15 @@ def worker_rows(tree: types.PyTree) -> list[types.PyTree]:
 def sliced_rows(tree: types.PyTree, num_workers: int) -> list[types.PyTree]:
     """The rows `[1, ...]` of workers that share a device: copies."""
     return [jax.tree.map(lambda leaf, w=w: leaf[w : w + 1], tree) for w in range(num_workers)]
+
+
+def rows_on(tree: types.PyTree, devices: Sequence[jax.Device]) -> list[types.PyTree]:
+    """The rows `[1, ...]` of workers whose arrays lie on one device, each on its worker's own."""
+    rows = _sliced(tree, len(devices))
+    return [jax.device_put(row, device) for row, device in zip(rows, devices, strict=True)]
+
+
+_sliced = functools.partial(jax.jit, static_argnums=1)(sliced_rows)
 
 
 def join_rows(rows: Sequence[types.PyTree], mesh: Mesh | None) -> types.PyTree:

@@ -125,7 +125,7 @@ def kernel_rows(repeats: int = 9) -> list[Row]:
     device = jax.devices()[0].device_kind
     block = 4 if jax.default_backend() == "cpu" else 64
     rows = [
-        _bandwidth_row(device, repeats),
+        bandwidth_row(repeats),
         Row(
             f"{device}: what the same moves and computes at least, scan; Gram, blocks of {block}",
             "",
@@ -138,8 +138,10 @@ def kernel_rows(repeats: int = 9) -> list[Row]:
     return rows
 
 
-def _bandwidth_row(device: str, repeats: int) -> Row:
-    diffs, r = _on_device(64, 10**6)
+def bandwidth_row(repeats: int, size: int = 10**6) -> Row:
+    """The chosen form against copies of the same bytes, on the default backend."""
+    device = jax.devices()[0].device_kind
+    diffs, r = _on_device(64, size)
     chosen = jax.jit(balance.balance_signs)
     fresh_copy = jax.jit(lambda x: x + 1)
     secs = _interleaved_secs(
@@ -158,7 +160,7 @@ def _bandwidth_row(device: str, repeats: int) -> Row:
     chosen_secs = np.median(secs["chosen"])
     return Row(
         f"{device}: bytes of differences (each counted once) a second / bytes read and "
-        "written by a copy a second, d = 10⁶, K = 64, float32",
+        f"written by a copy a second, d = {size:,}, K = 64, float32",
         "≥ 50 %",
         f"{', '.join(reached)}; kernel {diffs.nbytes / chosen_secs / 1e9:.1f} GB/s, "
         f"{chosen_secs * 1e3:.1f} ms",

@@ -19,7 +19,7 @@ from experiments import problems
 from experiments.benchmarks.rows import Row
 from hetjax import types
 from hetjax.data import sources
-from hetjax.rounds import local, packing, rules, setup
+from hetjax.rounds import calls, packing, rules, setup
 from hetjax.zoo import config as config_lib
 
 _MICROBATCH, _SHAPE = 32, (32, 32, 3)
@@ -87,7 +87,10 @@ class Step:
         microbatch = self.parts.feed.load(0, self._plan.assigned(0)[0])
         steps = rules.with_observer(self.parts.main.rule, self.parts.observer)
         moments = steps.moments(self._state.opt_state)
-        shared, add = types.Shared(self._state.params, moments=moments), local.jit_add(steps)
+        shared, add = (
+            types.Shared(self._state.params, moments=moments),
+            calls.jit_add(steps).__wrapped__,
+        )
         compiled = add.lower(shared, self._carried, microbatch, self._keys[0]).compile()
         return params, kept, compiled.memory_analysis().temp_size_in_bytes
 

@@ -23,7 +23,7 @@ from experiments import problems
 from experiments.benchmarks.rows import Row
 from hetjax import mesh as mesh_lib
 from hetjax.records import workdir
-from hetjax.rounds import local, packing, rules
+from hetjax.rounds import calls, local, packing, rules
 
 _MICROBATCH, _NUM_WORKERS = 32, 4
 _WARM_UP = 5  # rounds that are not counted
@@ -70,13 +70,12 @@ class Rounds:
             self._recorder.add([("metrics", self._last.read().to_plain())], "", 0)
 
 
-def _bare_loop(
+def bare_loop(
     parts: Any, optimizer: Any, rows: np.ndarray, threads: concurrent.futures.Executor
 ) -> Callable[[], None]:
     """The same compiled microbatch calls in threads of its own, one jitted psum and update."""
-    axis, num_workers = mesh_lib.WORKER_AXIS, len(parts.devices)
-    mesh = mesh_lib.make_worker_mesh(num_workers)
-    add = local.jit_add(rules.with_observer(parts.main.rule))
+    axis, num_workers, mesh = mesh_lib.WORKER_AXIS, len(parts.devices), parts.mesh
+    add = calls.jit_add(rules.with_observer(parts.main.rule))
 
     def update(state: Any, sums: Any) -> tuple[Any, Any]:
         one, mine = jax.tree.map(lambda x: x[0], (state, packing.unpack(sums)))
@@ -160,7 +159,7 @@ def overhead_rows(num_rounds: int = 1500, quota: int = 4) -> list[Row]:
             local.worker_threads(_NUM_WORKERS) as threads,
             Rounds(loss_fn, params, optimizer, data, **fields) as ours,
         ):
-            bare = _bare_loop(ours.run.parts, optimizer, ids, threads)
+            bare = bare_loop(ours.run.parts, optimizer, ids, threads)
             secs = in_turn({"loop": ours, "bare": bare, "bare again": bare}, num_rounds)
         rows.append(
             Row(
@@ -232,13 +231,14 @@ def _total(loss_fn: Any, batch: Any, rng: jax.Array, params: Any) -> jax.Array:
     return loss_fn(params, batch, rng).sum()
 
 
-def host_rows(num_rounds: int = 3000) -> list[Row]:
+def host_rows(num_rounds: int = 3000, num_workers: int = _NUM_WORKERS) -> list[Row]:
     """Rounds of a model whose compute takes no time: what is left is the host's."""
     rng, reached = np.random.default_rng(0), []
     inputs = rng.normal(size=(8_000, 2)).astype(np.float32)
     data = {"x": inputs, "y": inputs @ np.array([1.0, -2.0], np.float32)}
     for policy in _POLICIES:
-        fields = _fields(policy, microbatch_size=2, budget=_NUM_WORKERS)
+        fields = _fields(policy, microbatch_size=2, budget=num_workers)
+        fields["cluster"] = {"num_workers": num_workers}
         with Rounds(_squares, np.zeros(2, np.float32), optax.sgd(0.1), data, **fields) as ours:
             began = time.process_time()
             secs = in_turn({"loop": ours}, num_rounds)["loop"]
@@ -249,9 +249,10 @@ def host_rows(num_rounds: int = 3000) -> list[Row]:
         )
     return [
         Row(
-            "host cost of a round with a model of negligible compute, 4 workers of 1 microbatch "
-            f"of 2, stepped, with its records: ms, median and quartiles of {num_rounds} rounds, "
-            "and mean time of all cores",
+            "host cost of a round with a model of negligible compute, "
+            f"{num_workers} worker{'s' * (num_workers > 1)} of 1 microbatch of 2, stepped, with "
+            f"its records: ms, median and quartiles of {num_rounds} rounds, and mean time of all "
+            "cores",
             "≤ 1.0 ms",
             f"{'; '.join(reached)}; load {os.getloadavg()[0]:.1f}",
         )

@@ -5,7 +5,7 @@ import pathlib
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,18 +30,28 @@ def processor() -> str:
     return ", ".join([model, *[vectors[flag] for flag in vectors if flag in flags][:1]])
 
 
-def print_tables(groups: Mapping[str, Callable[[], Sequence[Row]]], only: Sequence[str]) -> None:
+def machine() -> str:
+    """What this process computes on."""
+    return (
+        f"{processor()}, {os.cpu_count()} cores, "
+        f"{jax.devices()[0].device_kind}, Python {platform.python_version()}, "
+        f"JAX {jax.__version__}"
+    )
+
+
+def print_tables(
+    groups: Mapping[str, Callable[[], Iterable[Row]]],
+    only: Sequence[str],
+    machine: Callable[[], str] = machine,
+) -> None:
     """Measures the groups, or those in `only`, and prints their rows as one Markdown table.
 
     Seconds of each group go to stderr. Exits with a message where `only` has an unknown name.
+    `machine` says what they are measured on.
     """
     if unknown := set(only) - set(groups):
         sys.exit(f"--only: there is no {', '.join(unknown)}; allowed are {', '.join(groups)}")
-    print(
-        f"{processor()}, {os.cpu_count()} cores, "
-        f"{jax.devices()[0].device_kind}, Python {platform.python_version()}, "
-        f"JAX {jax.__version__}\n"
-    )
+    print(f"{machine()}\n")
     print("| figure | target | reached |\n|---|---|---|")
     for name, measure in groups.items():
         if only and name not in only:

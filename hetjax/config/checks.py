@@ -30,7 +30,7 @@ def resolve(
     Raises:
       ValueError: it cannot be run; a line for each contradiction, behind `more`.
     """
-    lines = [*more, *_emulation(experiment.cluster), *_rule(experiment.rule)]
+    lines = [*more, *_emulation(experiment.cluster), *_rule(experiment.rule), *_local(experiment)]
     try:
         parts = kinds.of_config(experiment, given)
     except ValueError as error:
@@ -155,6 +155,25 @@ def _rule(rule: groups.RuleConfig) -> Iterator[str]:
             f"rule.arguments: got {dict(rule.arguments)}, but {rule.name!r} takes none; they are "
             "for a rule that is named by its import path."
         )
+
+
+def _local(experiment: groups.ExperimentConfig) -> Iterator[str]:
+    platforms, local = experiment.cluster.platforms, experiment.local
+    if len(platforms) == 1 or len(set(platforms)) < len(platforms):
+        yield (
+            f"cluster.platforms: got {platforms}, must be () for the devices of JAX's default "
+            "platform, or two or more names, each once, such as ('cuda', 'cpu')."
+        )
+    needing = {
+        "cluster.platforms": (platforms, bool(platforms)),
+        "dispatch_depth": (experiment.dispatch_depth, experiment.dispatch_depth > 1),
+    }
+    for name, (value, needs_calls) in needing.items():
+        if needs_calls and local != "stepped":
+            yield (
+                f"{name}: got {value!r} with local={local!r}, needs a call for each worker and "
+                "microbatch. Set local='stepped', or leave it out."
+            )
 
 
 def _changes(cluster: groups.ClusterConfig) -> Iterator[str]:

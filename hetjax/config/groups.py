@@ -11,7 +11,17 @@ from typing import Annotated, Any
 
 from hetjax import kinds
 from hetjax.config import fields as fields
-from hetjax.options import choice, count_or, flag, integer, number, numbers, one_or_several, text
+from hetjax.options import (
+    choice,
+    count_or,
+    flag,
+    integer,
+    number,
+    numbers,
+    one_or_several,
+    several,
+    text,
+)
 
 LINE_SEARCH = (
     "L-BFGS and line searches try several points in an update and need the loss and the gradient "
@@ -191,6 +201,14 @@ class ClusterConfig:
     seed: Annotated[
         int, integer(at_least=-1, says="of the emulated times; -1: that of the run")
     ] = -1
+    platforms: Annotated[
+        tuple[str, ...],
+        several(
+            text(),
+            says="of JAX, whose devices are the workers together, such as ('cuda', 'cpu'); (): the "
+            "default one",
+        ),
+    ] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,6 +268,13 @@ class ExperimentConfig:
     local: Annotated[
         str, choice("stepped", "fused", "virtual", says="who calls the workers' function")
     ] = "stepped"
+    dispatch_depth: Annotated[
+        int,
+        integer(
+            at_least=1,
+            says="microbatches that a device has been given and not finished, with local='stepped'",
+        ),
+    ] = 1
     replay: Annotated[
         str,
         text(

@@ -13,6 +13,7 @@ _OF_NO_EFFECT = (
     "data.feed",
     "data.readers",
     "debug",
+    "dispatch_depth",
     "examples_apart",  # as `loss_over` was called
     "loss_over",
     "ordering.herding_every",

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from hetjax import kinds
+from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
 from hetjax.config import checks, groups
@@ -149,7 +150,8 @@ def config_of_fields(
     made = {group: part for group, part in objects.items() if part is not None}
     chosen = checks.resolve(config, made)
     num_workers = config.cluster.num_workers
-    if "local" not in fields and num_workers > jax.device_count():
+    is_short = num_workers > jax.device_count() and not config.cluster.platforms
+    if "local" not in fields and is_short:
         print(
             f"hetjax: {num_workers} workers on {jax.device_count()} device(s): local='virtual' "
             "plays them one after the other, and their clocks are virtual. For a CPU device "
@@ -215,8 +217,12 @@ def cluster_fields(given: Any, *, workers: int | None) -> Any:
         return given
     speeds = given.get("secs_per_microbatch", ())
     num_speeds = np.size(speeds) if np.ndim(speeds) else 0
-    fields = {"num_workers": num_speeds or jax.device_count(), **given}
-    return fields if workers is None else fields | {"num_workers": workers}
+    fields = dict(given) if workers is None else {**given, "num_workers": workers}
+    if "num_workers" not in fields:
+        platforms = given.get("platforms", ())
+        several = platforms if isinstance(platforms, list | tuple) else ()  # the check tells
+        fields["num_workers"] = num_speeds or mesh_lib.num_devices(several)
+    return fields
 
 
 def versions() -> dict[str, str]:

@@ -24,7 +24,7 @@ from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.ordering import ordering as ordering_lib
 from hetjax.processes import waits
-from hetjax.rounds import gradients, inputs, jitted, local, rules, second_moments, sync
+from hetjax.rounds import calls, gradients, inputs, jitted, local, rules, second_moments, sync
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rule_identity as identity_lib
 
@@ -75,7 +75,7 @@ def make_fused_local(steps: rules.LocalSteps, mesh: Mesh) -> Callable:
     """
 
     def body(shared: types.Shared, *others: types.PyTree) -> tuple[types.Contribution, Any]:
-        own = local.without_row_axis(shared)
+        own = calls.without_row_axis(shared)
         return trees.add_row_axis(_run_microbatches(steps, own, *trees.first_row(others)))
 
     rows = P(mesh_lib.WORKER_AXIS)

@@ -5,6 +5,7 @@ the quota says. A quota never compiles anything, and each worker's compute is ti
 `virtual.py` and `fused.py` hold the two other ways.
 """
 
+import collections
 import concurrent.futures
 import functools
 import threading
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from hetjax import debugging, starting, trees, types
+from hetjax import debugging, starting, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
@@ -24,7 +25,7 @@ from hetjax.data import stream
 from hetjax.gates import gate as gate_lib
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import waits
-from hetjax.rounds import jitted, packing, rules
+from hetjax.rounds import calls, rules
 
 
 class Work(NamedTuple):
@@ -143,19 +144,23 @@ class WorkerClock:
 class Stepped:
     """A host thread and a device for each worker (the default).
 
-    A thread keeps one microbatch in flight and waits for it before it polls the gate, stamps
-    its clock, or sleeps up to the emulated end.
+    A thread keeps `depth` microbatches in flight. It waits for the oldest before it begins another
+    one, stamps its clock when that is done, and then tells the gate, or sleeps up to the emulated
+    end.
 
     Args:
         steps: the local rule; jitted here, so it compiles once for each device.
         feed: brings the examples.
-        mesh: one device a worker; None: they share one, in debugging alone.
+        mesh: one device a worker; None: what they share lies on the first of `devices`, from where
+            it is moved to each worker's and back.
+        devices: of each worker.
         workers: those of this process.
         clock: emulated or real clocks.
         gate: polled between microbatches; None: no round is closed.
         beacons: told what each worker does.
         begins: told which worker compiles.
         signed: whether the order takes signs.
+        depth: microbatches that a device has been given and not finished, at most.
         eager: for debugging: in the calling thread, worker after worker, by a rule that is not
             jitted.
     """
@@ -166,20 +171,24 @@ class Stepped:
         feed: feed_lib.Feed,
         mesh: Mesh | None,
         *,
+        devices: Sequence[jax.Device],
         workers: Sequence[int],
         clock: WorkerClock,
         gate: gate_lib.Live | None,
         beacons: beacons_lib.Beacons,
         begins: starting.Starting,
         signed: bool = False,
+        depth: int = 1,
         eager: bool = False,
     ) -> None:
         self._begins, self._eager = begins, eager
+        self._depth, self._devices = depth, [devices[worker] for worker in workers]
         self._feed, self._mesh, self._clock, self._gate = feed, mesh, clock, gate
         self._beacons = beacons
         self._workers = list(workers)
-        self._finish = jit_finish(steps)
-        self._add = functools.partial(_add_eagerly, steps) if eager else jit_add(steps)
+        self._finish = calls.jit_finish(steps)
+        jitted_add = calls.jit_add(steps, marked=depth > 1)
+        self._add = functools.partial(calls.add_eagerly, steps) if eager else jitted_add
         self._signed = signed
         self._threads: concurrent.futures.Executor
         self._threads = debugging.Inline() if eager else worker_threads(len(self._workers))
@@ -203,13 +212,12 @@ class Stepped:
     ) -> tuple[types.Contribution, Work]:
         of_workers = shared.params, shared.moments, shared.model_state, carried
         if self._mesh is None:
-            rows = mesh_lib.sliced_rows(of_workers, len(self._workers))
+            rows = mesh_lib.rows_on(of_workers, self._devices)
         else:
             rows = mesh_lib.worker_rows(of_workers)
         handed_out = [shared.given] * len(self._workers)
-        if self._mesh is not None and jax.tree.leaves(shared.given):
-            devices = [self._mesh.devices[worker] for worker in self._workers]
-            handed_out = [jax.device_put(shared.given, device) for device in devices]
+        if jax.tree.leaves(shared.given):
+            handed_out = [jax.device_put(shared.given, device) for device in self._devices]
         gate = self._gate if may_close else None
         if gate is not None:
             gate.begin(plan.quotas)
@@ -270,7 +278,22 @@ class Stepped:
         deadlines = None if self._clock.virtual else ends
         signs: list[Any] = []
         stamps: list[float] = []
+        in_flight: collections.deque[Any] = collections.deque()
         overruns = 0
+
+        def wait_for_oldest() -> None:
+            nonlocal overruns
+            in_flight.popleft().block_until_ready()
+            if deadlines is not None:
+                wait = start + deadlines[len(stamps)] - time.perf_counter()
+                if wait > 0:
+                    time.sleep(wait)
+                else:
+                    overruns += 1
+            stamps.append(time.perf_counter() - start)
+            if gate is not None:
+                gate.finished(worker, len(stamps))
+
         try:
             with waits.Wait("synchronise"):  # which is not this worker's compute
                 jax.block_until_ready(shared)
@@ -286,23 +309,20 @@ class Stepped:
             self._beacons.at("loading", round_index, worker)
             microbatch = self._feed.load(worker, example_ids, pass_index)
             self._beacons.at("computing", round_index, worker)
-            carried, example_signs = self._add(shared, carried, microbatch, rng)
-            jax.tree.leaves(carried)[-1].block_until_ready()  # all are of one program
+            carried, example_signs, *mark = self._add(shared, carried, microbatch, rng)
+            in_flight.append(mark[0] if mark else jax.tree.leaves(carried)[-1])  # of one program
             signs.append(example_signs)
-            if deadlines is not None:
-                wait = start + deadlines[position] - time.perf_counter()
-                if wait > 0:
-                    time.sleep(wait)
-                else:
-                    overruns += 1
-            stamps.append(time.perf_counter() - start)
-            if gate is not None:
-                gate.finished(worker, position + 1)
+            while len(in_flight) >= self._depth or (in_flight and in_flight[0].is_ready()):
+                wait_for_oldest()
+        while in_flight:
+            wait_for_oldest()
         self._beacons.at("waiting", round_index, worker)
         if ends is not None and self._clock.virtual:
             stamps = ends[: len(stamps)].tolist()
         first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
         contributed = self._finish(shared, carried)
+        if self._mesh is None:
+            contributed = jax.device_put(contributed, self._devices[0])
         return contributed, len(stamps), first, last, overruns, signs
 
     def _has_started(self) -> None:
@@ -340,53 +360,6 @@ def check_threads(threads: concurrent.futures.Executor) -> None:
                 f"{name} is {value!r} by a `with` block, which the workers' threads do not see "
                 f"({there[name]!r} there); set it by jax.config.update({name!r}, {value!r})"
             )
-
-
-def jit_add(steps: rules.LocalSteps) -> Any:
-    """`steps.add`, jitted, on a worker's rows `[1, ...]` of the parameters and of what it carries,
-    which is used up. What it carries may be packed, and is so afterwards."""
-
-    def add(
-        shared: types.Shared, carried: types.Carried, microbatch: types.Microbatch, rng: jax.Array
-    ) -> tuple[types.Carried, Any]:
-        opened = packing.unpack(carried)
-        added, signs = steps.add(without_row_axis(shared), opened, microbatch, rng)
-        return packing.pack_like(carried, added), signs
-
-    return debugging.compiled(jax.jit(add, donate_argnums=(1,)))
-
-
-def _add_eagerly(
-    steps: rules.LocalSteps,
-    shared: types.Shared,
-    carried: types.Carried,
-    microbatch: types.Microbatch,
-    rng: jax.Array,
-) -> tuple[types.Carried, Any]:
-    """As `jit_add`, for debugging; the rule is mapped over no axis."""
-    with debugging.eager(True):
-        shared, own = without_row_axis(shared), trees.first_row(carried)
-        added, signs = steps.add(shared, own, microbatch, rng)
-        return trees.add_row_axis(added), signs
-
-
-def jit_finish(steps: rules.LocalSteps) -> Any:
-    """`finish`, jitted, likewise."""
-    return jitted.InPlace(functools.partial(finish, steps), 1)
-
-
-def finish(
-    steps: rules.LocalSteps, shared: types.Shared, carried: types.Carried
-) -> types.Contribution:
-    """`steps.finish` of a worker's rows; packed where what it carries is."""
-    contributed = steps.finish(without_row_axis(shared), packing.unpack(carried))
-    return packing.pack_like(carried, contributed)
-
-
-def without_row_axis(shared: types.Shared) -> types.Shared:
-    """The values for one worker, of its rows `[1, ...]`."""
-    params, _, moments, model_state = trees.first_row(shared._replace(given=()))
-    return types.Shared(params, shared.given, moments, model_state)
 
 
 def stack_signs(signs: Sequence[Sequence[Any]], size: int) -> list[np.ndarray]:

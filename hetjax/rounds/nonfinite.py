@@ -87,7 +87,7 @@ def _told(parts: setup.RunParts, plan: run_state.Plan, state: Any, guilty: Guilt
     own = parts.workers.index(guilty.worker)
     of_worker = state.params, state.worker, state.model_state
     if parts.mesh is None:
-        row = mesh_lib.sliced_rows(of_worker, len(parts.workers))[own]
+        row = mesh_lib.rows_on(of_worker, parts.devices)[own]
     else:
         row = mesh_lib.worker_rows(of_worker)[own]
     params, kept, model_state = jax.tree.map(lambda leaf: leaf[0], row)

@@ -21,7 +21,7 @@ from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import shared_sums
-from hetjax.rounds import fused, jitted, local, rules, sync
+from hetjax.rounds import calls, fused, jitted, local, rules, sync
 from hetjax.rounds.local import WorkerClock
 from hetjax.rounds.virtual import Virtual
 from hetjax.topology import reducers
@@ -67,7 +67,7 @@ class Programs(NamedTuple):
         all_shared = types.Shared(params, model_state=model_state)
         shared, own = jax.tree.map(_one_row, (all_shared, carried))
         shared = shared._replace(given=given)
-        contributed = jax.eval_shape(functools.partial(local.finish, self.steps), shared, own)
+        contributed = jax.eval_shape(functools.partial(calls.finish, self.steps), shared, own)
         leaf = jax.tree.leaves(params)[0]
         all_rows = functools.partial(_all_rows, leaf.shape[0], leaf.sharding)
         return jax.tree.map(all_rows, contributed)
@@ -85,7 +85,7 @@ def _all_rows(num_rows: int, sharding: Any, leaf: jax.ShapeDtypeStruct) -> jax.S
 class Workers(NamedTuple):
     """Where the workers are."""
 
-    mesh: Mesh | None  # None: all on one device
+    mesh: Mesh | None  # None: what they share lies on the first device
     devices: list[jax.Device]  # of each worker
     own: list[int]  # those of this process
 
@@ -99,6 +99,9 @@ def place_workers(config: config_lib.ExperimentConfig) -> Workers:
     num_workers = config.cluster.num_workers
     if config.local == "virtual":
         return Workers(None, [jax.devices()[0]] * num_workers, list(range(num_workers)))
+    if platforms := config.cluster.platforms:
+        devices = mesh_lib.devices_of(platforms, num_workers)
+        return Workers(None, devices, list(range(num_workers)))
     mesh = mesh_lib.make_worker_mesh(num_workers)
     return Workers(mesh, list(mesh.devices), mesh_lib.own_workers(mesh))
 
@@ -251,8 +254,8 @@ def _make_sync(
 
 def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> local.LocalPhase:
     config, chosen, feed, clock = common.config, common.chosen, common.feed, common.clock
-    mesh = common.where.mesh
-    if mesh is None and not config.debug:
+    mesh, devices = common.where.mesh, common.where.devices
+    if config.local == "virtual" and not config.debug:
         return Virtual(
             steps,
             feed,
@@ -266,20 +269,21 @@ def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> loc
         most = most_microbatches(config)
         return fused.Fused(steps, feed, mesh, clock=clock, max_microbatches=most)
     gate = None
-    assert mesh is not None or clock.virtual
-    if mesh is not None and chosen.gate.closes and not config.replay and not clock.virtual:
-        alone = len(mesh_lib.own_workers(mesh)) == mesh.size
+    if chosen.gate.closes and not config.replay and not clock.virtual:
+        alone = len(common.where.own) == len(devices)
         gate = gates.begin(chosen.gate, None if alone else board_lib.Board("gate"))
     return local.Stepped(
         steps,
         feed,
         mesh,
+        devices=devices,
         workers=common.where.own,
         clock=clock,
         gate=gate,
         beacons=common.beacons,
         begins=common.begins,
         signed=signed,
+        depth=config.dispatch_depth,
         eager=config.debug,
     )
 

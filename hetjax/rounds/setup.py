@@ -59,7 +59,7 @@ class RunParts:
     """Everything that a loop of rounds needs."""
 
     config: config_lib.ExperimentConfig
-    mesh: Mesh | None  # None: all workers on one device
+    mesh: Mesh | None  # None: what workers share lies on the first device
     devices: list[jax.Device]  # of each worker
     workers: list[int]  # those of this process
     rng: jax.Array
