@@ -117,7 +117,7 @@ class Workers:
 
         self._group = placement_group(self._bundles)
         began = time.monotonic()
-        while not self._group.wait(notices.PERIOD_SECS):
+        while not self._group.wait(min(notices.PERIOD_SECS, self._start_secs)):
             secs = time.monotonic() - began
             has, asked = ray.cluster_resources(), {name for each in self._bundles for name in each}
             found = {name: has.get(name, 0.0) for name in sorted(asked)}

@@ -29,8 +29,10 @@ def cluster():
     """A head with a GPU in its books, and a node that a test may take away."""
     from ray import cluster_utils
 
-    kept = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "JAX_PLATFORMS")}
-    os.environ.update({"RAY_AUTH_MODE": "disabled", "JAX_PLATFORMS": "cpu"})
+    variables = {"RAY_AUTH_MODE": "disabled", "JAX_PLATFORMS": "cpu"}
+    variables["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"  # Ray takes a report as often
+    kept = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     found = cluster_utils.Cluster(
         initialize_head=True,
         connect=True,
@@ -71,6 +73,18 @@ def test_a_killed_worker_is_started_anew_and_the_run_goes_on(rank, tmp_path, und
     assert re.search(
         rf"hetjax: worker {rank} died: .*anew from the last checkpoint \(1 of 1\)", said
     )
+
+
+def test_sigterm_to_a_worker_saves_and_all_start_anew(tmp_path, undisturbed, capfd):
+    def end():
+        os.kill(int((tmp_path / "began-1").read_text()), signal.SIGTERM)
+
+    with engines_ray.Disturbed(tmp_path, 25, end):
+        engines_ray.launched(tmp_path)
+    assert engines_ray.compared(tmp_path, undisturbed) == AS_UNDISTURBED
+    assert "left by SystemExit(143); all start anew" in capfd.readouterr().err
+    rounds = [line.split()[1] for line in (tmp_path / "rounds").read_text().splitlines()]
+    assert len(rounds) == len(set(rounds))  # none was done again
 
 
 def test_a_lost_node_is_left_and_the_run_goes_on(cluster, tmp_path, undisturbed):
@@ -130,10 +144,13 @@ with engines_ray.session():
 """
 
 
-def test_ctrl_c_ends_the_round_saves_and_ends_all(tmp_path, undisturbed):
+def test_ctrl_c_ends_the_round_saves_and_ends_all(cluster, tmp_path):
     run = tmp_path / "run"
     driver = subprocess.Popen(
-        [sys.executable, "-c", CTRL_C, str(tmp_path)], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", CTRL_C, str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"RAY_ADDRESS": cluster.address},
     )
     while not (tmp_path / "rounds").exists():
         assert driver.poll() is None, driver.stderr.read()
@@ -147,8 +164,6 @@ def test_ctrl_c_ends_the_round_saves_and_ends_all(tmp_path, undisturbed):
     assert (summary["interrupted"], summary["stopped_by"]) == (True, "SIGTERM")
     for path in tmp_path.glob("began-*"):
         assert not pathlib.Path("/proc", path.read_text()).exists()
-    engines_ray.launched(tmp_path)
-    assert engines_ray.compared(tmp_path, undisturbed) == AS_UNDISTURBED
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray, about its own options
