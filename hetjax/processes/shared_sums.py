@@ -9,7 +9,7 @@ places of the file in turn, so a process that is ahead overwrites nothing.
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from hetjax.processes import exchange
 _MOST_BYTES = 1 << 30  # of the file: larger sums are left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
 _ALIGNED = 64  # bytes; JAX copies what is not aligned so
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 class Sums:
@@ -114,6 +115,28 @@ class SharedSums(Sums):
         return jax.tree.unflatten(jax.tree.structure(self._like), leaves), metrics.weight_sum
 
 
+def _are_to_meet(mesh: Mesh, sockets: exchange.Exchange) -> bool:
+    """Whether there are no better ways: NCCL refuses collectives of processes that share a GPU."""
+    devices = [mesh.devices[worker] for worker in mesh_lib.own_workers(mesh)]
+    if devices[0].platform != "gpu":
+        return devices[0].platform == "cpu"
+    own = names_of_gpus([device.local_hardware_id for device in devices], os.environ)
+    told = b",".join(sockets(",".join(own).encode())).split(b",")
+    return len(set(told)) < len(told)
+
+
+def names_of_gpus(ordinals: Sequence[int], environment: Mapping[str, str]) -> list[str]:
+    """What GPUs are called on their machine, of their numbers among those that are visible.
+
+    Example:
+        >>> names_of_gpus([0, 1], {"CUDA_VISIBLE_DEVICES": "3,1"})
+        ['3', '1']
+    """
+    shown = next((environment[name] for name in _VISIBLE if environment.get(name)), "")
+    names = dict(enumerate(name.strip() for name in shown.split(","))) if shown else {}
+    return [names.get(ordinal, str(ordinal)) for ordinal in ordinals]
+
+
 def add_up(rows: np.ndarray, total: np.ndarray) -> None:
     """Makes `total` the sum of `[W, size]` over W, one worker's row after the other."""
     for start in range(0, total.size, _BLOCK):
@@ -148,8 +171,8 @@ def new_file(num_bytes: int) -> int | None:
 def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
     """Shared sums in memory that the process of worker 0 hands out to the others.
 
-    If there is no room for it, or the devices are no CPUs, the sums are left to the collectives.
-    All processes come to the same answer.
+    If there is no room for it, or each process has GPUs or TPUs of its own, the sums are left to
+    the collectives. All processes come to the same answer.
 
     Args:
         mesh: the worker mesh, of several processes of one machine.
@@ -162,7 +185,7 @@ def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
     num_bytes = _num_bytes(like, mesh.size)
     if (
-        mesh.devices[0].platform != "cpu"
+        not _are_to_meet(mesh, sockets)
         or len(dtypes) > 1
         or not dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
         or not 0 < num_bytes <= _MOST_BYTES

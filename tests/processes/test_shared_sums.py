@@ -1,6 +1,7 @@
 """Sums in memory: what one process makes of the rows of all; `test_processes.py` has real ones."""
 
 import os
+import types as types_lib
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +108,28 @@ def test_what_does_not_fit_is_left_to_the_collectives(like, most_bytes, monkeypa
     monkeypatch.setattr(shared_sums, "_MOST_BYTES", most_bytes)
     mesh = mesh_lib.make_worker_mesh(2)
     assert type(shared_sums.make(mesh, like, ALONE)) is shared_sums.Sums
+
+
+class Gpus:
+    """A mesh of two processes with a GPU each, as the first of them sees it."""
+
+    size = 2
+    devices = [  # noqa: RUF012
+        types_lib.SimpleNamespace(platform="gpu", local_hardware_id=0, process_index=process)
+        for process in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(("other", "meet"), [(b"3", True), (b"1", False), (b"1,3", True)])
+def test_sums_of_processes_that_share_a_gpu_meet_in_memory(other, meet, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+
+    class Sockets(exchange.Exchange):
+        def __call__(self, message):
+            return [message, other]
+
+    sums = shared_sums.make(Gpus, LIKE, Sockets(0, {}))
+    assert isinstance(sums, shared_sums.SharedSums) is meet
 
 
 def test_what_fits_leaves_no_file_open():
