@@ -53,7 +53,7 @@ def test_the_page_says_what_the_kept_lines_say():
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
-        (["--engines=pbs"], 1, "there is no pbs; there are open_mpi, slurm"),
+        (["--engines=pbs"], 1, "there is no pbs; there are open_mpi, slurm, ray"),
         (["--engines=open_mpi"], 0, "open_mpi is left out: there is no mpirun"),
     ],
 )

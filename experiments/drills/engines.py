@@ -1,10 +1,11 @@
 """Kills a run that another engine than hetjax's launcher has started; its command goes on.
 
-    python -m experiments.drills.engines [--engines=open_mpi,slurm] [--trials=20] [--minutes=60]
+    python -m experiments.drills.engines [--engines=open_mpi,slurm,ray] [--trials=20] [--minutes=60]
 
 Each trial starts a script under static quotas, kills a process that the seed draws, process 0
 too, by `kill -9` at a round that it draws, and gives the same command again. What is left has to be
-equal to the bit to an undisturbed run of the same engine.
+equal to the bit to an undisturbed run of the same engine, on Ray (`engines_ray.py`) of the
+launcher.
 
 A trial adds its line to `runs.jsonl`; the page beside it is about all lines.
 """
@@ -12,6 +13,7 @@ A trial adds its line to `runs.jsonl`; the page beside it is about all lines.
 import collections
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -142,10 +144,28 @@ def slurm(directory: pathlib.Path, environment: dict[str, str]) -> Iterator[Tria
         yield functools.partial(one, "slurm", command, both, directory / "slurm")
 
 
-ENGINES = {"open_mpi": open_mpi, "slurm": slurm}
-TITLES = {"open_mpi": "Open MPI", "slurm": "Slurm, two nodes"}
-NEEDS = {"open_mpi": ("mpirun",), "slurm": engine_slurm.PROGRAMS}
-"""The programs without which an engine is left out."""
+@contextlib.contextmanager
+def ray(directory: pathlib.Path, environment: dict[str, str]) -> Iterator[Trial]:
+    """Actors of a Ray that is started here, on one node."""
+    from experiments.drills import engines_ray
+
+    del environment
+    with engines_ray.session():
+        undisturbed = engines_ray.reference(directory / "reference")
+        yield lambda seed: engines_ray.repetition(seed, directory / f"ray-{seed}", undisturbed)
+
+
+ENGINES = {"open_mpi": open_mpi, "slurm": slurm, "ray": ray}
+TITLES = {"open_mpi": "Open MPI", "slurm": "Slurm, two nodes", "ray": "Ray, two actors"}
+NEEDS = {"open_mpi": ("mpirun",), "slurm": engine_slurm.PROGRAMS, "ray": ("ray",)}
+"""The programs, or packages, without which an engine is left out."""
+
+
+def missing(name: str) -> list[str]:
+    """What an engine needs and this machine has not."""
+    return [
+        each for each in NEEDS[name] if not (shutil.which(each) or importlib.util.find_spec(each))
+    ]
 
 
 def run(results: pathlib.Path, names: Sequence[str], *, trials: int, ends: float) -> None:
@@ -184,7 +204,9 @@ Does a run that another engine has started survive `kill -9`, and what does a re
 `python -m experiments.drills.engines` starts a script (a model of two layers on four workers,
 static quotas 4, 3, 2, 1, {rounds} rounds, a checkpoint every ten) under each engine on one machine,
 kills a process that a seed draws at a round that it draws, and gives the same command again. The
-run has to be equal to the bit to an undisturbed one of the same engine. Each trial has its line in
+run has to be equal to the bit to an undisturbed one of the same engine. On Ray two actors of
+unequal resources do 75 rounds, `hetjax.ray.launch` starts them anew, and the undisturbed run is one
+of hetjax's launcher. Each trial has its line in
 [runs.jsonl](runs.jsonl). [Schedulers](../../../docs/guides/schedulers.md) says how an engine is
 used.
 
@@ -259,9 +281,9 @@ def main(argv: list[str]) -> None:
         sys.exit(f"--engines: there is no {', '.join(unknown)}; there are {', '.join(ENGINES)}")
     results = pathlib.Path(given.results)
     for name in given.engines:
-        if missing := [each for each in NEEDS[name] if not shutil.which(each)]:
-            print(f"{name} is left out: there is no {', '.join(missing)}", file=sys.stderr)
-    names = [name for name in given.engines if all(map(shutil.which, NEEDS[name]))]
+        if needed := missing(name):
+            print(f"{name} is left out: there is no {', '.join(needed)}", file=sys.stderr)
+    names = [name for name in given.engines if not missing(name)]
     if names:
         run(results, names, trials=given.trials, ends=time.monotonic() + 60 * given.minutes)
     if kept.read(results / "runs.jsonl"):

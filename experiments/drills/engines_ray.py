@@ -1,14 +1,11 @@
 """One repetition of the drill of engines on Ray: join, a kill at a random round, go on, compare.
 
-    python -m experiments.drills.engines_ray --repetitions=20 --results=FILE
-
 The actors have unequal resources; which of them is killed, and at which round, a seed draws. The
 run that they go on with is compared with an undisturbed one under hetjax's launcher. Parts of the
 seconds from a kill to the first new round: until Ray has made the new process 0; imports, until the
 last process has done them; joining; the data; compiling; the checkpoint and the new round.
 """
 
-import argparse
 import contextlib
 import functools
 import json
@@ -18,7 +15,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -229,26 +225,3 @@ def session() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0, help="of the first one (%(default)s)")
-    parser.add_argument("--results", type=pathlib.Path, help="gets a line for each repetition")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, session():
-        undisturbed = reference(pathlib.Path(name, "reference"))
-        for seed in range(options.seed, options.seed + options.repetitions):
-            directory = pathlib.Path(name, str(seed))
-            line = json.dumps(repetition(seed, directory, undisturbed))
-            print(line, flush=True)
-            if options.results:
-                with options.results.open("a") as file:
-                    print(line, file=file)
-
-
-if __name__ == "__main__":
-    from experiments.drills import engines_ray  # workers import its functions by this name
-
-    engines_ray.main()
