@@ -90,6 +90,9 @@ def load(workdir: str | pathlib.Path) -> SavedRun:
         >>> run = hetjax.load("runs/mnist")  # doctest: +SKIP
         >>> model = hetjax.nnx_model(model, run.best_params)  # doctest: +SKIP
     """
+    given: Any = workdir
+    if given is None:
+        raise ValueError("load: got None; fit keeps a run only where it is given workdir=DIR")
     workdir = pathlib.Path(workdir).expanduser().absolute()
     directory = workdir / resume.DIRECTORY
     if not (workdir / "config.json").is_file():
@@ -223,9 +226,6 @@ def _notes(summary: dict[str, Any]) -> list[str]:
         notes.append(f"{unseen} examples were never processed: their worker did nothing")
     if without := summary.get("rounds_without_update"):
         notes.append(f"{without} rounds made no update: their weights add up to 0 or less")
-    if summary["overrun_fraction"] > 0.01:
-        notes.append(
-            f"{summary['overrun_fraction']:.1%} of the microbatches took longer than the emulated "
-            "worker: its times are void; raise cluster.secs_per_microbatch"
-        )
+    if told := words.overruns(summary):
+        notes.append(told)
     return notes

@@ -161,6 +161,8 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
         )
     if not history:
         notes.append("No round was finished, so there is nothing to draw.")
+    if told := words.overruns(summary):
+        notes.append(f"{told}.")
     skipped = np.nansum(series.column(history, "skipped_examples"))
     if skipped > 0:
         notes.append(f"{skipped:,.0f} examples were skipped because of non-finite numbers.")

@@ -123,3 +123,14 @@ def plural(value: Any, noun: str) -> str:
     """
     amount = count(value)
     return f"{amount} {noun}{'' if amount == '1' else 's'}" if amount else ""
+
+
+def overruns(summary: Record) -> str:
+    """That the machine was too slow to play the emulated workers; "" where it was not."""
+    fraction = summary.get("overrun_fraction") or 0.0
+    if fraction <= 0.01:
+        return ""
+    return (
+        f"{fraction:.1%} of the microbatches took longer than the emulated worker: its times are "
+        "void; raise cluster.secs_per_microbatch"
+    )

@@ -70,7 +70,8 @@ def check(
         f"examples, such as a contrastive one, has the negatives of one microbatch alone, "
         f"microbatch_size={size} examples: never those of the round's other microbatches or "
         "workers, and no more of them with a larger quota or budget. hetjax.batch_loss has "
-        "those of the whole round."
+        "those of the whole round. If no examples are to be compared, look for shapes such as "
+        f"[{size}, 1] and [{size}], whose difference is [{size}, {size}]."
     )
     if wanted == "example":
         raise ValueError(f"loss_over='example': {told} To allow it: loss_over='microbatch'")

@@ -27,6 +27,8 @@ _OF_FLAX = (
     "Of a Flax Linen module: loss_fn, params = hetjax.linen_loss(module, variables, loss)"
 )
 
+_MICROBATCHES = 16  # of a batch: four for each of four workers
+
 
 def check(loss_fn: Any, params: Any) -> None:
     """Refuses what no rounds can use.
@@ -70,12 +72,16 @@ def check_fields(fields: Mapping[str, Any]) -> None:
 
 
 def _for_batch(size: Any) -> str:
-    """Which microbatches make a batch of so many examples, at most 16 in each."""
+    """Which microbatches make a batch of so many examples: 16 of them, if they fit."""
     of_16 = range(groups.ExperimentConfig().microbatch_size, 1, -1)
     fitting = [each for each in of_16 if isinstance(size, int) and size > 0 and size % each == 0]
     if not fitting:
-        return "Give those two, such as microbatch_size=16, budget=8 for 128 examples"
-    return f"For {size} examples give microbatch_size={fitting[0]}, budget={size // fitting[0]}"
+        return "Give those two, such as microbatch_size=8, budget=16 for 128 examples"
+    many = next((each for each in fitting if size // each >= _MICROBATCHES), fitting[-1])
+    return (
+        f"For {size} examples give microbatch_size={many}, budget={size // many}; at least 4 "
+        "microbatches a worker are right"
+    )
 
 
 def hint_of_variables(params: Any, error: Exception) -> str:

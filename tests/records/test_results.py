@@ -112,3 +112,8 @@ def test_a_damaged_checkpoint_is_left_where_it_is(tmp_path, capfd):
     victim.write_bytes(b"")
     assert hetjax.load(tmp_path).params is not None
     assert newest.is_dir()
+
+
+def test_what_was_kept_nowhere_is_not_loaded():
+    with pytest.raises(ValueError, match=r"load: got None; fit keeps a run only where .* workdir="):
+        hetjax.load(None)

@@ -190,3 +190,10 @@ def test_the_notes_of_the_data_stand_before_the_numbers(tmp_path):
     assert '<p class="note">Chunks begin with a zero state.</p>' in page
     assert "9.7 % &lt;unk&gt;" in page
     runs.write(tmp_path, summary=runs.SUMMARY | {"notes": 3})  # what nobody expects is left out
+
+
+def test_times_that_mean_nothing_are_said_before_the_numbers(tmp_path):
+    page = runs.write(tmp_path, summary=runs.SUMMARY | {"overrun_fraction": 0.559})
+    said = "55.9% of the microbatches took longer than the emulated worker: its times are void"
+    assert f'<p class="note">{said}' in page
+    assert "are void" not in runs.write(tmp_path, summary=runs.SUMMARY)

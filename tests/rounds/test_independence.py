@@ -92,6 +92,7 @@ def test_a_warning_has_the_numbers_and_says_what_they_mean(loss_fn, method, caps
     one, other = map(float, numbers.groups())
     assert abs(one - other) > 1e-3
     assert "the negatives of one microbatch alone, microbatch_size=4 examples" in said
+    assert "such as [4, 1] and [4], whose difference is [4, 4]" in said
     assert "no more of them with a larger quota" in said
     assert "loss_over='microbatch'" in said
 

@@ -103,8 +103,8 @@ def train_state():
         # Fields.
         ({"learning_rate": 0.3}, ("the optimizer has the learning rate", "optax.adam(0.3)")),
         ({"lr": 0.3}, ("there is no field 'lr'", "optax.adam(0.3)")),
-        ({"batch_size": 128}, ("microbatch_size * budget", "microbatch_size=16, budget=8")),
-        ({"batch_size": 100}, ("For 100 examples give microbatch_size=10, budget=10",)),
+        ({"batch_size": 128}, ("microbatch_size * budget", "microbatch_size=8, budget=16")),
+        ({"batch_size": 100}, ("For 100 examples give microbatch_size=5, budget=20",)),
         ({"batch_size": 7}, ("For 7 examples give microbatch_size=7, budget=1",)),
     ],
 )
