@@ -23,7 +23,7 @@ OPEN_MPI = {
 }
 """Environment in which `mpirun -n 4` works on this machine, too."""
 
-PATIENCE_SECS = 300.0
+PATIENCE_SECS = 900.0  # with 30 programs on two cores a cold start takes five minutes
 _SHARED_MEMORY = pathlib.Path("/dev/shm")
 
 

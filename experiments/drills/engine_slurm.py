@@ -2,6 +2,7 @@
 
 It needs no munge, no database, and no change of the machine: its ports are free when it starts,
 and its nodes have names that resolve everywhere, numbers in hexadecimal, which all are this one.
+JAX makes the coordinator's port of a job's id, so two of them on one machine begin at other ids.
 """
 
 import getpass
@@ -23,6 +24,7 @@ _KEPT = """\
 ClusterName=hetjax
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
+FirstJobId={port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
@@ -130,7 +132,7 @@ class Slurm:
         found = re.search(rf"\b{name}=(\S+)", self.ask("scontrol", "show", "job", job))
         return found[1] if found else ""
 
-    def end_of(self, job: str, secs: float = 300.0) -> str:
+    def end_of(self, job: str, secs: float = 1800.0) -> str:
         """Waits for the end of a job; how it ended: `COMPLETED`, `FAILED`, `CANCELLED`.
 
         Raises:

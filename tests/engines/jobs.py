@@ -3,10 +3,12 @@
 import json
 import os
 import pathlib
+import subprocess
 import sys
 from typing import Any
 
 import numpy as np
+import pytest
 
 import hetjax
 from experiments.drills import engine_gangs, fault_cases
@@ -62,7 +64,11 @@ class Job:
     def run(self, *command: str) -> None:
         """A command to its end, which has to be good."""
         with self.start(*command) as run:
-            assert run.end() == 0, self.said
+            try:
+                code = run.end()
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"it does not end: {self.said}")
+        assert code == 0, self.said
 
     @property
     def resumed(self) -> list[int]:

@@ -78,7 +78,7 @@ def test_the_batch_script_starts_again_after_kill_9_at_another_port(
     again = engine_gangs.until(
         lambda: set(engine_gangs.ranks(job.workdir).values()) - set(pids.values())
     )
-    assert port_of(again.pop()) == first + 1
+    assert port_of(again.pop()) != first
     assert slurm.end_of(number) == "COMPLETED", job.said
     jobs.check_equal(job, undisturbed)
 
@@ -92,8 +92,9 @@ def test_the_batch_script_gives_up_after_three_attempts(slurm, job, submit):
     )
     number = submit()
     assert slurm.end_of(number) == "FAILED"
-    ports = sorted({int(port) for port in (job.directory / "ports").read_text().split()})
-    assert ports == [ports[0], ports[0] + 1, ports[0] + 2]
+    ports = {int(port) for port in (job.directory / "ports").read_text().split()}
+    assert len(ports) == 3
+    assert all(61440 <= port < 65536 for port in ports)
 
 
 def test_after_a_signal_to_the_step_all_is_saved_and_the_loop_goes_on(
