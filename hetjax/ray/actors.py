@@ -13,7 +13,7 @@ from hetjax.processes import endings, notices, watch
 from hetjax.ray import joining
 
 _SETTLE_SECS = {"raised": 1.0, "lost": 3.0, "died": 0.0}  # in which the cause may still come
-_SAVING_SECS = 30.0  # to end the round and save after Ctrl-C
+_SAVING_SECS = 60.0  # to end the round and save after Ctrl-C
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 _KINDS = (
     "launch: workers {with_} have an accelerator that JAX uses, and workers {without} have none. "

@@ -159,11 +159,14 @@ def test_ctrl_c_ends_the_round_saves_and_ends_all(cluster, tmp_path):
     _, said = driver.communicate(timeout=PATIENCE_SECS)
     assert driver.returncode != 0
     assert "hetjax: Ctrl-C: ending after this round" in said
-    assert said.rstrip().endswith("KeyboardInterrupt")
+    assert "\nKeyboardInterrupt" in said
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["interrupted"], summary["stopped_by"]) == (True, "SIGTERM")
-    for path in tmp_path.glob("began-*"):
-        assert not pathlib.Path("/proc", path.read_text()).exists()
+    pids = [path.read_text() for path in tmp_path.glob("began-*")]
+    ends = time.monotonic() + PATIENCE_SECS
+    while left := [pid for pid in pids if pathlib.Path("/proc", pid).exists()]:
+        assert time.monotonic() < ends, left
+        time.sleep(0.05)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray, about its own options
