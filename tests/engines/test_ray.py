@@ -198,7 +198,7 @@ def test_a_script_of_ray_train_reports_and_goes_on(tmp_path, undisturbed):
 
 def test_the_script_of_the_page_trains(cluster, tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(test_ray_page.after(0).replace("/tmp/runs", str(tmp_path / "runs")))
+    script.write_text(test_ray_page.after(0).replace("/shared/runs", str(tmp_path / "runs")))
     done = subprocess.run(
         [sys.executable, script],
         check=True,
