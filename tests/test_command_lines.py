@@ -1,5 +1,6 @@
 """The programs that people run: `--help`, mistakes in flags, and `~` in paths."""
 
+import ast
 import json
 import os
 import pathlib
@@ -29,8 +30,12 @@ PROGRAMS = {
 
 
 def run(*command, **environment):
+    return run_python("-m", *command, **environment)
+
+
+def run_python(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", *command],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -45,6 +50,17 @@ def test_help_says_what_can_be_set_and_ends_well(program):
     for text in PROGRAMS[program]:
         assert text in done.stdout
     assert len(done.stdout.splitlines()) > 5
+
+
+def test_programs_that_tests_import_have_no_flag_twice():
+    imports = set()  # whichever of them the tests of one process import
+    for path in ROOT.glob("tests/**/test_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("experiments"):
+                imports.add(ast.unparse(node))
+    assert len(imports) > 20
+    done = run_python("-c", "\n".join(sorted(imports)))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What does the device that JAX finds here reach? One table, by one command.
 
-    python -m experiments.benchmarks.accelerator [--minutes=10] [--only=GROUP,…] [--tiny]
+    python -m experiments.benchmarks.accelerator [--most_minutes=10] [--only=GROUP,…] [--tiny]
         [--peak_tflops=BF16,F32]
 
 Groups: loop, forms, depth, host, orders, kernels, processes, beside, and a model in a type, such as
@@ -32,7 +32,7 @@ from experiments.benchmarks.rows import Row
 
 # Other programs have flags of these names too, and tests import several of them.
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.", allow_override=True)
-_MINUTES = flags.DEFINE_float("minutes", 10.0, "That all groups together may take.", 0.1)
+_MINUTES = flags.DEFINE_float("most_minutes", 10.0, "That all groups together may take.", 0.1)
 _TINY = flags.DEFINE_bool("tiny", False, "Sizes that a CPU does in seconds.")
 _PEAK = flags.DEFINE_list(
     "peak_tflops", [], "Of the device in bfloat16 and float32; for one whose peak is not known."
