@@ -101,6 +101,7 @@ def test_the_launcher_says_that_its_port_is_in_use(tmp_path):
         refused(rf"--port={port}: nobody can listen there.*choose another one", *command)
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_comes_late_is_waited_for(tmp_path):
     port = free_port()
     arguments = [*TWO_WORKERS, f"--workdir={tmp_path}"]
@@ -154,6 +155,7 @@ def test_shares_that_fit_no_workers_are_refused(flags, message, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_than_workers_is_refused(tmp_path):
     command = [*LAUNCH, "--workers=3", "--", *TRAIN, *TWO_WORKERS, f"--workdir={tmp_path}"]
     said = refused(r"cluster.num_workers=2 with 3 processes.*Set --config.cluster.num_w", *command)
@@ -224,6 +226,7 @@ def test_a_full_disk_is_told(free_kb, more, message, tmp_path):
     refused(message, *prefix, *TRAIN, *TWO_WORKERS, *more, f"--workdir={disk / 'run'}")
 
 
+@pytest.mark.slow
 def test_a_full_disk_damages_no_run_that_is_resumed(stopped, tmp_path):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     prefix = on_disk(
@@ -247,6 +250,7 @@ def test_a_directory_that_can_only_be_read_is_told(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [[], [*LAUNCH, "--workers=2", "--"]])
 def test_the_checkpoint_of_another_configuration_is_refused(launcher, stopped):
     before = files(stopped)
@@ -256,6 +260,7 @@ def test_the_checkpoint_of_another_configuration_is_refused(launcher, stopped):
     assert files(stopped) == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_came_from_another_run_is_refused(stopped, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(stopped, workdir)

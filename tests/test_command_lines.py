@@ -90,6 +90,7 @@ def home(tmp_path, monkeypatch):
     assert not (tmp_path / "~").exists()
 
 
+@pytest.mark.slow
 def test_the_home_directory_is_meant_on_the_command_line(home):
     fields = {"epochs": 1, "data": {"num_train": 64}, "cluster": {"clock": "virtual"}}
     fields["cluster"] |= {"num_workers": 2, "secs_per_microbatch": [1.0, 2.0]}

@@ -82,6 +82,7 @@ def test_every_task_is_a_valid_configuration_with_every_family():
         assert set(tasks.TASKS[name].arms) == families
 
 
+@pytest.mark.slow
 def test_models_without_a_method_are_those_of_every_arm_of_a_seed(small):
     """They are trained once; each arm has the same, and trimming of its own."""
     ours, theirs = (tasks.run(small, arm, 0, None)["baselines"] for arm in small.arms)
@@ -103,6 +104,7 @@ def test_the_two_ways_of_tuning_do_the_same_work(monkeypatch):
     assert all(np.diff([loss for _, loss in ours["curve"]]) <= 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["MAML", "FOMAML"])
 def test_the_gradient_of_a_start_is_that_of_its_definition(arm):
     batches = sinusoids.tasks(jax.random.key(1), 3, 5, 5)

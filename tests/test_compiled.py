@@ -70,6 +70,7 @@ def run_twice(tmp_path, fields):
     return [tuple(map(float, line.split())) for line in ended.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_is_compiled_once_for_all_devices_and_runs_to_come(tmp_path):
     first, second = run_twice(tmp_path, {})
     assert first[0] > 0
@@ -80,6 +81,7 @@ def test_a_run_is_compiled_once_for_all_devices_and_runs_to_come(tmp_path):
     assert first[2] == second[2] == third[2]
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_where_that_is_off(tmp_path):
     first, second = run_twice(tmp_path, {"compilation_cache": "off"})
     assert first[:2] == second[:2] == (0, 0)

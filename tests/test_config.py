@@ -296,6 +296,7 @@ VALUES = st.recursive(
 NAMES = st.sampled_from([*LEAVES, *(name.split(".")[0] for name in LEAVES)]) | st.text(max_size=9)
 
 
+@pytest.mark.slow
 @hypothesis.settings(deadline=None, max_examples=300, derandomize=True)
 @hypothesis.given(st.dictionaries(NAMES, VALUES, max_size=5))
 def test_no_input_gives_anything_but_a_value_error_or_a_round_trip(mutations):

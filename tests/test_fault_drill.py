@@ -48,6 +48,7 @@ def test_who_raises_is_named_with_its_traceback_and_all_go_on(kind, tmp_path, ca
     assert (record["traced"], record["went_on"]) == (True, True), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["callback", "before", "leave", "interrupt"])
 def test_without_a_launcher_the_others_say_who_raised_what_and_end(kind, tmp_path, capfd):
     record = fault_raises.by_hand(tmp_path, kind, session=a_session(tmp_path))
@@ -55,6 +56,7 @@ def test_without_a_launcher_the_others_say_who_raised_what_and_end(kind, tmp_pat
     assert (record["said"], record["codes"]) == (True, True), capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "victim"), [("callback", 1), ("loader", 2), ("stopped", 0), ("sync", 0), ("exit", 1)]
 )

@@ -83,6 +83,7 @@ def test_the_list_has_all_kinds_from_all_rooms_in_equal_shares():
         assert {mutant.kind for mutant in LIST if mutant.room == room} == kinds
 
 
+@pytest.mark.slow
 def test_a_mutant_that_a_test_finds_is_killed_by_it(tiny):
     record = mutants.run_in(tiny, ZERO, secs=60)
     assert record["outcome"] == "killed"
@@ -105,6 +106,7 @@ def test_tests_with_the_name_of_a_module_come_first_wherever_they_lie(tiny):
     ]
 
 
+@pytest.mark.slow
 def test_the_test_that_killed_it_before_comes_first_where_it_still_is(tiny):
     nothing = "tests/tiny/test_sums.py::test_nothing_adds_up_to_zero"
     first = ["tests/tiny/test_sums.py::test_that_was_renamed", nothing]
@@ -112,12 +114,14 @@ def test_the_test_that_killed_it_before_comes_first_where_it_still_is(tiny):
     assert mutants.run_in(tiny, ZERO, secs=60, first=first)["by"] == nothing
 
 
+@pytest.mark.slow
 def test_a_mutant_that_no_test_finds_survives(tiny):
     record = mutants.run_in(tiny, UNTESTED, secs=60)
     assert (record["outcome"], record["by"]) == ("survived", "")
     assert (tiny / UNTESTED.file).read_text() == MODULE
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_by_itself_kills_nothing(tiny):
     broken = TESTS.replace("sums.total([]) == 0", "sums.total([]) == 7")
     (tiny / "tests/tiny/test_sums.py").write_text(broken)

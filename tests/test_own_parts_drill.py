@@ -24,6 +24,7 @@ SOME = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), SOME)
 def test_a_wrong_value_is_refused_by_a_sentence_that_names_it(name, form):
     outcome, sentence = own_parts.tried(NUMBERS[name], form)

@@ -137,6 +137,7 @@ for name in ("ml_collections", "tensorflow_datasets", "array_record"):
 """
 
 
+@pytest.mark.slow
 def test_the_core_trains_without_the_extra(tmp_path):
     modules_after(
         NEEDED

@@ -62,6 +62,7 @@ def train_digits(workdir):
     return workdir, done
 
 
+@pytest.mark.slow
 def test_the_main_job_writes_its_files_and_prints_its_table(first_run):
     workdir, done = first_run
     assert {path.name for path in workdir.iterdir()} == {
@@ -82,6 +83,7 @@ def test_the_main_job_writes_its_files_and_prints_its_table(first_run):
     assert "tensorflow" not in done.stderr.lower()
 
 
+@pytest.mark.slow
 def test_a_finished_run_of_another_configuration_is_overwritten_where_the_command_says_so(
     first_run, tmp_path
 ):
@@ -160,6 +162,7 @@ def test_lenet_learns_from_real_cifar10(test_data, tmp_path):
     assert sum(np.size(leaf) for leaf in jax.tree.leaves(result.params)) == 62_006
 
 
+@pytest.mark.slow
 def test_the_best_of_the_main_job_may_be_an_average(tmp_path):
     done = run(
         "--config=configs/digits.py",

@@ -73,6 +73,7 @@ def test_fewer_validation_images_leave_the_other_images_where_they_are(digits):
     np.testing.assert_array_equal(fewer.validation.images, digits.validation.images[:100])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["value_gap", "implicit_cg", "unrolled"])
 def test_images_in_blocks_are_cleaned_alike(name):
     """In float32; every example finds its own number of x."""
@@ -97,6 +98,7 @@ def test_f1_is_that_of_a_case_done_by_hand():
     assert cleaning.f1(np.zeros(4, bool), good) == 0
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_to_its_minimum(digits):
     batch, ones = digits.validation, np.ones(400, np.float32)
     zero = models.init(settings.Model(), 64, 10, seed=0)
@@ -123,6 +125,7 @@ def test_each_estimator_runs_and_counts_its_cost(name):
     assert moved == (name != "first_order")  # F does not depend on x but through y
 
 
+@pytest.mark.slow
 def test_an_mlp_with_a_learned_start_runs():
     config = configured(model__name="mlp", model__hidden=8, **SMALL)
     config = settings.validate(
@@ -134,6 +137,7 @@ def test_an_mlp_with_a_learned_start_runs():
     assert {"step_chosen"} <= found.history[0].keys()
 
 
+@pytest.mark.slow
 def test_the_main_job_cleans_and_leaves_its_files(tmp_path):
     command = ["experiments.train_bilevel", f"--config={FILE}", f"--workdir={tmp_path}"]
     done = subprocess.run(
@@ -225,6 +229,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     assert last["weights"] == found[1]["weights"]
 
 
+@pytest.mark.slow
 def test_the_workdir_of_another_run_is_refused_before_anything_is_computed(tmp_path):
     def run(*fields):
         command = ["experiments.train_bilevel", f"--config={FILE}", f"--workdir={tmp_path}"]

@@ -11,6 +11,7 @@ WITHIN_OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in identities.IDENTITIES if n not in WITHIN_OTHERS])
 def test_identity_holds(name, float64):
     assert identities.IDENTITIES[name]() < 1e-11

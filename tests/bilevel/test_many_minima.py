@@ -120,6 +120,7 @@ def barrier_error(power, num_steps, *, ridge=0.1):
     return 1 - float(x)
 
 
+@pytest.mark.slow
 def test_a_barrier_finds_the_answer_as_fast_as_its_ridges_fall(float64):
     """0.9965 after 1000 upper steps, 0.9983 after 4000 with power -1/2; 0.99989, 0.99997 with -1.
 

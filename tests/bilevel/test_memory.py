@@ -37,6 +37,7 @@ def test_plain_programs_find_the_same():
         assert distance < 1e-4, name  # float32
 
 
+@pytest.mark.slow
 def test_counts_and_memory_have_rows():
     assert [row.reached for row in bilevel_figures.count_rows()][:3] == [
         "101 gradients, 100 hessian products, 100 cross products",

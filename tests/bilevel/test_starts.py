@@ -80,6 +80,7 @@ def test_a_warm_system_begins_at_its_last_solution(float64):
     assert float(again.info.residual) == pytest.approx(residuals[0], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_warm_value_gap_keeps_both_lower_variables(float64):
     p1 = problems.quadratic()
     estimator = bilevel.value_gap(LOWER, 4, multiplier=5.0)

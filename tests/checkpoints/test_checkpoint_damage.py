@@ -322,6 +322,7 @@ def test_nothing_is_logged_and_orbax_comes_late(tmp_path):
     assert program.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_short_drill_finds_all_damage_and_every_kill(tmp_path):
     path = tmp_path / "results" / "drill.jsonl"
     for _ in range(2):  # the second adds to the first

@@ -178,6 +178,7 @@ def test_threads_on_the_wall_clock_close_rounds_early(name):
         assert all(done[3] == 1 and max(done) <= 3 for done in closed)
 
 
+@pytest.mark.slow
 def test_a_replay_of_a_gated_run_repeats_it(tmp_path):
     cluster = {"secs_per_microbatch": SPEEDS}
     first = gated("first", cluster=cluster, workdir=tmp_path)

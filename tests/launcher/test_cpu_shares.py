@@ -93,6 +93,7 @@ def check_shares_got(pids, shares, core, tries=30):
     pytest.skip(f"others use core {core} all the time; asked for {shares}, got {got}")
 
 
+@pytest.mark.slow
 @LINUX
 def test_processes_get_their_shares(method):
     shares = [0.25, 0.5]  # both on one core

@@ -61,6 +61,7 @@ sys.exit(worker if attempt == 0 else 0)
     assert "worker 1 ended with exit code 1; restart 1 of 3 from the last" in run.text()
 
 
+@pytest.mark.slow
 def test_no_worker_compiles_again_after_a_restart(launch, monkeypatch):
     for name in [name for name in os.environ if "_CACHE_" in name]:
         monkeypatch.delenv(name)
@@ -81,6 +82,7 @@ sys.exit(1 - attempt)  # JAX waits for the other one here
     assert found == [f"[{w}] programs found: {n}" for w in (0, 1) for n in (0, 1)]
 
 
+@pytest.mark.slow
 def test_who_has_the_coordinator_ends_last(launch):
     """A run has no meeting of its own at the end: JAX has one when a process exits."""
     program = """

@@ -216,6 +216,7 @@ sys.exit(1)
     assert "restart" not in run.text()
 
 
+@pytest.mark.slow
 @LINUX
 def test_a_stopped_worker_is_noticed_and_named(launch):
     program = (
@@ -255,6 +256,7 @@ sys.exit(5)
     assert "worker 1: stopped (SIGSTOP), and then worker 0 ended with exit code 5" in run.text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["computing", "loading"])
 def test_an_endless_sleep_is_noticed_and_its_stack_kept(launch, phase):
     program = (
@@ -281,6 +283,7 @@ while attempt == 0:
     assert any("in endless" in line for line in run.err())
 
 
+@pytest.mark.slow
 def test_workers_that_wait_for_each_other_are_restarted(launch):
     program = (
         launches.BEACONS
@@ -357,6 +360,7 @@ def test_sigterm_has_a_limit(launch):
     assert "worker 0, 1 did not end within 0.3 s and was killed" in run.text()
 
 
+@pytest.mark.slow
 @LINUX
 def test_a_duty_cycle_does_not_look_like_a_hang(launch):
     """Its workers are stopped most of the time, and by nobody else."""

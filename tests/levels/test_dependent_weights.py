@@ -54,11 +54,13 @@ def compared(name, **fields):
 
 # An estimator sees no weights: it gets the answers to its requests. These ask for all there is:
 # losses, gradients of each level, products and tangents; `test_exact` has the other estimators.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["value_gap", "cg", "reverse", "worst", "aggregated", "forward"])
 def test_unequal_quotas_give_what_one_device_gives(name):
     compared(name, local="virtual")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "local"),
     [("value_gap", "fused"), ("cg", "fused"), ("forward", "fused"), ("reverse", "stepped")],
@@ -67,6 +69,7 @@ def test_the_collective_forms_give_the_same(name, local):
     compared(name, local=local)
 
 
+@pytest.mark.slow
 def test_the_hypergradient_is_that_of_differences():
     """Of unrolled steps, by workers of unequal quotas."""
     problem, x, y, _ = problems.given("forward", problem=problems.WEIGHING)
@@ -213,6 +216,7 @@ def sent(problem, name):
         return run.step(run.init())[1].bytes_sent
 
 
+@pytest.mark.slow
 def test_constant_weights_send_no_more_and_others_two_gradients_for_one():
     def stopped(loss):
         def constant(x, y, batch):

@@ -34,11 +34,13 @@ def compared(name, steps=2, **fields):
     assert not np.allclose(jax.tree.leaves(x)[-1], jax.tree.leaves(got_x)[-1])  # it moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*problems.KINDS, "forward"])
 def test_unequal_quotas_give_what_one_device_gives(float64, name):
     compared(name, local="fused")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["value_gap", "cg", "reverse"])
 def test_threads_and_one_device_give_the_same(float64, name):
     compared(name, local="stepped")
@@ -46,6 +48,7 @@ def test_threads_and_one_device_give_the_same(float64, name):
         compared(name, local="virtual")
 
 
+@pytest.mark.slow
 def test_one_worker_and_eight_give_the_same(float64):
     compared("cg", workers=1, quota="equal", local="fused", steps=1)
     compared("cg", workers=8, quota="equal", local="fused", steps=1)
@@ -68,6 +71,7 @@ def test_padding_changes_nothing(float64, size):
     compared("reverse", microbatch_size=size, local="fused", quota="equal", steps=1)
 
 
+@pytest.mark.slow
 def test_permuted_examples_give_the_same(float64):
     of_upper, of_lower = problems.sources()
     order = np.random.default_rng(5).permutation(problems.NUM_LOWER)

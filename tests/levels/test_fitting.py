@@ -63,6 +63,7 @@ def test_each_example_once_a_pass_and_as_often_as_its_batch_is_held(float64, gat
         assert (line["loss"] is None) == line["request"].startswith("product")
 
 
+@pytest.mark.slow
 def test_without_a_budget_every_private_shard_has_a_part():
     fields = {"data": {"sharing": "private"}, "microbatch_size": 16}
     result = fit(steps=4, **fields)  # 42 and 30 examples are 3 and 2 microbatches, of 4 workers
@@ -71,6 +72,7 @@ def test_without_a_budget_every_private_shard_has_a_part():
         assert all(all(line["quotas"]) for line in result.rounds if line["level"] == level)
 
 
+@pytest.mark.slow
 def test_no_gate_closes_a_round_of_a_held_batch():
     noisy = {**SPEEDS, "delay_cv": 1.0, "delay": "exponential"}
     budgets = {"lower": {"budget": 8}, "upper": {"budget": 8}}
@@ -131,6 +133,7 @@ def interrupt(report):
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_the_files_of_a_workdir(tmp_path):
     of_upper, _ = problems.sources()
 
@@ -176,6 +179,7 @@ def test_the_files_of_a_workdir(tmp_path):
     assert "the upper loss" in result._repr_html_()
 
 
+@pytest.mark.slow
 def test_other_workers_go_on(tmp_path):
     first = fit(steps=2, workdir=tmp_path)
     assert first.summary["num_workers"] == 4
@@ -189,6 +193,7 @@ def test_other_workers_go_on(tmp_path):
         assert counted == list(range(len(counted)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [None, "lower"])
 def test_another_quota_policy_begins_anew_in_both_levels_or_in_one(of, tmp_path, capfd):
     def fields(policy):
@@ -203,6 +208,7 @@ def test_another_quota_policy_begins_anew_in_both_levels_or_in_one(of, tmp_path,
     assert [levels[name]["examples_missing"] for name in ("upper", "lower")] == [0, 0]
 
 
+@pytest.mark.slow
 def test_something_else_is_not_gone_on_with(tmp_path):
     fit(steps=4, workdir=tmp_path, callbacks=[interrupt])
     problem, x, y, _ = problems.given("value_gap")
@@ -241,6 +247,7 @@ def test_something_else_is_not_gone_on_with(tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [
@@ -299,6 +306,7 @@ class Read:
         return {name: values[index] for name, values in self.arrays.items()}
 
 
+@pytest.mark.slow
 def test_examples_that_are_read_ahead_give_the_same():
     of_upper, of_lower = problems.sources()
     options = {"cluster": {"num_workers": 2}, "local": "stepped", "lower": {"budget": 6}}
@@ -376,6 +384,7 @@ def test_a_result_of_many_rounds_holds_none_of_their_arrays():
 DOWNHILL = bilevel.Bilevel(problems.upper, lambda x, y, batch: -problems.lower(x, y, batch)[0])
 
 
+@pytest.mark.slow
 def test_a_hypergradient_that_is_none_is_refused():
     _, x, y, _ = problems.given("cg")
     of_upper, of_lower = problems.sources()

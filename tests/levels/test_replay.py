@@ -8,6 +8,7 @@ from tests.levels import problems
 from tests.levels.test_fitting import SPEEDS, fit
 
 
+@pytest.mark.slow
 def test_a_trace_is_replayed_bit_for_bit(tmp_path):
     noisy = {**SPEEDS, "delay_cv": 0.5, "delay": "exponential"}
     budgets = {"lower": {"budget": 8}, "upper": {"budget": 8}}
@@ -33,6 +34,7 @@ def test_a_trace_that_ends_ends_the_run(tmp_path, capsys):
     assert "ends after 2 outer steps; so does this run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_trace_that_leaves_out_a_part_of_a_held_batch_is_refused(tmp_path):
     options = {"lower": {"budget": 6}, "cluster": {"num_workers": 4}, "local": "stepped"}
     fit("cg", steps=1, workdir=tmp_path, **options)

@@ -10,6 +10,7 @@ from tests.levels import problems
 from tests.levels.test_fitting import fit, same
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_written_over_by_the_same_call_alone(tmp_path):
     options = {"workdir": tmp_path, "steps": 2}
     first = fit(**options)

@@ -70,6 +70,7 @@ def linen():
     return module, module.init(jax.random.key(0), X[:1])
 
 
+@pytest.mark.slow
 def test_a_model_with_batch_norm_trains_is_evaluated_and_comes_back_whole_nnx(tmp_path):
     model = Normed(nnx.Rngs(0))
     loss_fn, params = hetjax.nnx_loss(model, loss)

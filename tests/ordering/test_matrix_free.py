@@ -90,6 +90,7 @@ OF_MODELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "block_pairs"), OF_MODELS)
 def test_nothing_is_computed_twice_for_the_reference_models(name, block_pairs):
     dtype = jnp.bfloat16 if block_pairs == 2 else jnp.float32
@@ -213,6 +214,7 @@ def test_gradients_are_exact_for_every_order_and_block_size(name, method, block_
     check_exact(loss_fn, method, block_pairs, num_workers=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["random_reshuffling", "pair_balance", "d_grab"])
 def test_a_run_whose_flags_come_late_learns_as_any_order_does(method, capsys, tmp_path):
     """512 examples, the first four microbatches without flags: 0.53 where positions are kept."""
@@ -300,6 +302,7 @@ def last_token(params, batch, rng):
     return (taken * params["head"] - 1) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["random_reshuffling", "d_grab"])
 def test_such_a_loss_trains_as_it_should(method, float64):
     """The whole of the data in a round: no order matters."""

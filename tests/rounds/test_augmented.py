@@ -84,6 +84,7 @@ def test_a_run_is_one_over_views_made_by_hand(local):
         assert {epoch for epoch, _ in source.seen} >= {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_neither_a_second_run_nor_readers_nor_a_kill_change_a_bit(tmp_path, capsys):
     def run(**fields):
         return fit(hetjax.augmented(rows(), noisy), quota="equal", **fields)

@@ -73,6 +73,7 @@ def of_round(weights, done, epoch, *, per_example=False):
     return by_hand(weights, rows, ids, key, per_example=per_example)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_each_round_is_that_of_one_device_with_the_whole_batch(name, float64):
     fields, quotas, sizes, closed = CASES[name], set(), set(), 0
@@ -99,6 +100,7 @@ def test_each_round_is_that_of_one_device_with_the_whole_batch(name, float64):
     assert bool(closed) == ("closed" in name or "filled" in name) or "as it runs" in name
 
 
+@pytest.mark.slow
 def test_both_functions_see_numbers_in_debugging(float64):
     def embed(weights, batch, rng):
         assert bool(batch["x"].sum() > -jnp.inf)
@@ -184,6 +186,7 @@ def test_two_towers_in_half_reach_the_loss_as_they_are():
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_goes_on_to_the_bit(tmp_path):
     def fit(workdir, callbacks=()):
         return problems.fit(

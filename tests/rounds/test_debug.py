@@ -61,6 +61,7 @@ def check_equal(*results):
             np.testing.assert_allclose(debugged.summary[name], value, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", ["stepped", "fused", "virtual"])
 def test_the_loss_sees_numbers_and_the_run_is_the_same(local, float64, capsys):
     loss_fn = Seen(problems.varying_softmax_loss)
@@ -81,6 +82,7 @@ def test_evaluations_see_numbers(float64):
     assert metrics_fn.calls > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["d_grab", pytest.param("grab", marks=pytest.mark.slow)])
 def test_orders_find_the_same_signs_with_numbers(order, float64):
     loss_fn, data = Seen(problems.softmax_loss), problems.classification(8)
@@ -165,6 +167,7 @@ def test_adapters_give_each_example_numbers(float64):
     problems.fit({"x": data["x"].astype(np.float32)}, params, loss_fn=loss_fn, **fields)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_debugging(tmp_path):
     data, weights = problems.classification(30, np.float32), problems.initial_weights(np.float32)
     fields = {**FEW, "workdir": tmp_path, "local": "virtual", "epochs": 2}

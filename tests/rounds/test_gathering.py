@@ -22,6 +22,7 @@ def run_two(directory, other, *, shared_memory=False, **fields):
     return gangs.run(module, 2, directory, case, str(directory), **variables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["matcha", "matcha_direct"])
 def test_all_processes_take_the_schedule_of_one_to_the_bit(name, tmp_path):
     reducer = {"name": name, "graph": "0-1,1-2,2-3,0-2", "budget": 0.4}
@@ -34,6 +35,7 @@ def test_all_processes_take_the_schedule_of_one_to_the_bit(name, tmp_path):
     assert 0 < first["active"].mean() < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "parts", "fields"),
     [
@@ -127,6 +129,7 @@ def test_each_part_of_a_plan_has_a_digest_of_its_own():
     assert all(a != b for a, b in zip(own, gathering.digests_of(plan, 6, **base), strict=True))
 
 
+@pytest.mark.slow
 def test_a_restart_with_another_solution_goes_on_with_the_first(tmp_path, monkeypatch, float64):
     """The flags and weights of the rounds to come are those that were planned at the beginning."""
     fields = {

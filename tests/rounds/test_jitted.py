@@ -105,6 +105,7 @@ hetjax.fit(loss, params, optax.adam(1e-3), data, epochs=1, budget=4, **fields)
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_while_a_program_compiles_ends_as_python_does():
     ran = subprocess.run(
         [sys.executable, "-c", _FAILS_WHILE_IT_COMPILES],

@@ -210,6 +210,7 @@ def test_the_report_of_a_run_that_steps_has_the_metrics():
         assert report.metrics["again"] == pytest.approx(report.loss, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_has_the_metrics_of_the_whole_epoch(tmp_path, float64):
     data, weights = problems.classification(), problems.initial_weights()
     fields = {"loss_fn": LOSS, "epochs": 1, "cluster": SPEEDS, "quota": {"policy": "equal"}}

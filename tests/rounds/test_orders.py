@@ -79,6 +79,7 @@ def test_gates_absence_and_skipped_microbatches_leave_permutations():
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["d_grab", "d_grab_exact", "pair_balance"])
 def test_balancing_lowers_the_herding_bound(method, float64):
     """At a learning rate of 0 the gradients stay, and the bound halves until its floor."""
@@ -260,6 +261,7 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
     assert parts.stream.epoch(at) == again.stream.epoch(at_again) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["shared", "private"])
 def test_block_reshuffling_turns_what_was_realised_round(sharing, tmp_path):
     """With a gate, unequal speeds and a worker that is away; cut, a run goes on."""

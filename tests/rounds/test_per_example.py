@@ -96,12 +96,14 @@ def test_drawn_numbers_do_not_depend_on_quotas_with_a_key_for_each_example():
     np.testing.assert_allclose(*[run.params for run in runs], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_balanced_order_takes_its_cheap_form_with_keys_of_examples():
     loss_fn = hetjax.per_example(one_with_dropout)
     found = fit(loss_fn, per_example_rng=True, ordering="d_grab")
     assert "second_backward_pass" not in found.summary.get("ordering", {})
 
 
+@pytest.mark.slow
 def test_nobody_looks_whether_its_examples_see_each_other(monkeypatch, capsys):
     def never(*given):
         raise AssertionError("it was looked at")

@@ -31,6 +31,7 @@ def made(method, block_pairs):
     return ordering.ORDERINGS[method](precondition=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "block_pairs", "local", "sharing"),
     [
@@ -85,6 +86,7 @@ def of_replicas(local):
     return calls, result.params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", ["stepped", "fused"])
 def test_each_replica_scales_by_its_own_optimiser(local, float64):
     """Under gossip; the array form is the oracle."""
@@ -134,6 +136,7 @@ def test_a_step_of_ones_own_balances_by_the_scale_of_its_state(float64):
     np.testing.assert_allclose(state.params[0], weights, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_goes_on_bit_by_bit(tmp_path):
     def fit(workdir, **options):
         return problems.fit(

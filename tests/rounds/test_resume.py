@@ -64,6 +64,7 @@ def end_after(every, workdir, **fields):
     raise AssertionError("the run does not come to its end")
 
 
+@pytest.mark.slow
 def test_a_relative_workdir_stays_where_it_was(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -129,6 +130,7 @@ def test_what_was_done_after_the_checkpoint_is_done_again_and_told(tmp_path):
     assert [line["round"] for line in result.history] == list(range(len(result.history)))
 
 
+@pytest.mark.slow
 def test_a_finished_run_begins_anew_unless_a_supervisor_starts_it_again(tmp_path, monkeypatch):
     first = fit(tmp_path)
     rounds = []
@@ -160,6 +162,7 @@ def test_rounds_without_update_are_counted_over_a_resume(tmp_path):
     assert result.summary["rounds_without_update"] == len(result.history) == 4
 
 
+@pytest.mark.slow
 def test_without_resume_a_run_begins_anew(tmp_path):
     fit(tmp_path, [stop_at(2)])
     rounds = []
@@ -167,6 +170,7 @@ def test_without_resume_a_run_begins_anew(tmp_path):
     assert rounds[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reducer", ["all_reduce", "matcha"])
 def test_another_number_of_workers_goes_on(reducer, tmp_path):
     fields = {"reducer": {"name": reducer}, "ordering": {"method": "pair_balance"}}
@@ -196,6 +200,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [

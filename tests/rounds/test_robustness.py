@@ -170,6 +170,7 @@ def test_the_best_parameters_need_a_finite_loss():
     np.testing.assert_array_equal(other.best_params, other.params)
 
 
+@pytest.mark.slow
 def test_per_example_keys_work_in_make_train_step():
     def noisy(weights, batch, rngs):
         noise = jax.vmap(lambda key: jax.random.normal(key))(rngs)

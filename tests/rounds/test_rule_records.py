@@ -41,6 +41,7 @@ def written(workdir):
 stop = problems.press_ctrl_c(lambda line: line.round == 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [closure, one_local_sgd])
 def test_a_run_goes_on_with_its_own_rule_alone(make, tmp_path):
     fit(workdir=tmp_path, callbacks=[stop], rule=make())
@@ -84,6 +85,7 @@ def test_a_run_that_was_recorded_before_goes_on_with_the_default(tmp_path):
     assert len(result.history) == len(fit().history)
 
 
+@pytest.mark.slow
 def test_a_recorded_configuration_runs_its_rule_again(tmp_path):
     first = fit(workdir=tmp_path / "written", rule=one_local_sgd(rate=0.05))
     again = config.from_json(tmp_path / "written" / "config.json")
@@ -283,6 +285,7 @@ def test_the_same_loss_written_otherwise_is_the_runs():
     assert result.summary["train_accuracy"] == plain.summary["train_accuracy"]
 
 
+@pytest.mark.slow
 def test_a_rule_that_has_no_loss_of_the_runs_is_known_by_its_programs(tmp_path, capsys):
     def sgd(loss_fn=problems.softmax_loss, rate=0.1):
         return local_sgd.local_sgd(loss_fn, optax.sgd(rate, momentum=0.9))

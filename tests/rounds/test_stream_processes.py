@@ -1,10 +1,12 @@
 """Several processes read streams and augmented sources as one does."""
 
 import numpy as np
+import pytest
 
 from tests.rounds import gangs, stream_processes
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     """Each reads the whole stream. To 1e-6: sums are added up in another order."""
     found = gangs.run("tests.rounds.stream_processes", 2, tmp_path, str(tmp_path))

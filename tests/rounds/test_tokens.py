@@ -93,6 +93,7 @@ def test_every_token_of_a_round_counts_alike(local, tmp_path, float64):
     np.testing.assert_allclose(result.params, expected, rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [

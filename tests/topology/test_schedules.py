@@ -120,6 +120,7 @@ def search_rho(pieces, num_workers, p):
     return activation.Problem(pieces, num_workers, 1.0, None).best_alpha(p).rho
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_workers", "degree", "seed"),
     [("complete", 4, 0, 0), ("complete", 5, 0, 0), ("random", 6, 3, 2), ("random", 8, 6, 1)],

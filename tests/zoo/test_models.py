@@ -55,6 +55,7 @@ def test_pooling_equals_max_pool_and_so_does_its_gradient(shape):
         np.testing.assert_array_equal(*pair)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 32, 32, 3), (5, 28, 28, 1), (1, 17, 22, 2)])
 def test_convolutions_equal_those_of_flax_and_so_do_their_gradients(shape):
     images = jax.random.uniform(jax.random.key(0), shape)
