@@ -146,7 +146,8 @@ class Stepped:
 
     A thread keeps `depth` microbatches in flight. It waits for the oldest before it begins another
     one, stamps its clock when that is done, and then tells the gate, or sleeps up to the emulated
-    end.
+    end. One worker needs no thread of its own: the calling one does the host's work once the first
+    microbatch is in flight.
 
     Args:
         steps: the local rule; jitted here, so it compiles once for each device.
@@ -191,7 +192,9 @@ class Stepped:
         self._add = functools.partial(calls.add_eagerly, steps) if eager else jitted_add
         self._signed = signed
         self._threads: concurrent.futures.Executor
-        self._threads = debugging.Inline() if eager else worker_threads(len(self._workers))
+        self._is_alone = len(self._workers) == 1 and not eager
+        is_inline = eager or self._is_alone
+        self._threads = debugging.Inline() if is_inline else worker_threads(len(self._workers))
         check_threads(self._threads)
         self._stopping = threading.Event()
         self._starts = 0  # of workers in this round
@@ -221,6 +224,7 @@ class Stepped:
         gate = self._gate if may_close else None
         if gate is not None:
             gate.begin(plan.quotas)
+        host_work = _Once(meanwhile)
         tasks: list[concurrent.futures.Future] = []
         try:
             for index, worker in enumerate(self._workers):
@@ -235,6 +239,7 @@ class Stepped:
                     int(plan.passes[worker]),
                     rngs[index],
                     gate,
+                    host_work if self._is_alone else None,
                 )
                 tasks.append(task)
                 if round_index is None and not index:  # the others load what it compiles
@@ -244,7 +249,7 @@ class Stepped:
                 self._begins.detail(f"worker {index + 1} of {len(self._workers)}")
                 concurrent.futures.wait([tasks[index]])
             self._all_started.acquire()  # the host's own work must not delay a worker's start
-            meanwhile()
+            host_work()
             done = [task.result() for task in tasks]
         except BaseException:  # Ctrl-C, or a worker failed: the others stop after their microbatch
             self._stopping.set()
@@ -273,6 +278,7 @@ class Stepped:
         pass_index: int,
         rng: jax.Array,
         gate: gate_lib.Live | None,
+        host_work: Callable[[], None] | None,
     ) -> tuple[types.Contribution, int, float, float, int, list]:
         ends = self._clock.ends(round_index, worker, len(rows))
         deadlines = None if self._clock.virtual else ends
@@ -312,6 +318,8 @@ class Stepped:
             carried, example_signs, *mark = self._add(shared, carried, microbatch, rng)
             in_flight.append(mark[0] if mark else jax.tree.leaves(carried)[-1])  # of one program
             signs.append(example_signs)
+            if host_work is not None:
+                host_work()
             while len(in_flight) >= self._depth or (in_flight and in_flight[0].is_ready()):
                 wait_for_oldest()
         while in_flight:
@@ -335,6 +343,18 @@ class Stepped:
     def close(self) -> None:
         self._stopping.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class _Once:
+    """Calls a function the first time that it is called."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function: Callable[[], None] | None = function
+
+    def __call__(self) -> None:
+        function, self._function = self._function, None
+        if function is not None:
+            function()
 
 
 def worker_threads(num_workers: int) -> concurrent.futures.ThreadPoolExecutor:

@@ -144,7 +144,7 @@ def commit(
         executed: what came of it.
     """
     policy, work = plan.policy, executed.work
-    if parts.trace is None:  # of a trace the policy was never asked
+    if _asks_policy(parts):
         policy = parts.policy.observe(policy, _times(work, plan.present))
         maker = f"{parts.policy_name}observe(state, times)"
         leaves.check_kept(policy, parts.policy_form, maker)
@@ -185,9 +185,12 @@ def _assign(
     if parts.trace is None:
         gated = parts.gate.closes
         total = total or stream.total(state.stream, config.budget, gated=gated)
-        quotas, policy = asking.assigned(parts.policy, policy, total, caps)
-        maker = f"{parts.policy_name}assign(state, total, caps)"
-        leaves.check_kept(policy, parts.policy_form, maker)
+        if _asks_policy(parts):
+            quotas, policy = asking.assigned(parts.policy, policy, total, caps)
+            maker = f"{parts.policy_name}assign(state, total, caps)"
+            leaves.check_kept(policy, parts.policy_form, maker)
+        else:
+            quotas = np.array([total])
         if again is None:
             quotas = stream.fitted(state.stream, quotas, present)
         else:
@@ -213,6 +216,11 @@ def _assign(
             "replay with the configuration that wrote it"
         )
     return quotas, done, policy
+
+
+def _asks_policy(parts: setup.RunParts) -> bool:
+    """Whether a round has a choice of quotas: one worker has none, nor has a trace."""
+    return parts.trace is None and len(parts.devices) > 1
 
 
 def _balances(parts: setup.RunParts, pass_index: int) -> bool:
