@@ -49,6 +49,10 @@ class Feed:
         """
         raise NotImplementedError
 
+    def lend(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> Any:
+        """As `load`, for a program that makes a microbatch of it by `gathered`."""
+        return self.load(worker, example_ids, passes)
+
     def read_ahead(self, example_ids: np.ndarray, passes: np.ndarray) -> None:
         """A hint: these microbatches i32[k, B] of these passes i64[k] come next."""
 
@@ -114,8 +118,26 @@ def _gather(arrays: types.PyTree, example_ids: jax.Array) -> types.Microbatch:
     return types.Microbatch(example_ids, is_example.astype(jnp.float32), examples)
 
 
+class Lent(NamedTuple):
+    """All examples on a device, and which of them are a microbatch."""
+
+    arrays: types.PyTree
+    example_ids: Any  # i32[B]
+
+
+def gathered(microbatch: Any) -> types.Microbatch:
+    """What a program is given, as a microbatch; traceable.
+
+    The barrier has XLA compile what follows as if the gather were a program of its own, so that
+    its numbers are those of a microbatch that was loaded.
+    """
+    if not isinstance(microbatch, Lent):
+        return microbatch
+    return jax.lax.optimization_barrier(_gather(*microbatch))
+
+
 class ResidentFeed(Feed):
-    """The data set in the memory of each device; a gather is a program of its own.
+    """The data set in the memory of each device.
 
     Args:
         source: a data source; read once, as a whole.
@@ -150,6 +172,10 @@ class ResidentFeed(Feed):
     def load(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> types.Microbatch:
         del passes  # its values were read once
         return self._gather(self._arrays[worker], example_ids)
+
+    def lend(self, worker: int, example_ids: np.ndarray, passes: Any = 0) -> Lent:
+        del passes
+        return Lent(self._arrays[worker], example_ids)
 
 
 _Key = tuple[int, bytes]

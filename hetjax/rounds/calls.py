@@ -7,18 +7,20 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import debugging, trees, types
+from hetjax.data import feed
 from hetjax.rounds import jitted, packing, rules
 
 
 def jit_add(steps: rules.LocalSteps, *, marked: bool = False) -> Any:
     """`steps.add`, jitted, on a worker's rows `[1, ...]` of the parameters and of what it carries,
     which is used up. What it carries may be packed, and is so afterwards. `marked` adds a constant
-    to what it returns: it is there when the rest is, and the next call does not use it up."""
+    to what it returns: it is there when the rest is, and the next call does not use it up. The
+    microbatch may be one that the feed has lent."""
 
     def add(
-        shared: types.Shared, carried: types.Carried, microbatch: types.Microbatch, rng: jax.Array
+        shared: types.Shared, carried: types.Carried, microbatch: Any, rng: jax.Array
     ) -> tuple:
-        opened = packing.unpack(carried)
+        opened, microbatch = packing.unpack(carried), feed.gathered(microbatch)
         added, signs = steps.add(without_row_axis(shared), opened, microbatch, rng)
         mark = (jnp.zeros((), bool),) if marked else ()
         return packing.pack_like(carried, added), signs, *mark

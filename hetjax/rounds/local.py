@@ -191,6 +191,7 @@ class Stepped:
         jitted_add = calls.jit_add(steps, marked=depth > 1)
         self._add = functools.partial(calls.add_eagerly, steps) if eager else jitted_add
         self._signed = signed
+        self._read = feed.load if eager else feed.lend
         self._threads: concurrent.futures.Executor
         self._is_alone = len(self._workers) == 1 and not eager
         is_inline = eager or self._is_alone
@@ -313,7 +314,7 @@ class Stepped:
             if self._stopping.is_set() or (position and not is_open):
                 break
             self._beacons.at("loading", round_index, worker)
-            microbatch = self._feed.load(worker, example_ids, pass_index)
+            microbatch = self._read(worker, example_ids, pass_index)
             self._beacons.at("computing", round_index, worker)
             carried, example_signs, *mark = self._add(shared, carried, microbatch, rng)
             in_flight.append(mark[0] if mark else jax.tree.leaves(carried)[-1])  # of one program
