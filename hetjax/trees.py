@@ -14,6 +14,12 @@ def first_row(tree: types.PyTree) -> types.PyTree:
     return jax.tree.map(lambda x: x[0], tree)
 
 
+def is_shared_row(tree: types.PyTree, rows: types.PyTree) -> bool:
+    """Whether leaves `[1, ...]` stand for all workers, beside leaves `[W, ...]` of several."""
+    leaves = jax.tree.leaves(tree)
+    return bool(leaves) and len(leaves[0]) == 1 < len(jax.tree.leaves(rows)[0])
+
+
 def add_row_axis(tree: types.PyTree) -> types.PyTree:
     """Leaves `[...]` as `[1, ...]`."""
     return jax.tree.map(lambda x: x[None], tree)

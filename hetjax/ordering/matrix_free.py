@@ -53,7 +53,11 @@ def two_level(sizes: Sizes, *, block_pairs: int, preconditioned: bool = False) -
         return replicas, flips
 
     return own._replace(
-        coordinate=coordinate, coordinate_array=coordinate_array, coordinated=True, sizes=sizes
+        coordinate=coordinate,
+        coordinate_array=coordinate_array,
+        coordinated=True,
+        same_memory=True,
+        sizes=sizes,
     )
 
 

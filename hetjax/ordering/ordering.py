@@ -114,6 +114,9 @@ class Observer(NamedTuple):
     """All workers share one memory: they begin a new pass together, with the epoch. The
     ordering says so, and `Ordering.observer` sets it."""
 
+    same_memory: bool = False
+    """The memory is the same numbers on all workers: on one device it is kept once."""
+
     refusal: Callable[..., str] = lambda losses, params, microbatch_size: ""
     """`(losses, params, microbatch_size) -> why the method has to take the dearer of its forms
     with this loss`, '' if it does not have to; to be traced, as `observe`."""

@@ -17,9 +17,7 @@ def jit_add(steps: rules.LocalSteps, *, marked: bool = False) -> Any:
     to what it returns: it is there when the rest is, and the next call does not use it up. The
     microbatch may be one that the feed has lent."""
 
-    def add(
-        shared: types.Shared, carried: types.Carried, microbatch: Any, rng: jax.Array
-    ) -> tuple:
+    def add(shared: types.Shared, carried: types.Carried, microbatch: Any, rng: jax.Array) -> tuple:
         opened, microbatch = packing.unpack(carried), feed.gathered(microbatch)
         added, signs = steps.add(without_row_axis(shared), opened, microbatch, rng)
         mark = (jnp.zeros((), bool),) if marked else ()

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from hetjax import mesh as mesh_lib
-from hetjax import types
+from hetjax import trees, types
 from hetjax.ordering import ordering
 from hetjax.topology import reducers
 
@@ -54,13 +55,27 @@ def array(reducer: reducers.Reduction, observer: ordering.Observer | None) -> Fo
     of_one, mixing = collective(reducer, observer), reducer.mixing
     coordinate = of_one.coordinate
     if observer is not None:
-        coordinate = observer.coordinate_array or _each_row(of_one.coordinate)
+        coordinate = _of_shared(observer.coordinate_array or _each_row(of_one.coordinate))
     mix = _nothing if mixing is None else mixing.array
     return Form(_each_row, reducer.array or _each_row(of_one.sum), mix, coordinate)
 
 
 def _each_row(function: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Callable:
     return jax.vmap(function, in_axes, out_axes, axis_name=_AXIS)
+
+
+def _of_shared(coordinate: Callable) -> Callable:
+    """The same where one row of the memory stands for all workers: so it does afterwards."""
+
+    def of_rows(memory: types.PyTree, evidence: types.PyTree) -> tuple[types.PyTree, Any]:
+        if not trees.is_shared_row(memory, evidence):
+            return coordinate(memory, evidence)
+        num_workers = len(jax.tree.leaves(evidence)[0])
+        rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_workers, *x.shape[1:])), memory)
+        rows, flips = coordinate(rows, evidence)
+        return jax.tree.map(lambda x: x[:1], rows), flips
+
+    return of_rows
 
 
 def _nothing(params: types.PyTree, active: Any) -> types.PyTree:

@@ -179,6 +179,13 @@ class Common(NamedTuple):
         return self.make(rule, None, optimizer)
 
 
+def memory_rows(config: config_lib.ExperimentConfig, observer: ordering.Observer | None) -> int:
+    """Of the order's memory: on one device what is the same on all workers is kept once."""
+    is_once = config.local == "virtual" and not config.debug
+    is_once = is_once and observer is not None and observer.same_memory
+    return 1 if is_once else config.cluster.num_workers
+
+
 def nominal_examples(config: config_lib.ExperimentConfig) -> int:
     """Of a full round."""
     return config.budget * config.microbatch_size

@@ -25,7 +25,6 @@ from hetjax.rounds import state as state_lib
 DIRECTORY = "checkpoints"  # in the workdir
 AVERAGE = "train/average/"  # before the names of the arrays of one
 _POLICIES = "run/policies"
-_OF_EACH_WORKER = ("memory", "worker")  # of `TrainState`: what workers may have each for itself
 
 
 def to_arrays(
@@ -36,7 +35,7 @@ def to_arrays(
     common = train._replace(memory=(), worker=())
     read = state_lib.own_row if parts.reducer.keeps_replicas_equal else state_lib.all_rows
     arrays = leaves.flatten(read(common), "train")
-    for name in _OF_EACH_WORKER:
+    for name in parts.kept_rows:
         rows = state_lib.all_rows(getattr(train, name))
         if _are_equal(rows):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
@@ -125,8 +124,9 @@ def from_train(train: Any, parts: setup.RunParts) -> types.TrainState:
         raise ValueError(f"init_state is not of this model and optimizer: {error}") from error
     if parts.reducer.keeps_replicas_equal:
         rows = _repeated(jax.tree.map(lambda leaf: leaf[0], fitted(rows, 1)), num_workers)
-    kept = {name: _repeated(getattr(own, name), num_workers) for name in _OF_EACH_WORKER}
-    return mesh_lib.place(fitted(rows, num_workers)._replace(**kept), parts.mesh)
+    given = fitted(rows, num_workers)
+    kept = {name: _repeated(getattr(own, name), rows) for name, rows in parts.kept_rows.items()}
+    return mesh_lib.place(given._replace(**kept), parts.mesh)
 
 
 def from_arrays(
@@ -148,11 +148,11 @@ def from_arrays(
         like = _repeated(common, saved.about["num_workers"])
         rows = fitted(leaves.unflatten(like, arrays, "train"), num_workers)
     kept = {}
-    for name in _OF_EACH_WORKER:
-        like = _repeated(getattr(one, name), num_workers)
+    for name, num_rows in parts.kept_rows.items():
+        like = _repeated(getattr(one, name), num_rows)
         found = leaves.unflatten(like, arrays, name, check_shapes=False)
         if _num_rows(found) == 1:
-            found = _repeated(jax.tree.map(lambda leaf: leaf[0], found), num_workers)
+            found = _repeated(jax.tree.map(lambda leaf: leaf[0], found), num_rows)
         same_shapes = jax.tree.map(np.shape, found) == jax.tree.map(np.shape, like)
         kept[name] = found if same_shapes else like
     train = mesh_lib.place(rows._replace(**kept), parts.mesh)

@@ -106,6 +106,12 @@ class RunParts:
         return isinstance(self.loss_fn, stateful.StatefulLoss)
 
     @property
+    def kept_rows(self) -> dict[str, int]:
+        """How many rows have the parts of the state that workers may have each for itself."""
+        memory_rows = programs_lib.memory_rows(self.config, self.observer)
+        return {"memory": memory_rows, "worker": len(self.devices)}
+
+    @property
     def virtual_clock(self) -> bool:
         return self.clock.virtual
 
@@ -225,6 +231,7 @@ def build(
     programs |= {kind: common.make(more) for kind, more in more_rules.items()}
     of_state: Any = {"observer": observer, "rule": rule, "model_state": model_state}
     of_state |= {"num_workers": num_workers, "averages": config.ema > 0}
+    of_state["memory_rows"] = programs_lib.memory_rows(config, observer)
     return RunParts(
         config=config,
         mesh=where.mesh,

@@ -26,6 +26,7 @@ def make_train_state(
     rule: rules.LocalRule | None = None,
     model_state: types.PyTree = (),
     averages: bool = False,
+    memory_rows: int = 0,
 ) -> types.TrainState:
     """The state before the first round: the same parameters on every worker.
 
@@ -38,17 +39,21 @@ def make_train_state(
         rule: the local rule, if it keeps something from round to round.
         model_state: of the model, without worker axis; () where it keeps none.
         averages: whether an average of both is kept.
+        memory_rows: of the observer's memory; 1 where all workers share it, 0: W.
     """
     row = types.TrainState(
         params=params,
         opt_state=() if optimizer is None else optimizer.init(params),
-        memory=() if observer is None else observer.init(params),
+        memory=(),
         worker=rule.init(params) if rule is not None and rule.keeps_worker else (),
         progress_rounds=np.zeros((), np.float32),
         model_state=model_state,
         average=begun_average(params, model_state) if averages else (),
     )
-    return mesh_lib.place(mesh_lib.add_worker_axis(row, num_workers), mesh)
+    memory = () if observer is None else observer.init(params)
+    rows = mesh_lib.add_worker_axis(row, num_workers)
+    memory = mesh_lib.add_worker_axis(memory, memory_rows or num_workers)
+    return mesh_lib.place(rows._replace(memory=memory), mesh)
 
 
 def begun_average(params: types.PyTree, model_state: types.PyTree) -> types.Model:

@@ -94,6 +94,7 @@ def make_sync(
 
     def body(
         form: forms.Form,
+        begin: Callable,
         state: Any,
         contributed: types.Contribution,
         shares: jax.Array,
@@ -112,13 +113,13 @@ def make_sync(
             left, mean, own = update_lib.mean(how_to_update, form, state, *rest, active=active)
             return Synchronised(left, (), metrics, flips, mean, own)
         state, step = update_lib.update(how_to_update, form, state, *rest, active=active)
-        begin = form.each(_begin_row(steps), (0, 0, None))
         carried = begin(state.params, state.kept, given)
         return Synchronised(state, carried, metrics, flips, step=step)
 
     if mesh is None:
-        return functools.partial(body, forms.array(reducer, observer))
-    return _on_mesh(functools.partial(body, forms.collective(reducer, observer)), mesh)
+        return functools.partial(body, forms.array(reducer, observer), _begin_rows(steps))
+    of_one = functools.partial(body, forms.collective(reducer, observer), _begin_row(steps))
+    return _on_mesh(of_one, mesh)
 
 
 def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
@@ -165,15 +166,32 @@ def _begin_row(steps: rules.LocalSteps) -> Callable:
     return begin
 
 
+def _begin_rows(steps: rules.LocalSteps) -> Callable:
+    """The same on one device, leaves `[W, ...]`. Of a memory that all workers share, the evidence
+    is one row, too."""
+    begin = _begin_row(steps)
+
+    def begin_all(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.Carried:
+        if not trees.is_shared_row(kept.memory, params):
+            return jax.vmap(begin, (0, 0, None))(params, kept, given)
+        kept = kept._replace(memory=trees.first_row(kept.memory))
+        shared: Any = types.Carried(0, 0, None, 0)  # type: ignore[arg-type]
+        begun = jax.vmap(begin, (0, types.Kept(None, 0, 0), None), shared)(params, kept, given)
+        return begun._replace(evidence=trees.add_row_axis(begun.evidence))
+
+    return begin_all
+
+
 def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, packed: bool = False) -> Callable:
     """`(params, kept, given=()) -> carried`: what the workers begin with; leaves `[W, ...]`.
 
     For the first round, and wherever the state or what is given is not what the synchronisation
     before knew. `packed`: as `Packed`, as everything is from then on that is made of it.
     """
-    begin = _begin_row(steps)
     if mesh is None:
-        return lambda params, kept, given=(): jax.vmap(begin, (0, 0, None))(params, kept, given)
+        rows_begin = _begin_rows(steps)
+        return lambda params, kept, given=(): rows_begin(params, kept, given)
+    begin = _begin_row(steps)
 
     def body(params: types.PyTree, kept: types.Kept, given: types.PyTree) -> types.PyTree:
         carried = trees.add_row_axis(begin(*trees.first_row((params, kept)), given))
@@ -189,7 +207,8 @@ def make_begin(steps: rules.LocalSteps, mesh: Mesh | None, *, packed: bool = Fal
 def make_new_pass(observer: ordering.Observer) -> Callable:
     """`(memory, carried, begins) -> (memory, carried)`: new passes of the order begin.
 
-    Between two rounds, for the workers where `begins` bool[W] is true; leaves `[W, ...]`.
+    Between two rounds, for the workers where `begins` bool[W] is true; leaves `[W, ...]`. Workers
+    that share their memory begin together.
     """
 
     def renewed(begins: jax.Array, memory: types.PyTree) -> types.PyTree:
@@ -198,7 +217,8 @@ def make_new_pass(observer: ordering.Observer) -> Callable:
     def new_pass(
         memory: types.PyTree, carried: types.Carried, begins: jax.Array
     ) -> tuple[types.PyTree, types.Carried]:
-        memory = jax.vmap(renewed)(begins, memory)
+        num_rows = len(jax.tree.leaves(memory)[0])
+        memory = jax.vmap(renewed)(begins[:num_rows], memory)
         evidence = jax.vmap(observer.begin_round)(memory)
         renewed_carried = packing.unpack(carried)._replace(evidence=evidence)
         return memory, packing.pack_like(carried, renewed_carried)

@@ -64,6 +64,8 @@ def update(
         active: the exchanges of the round, bool[M], of a reducer that gossips.
     """
     mixing = how.mixing
+    memories = kept.memory, state.memory  # of which one row may stand for all workers
+    kept, state = kept._replace(memory=()), state._replace(memory=())
 
     def mix(params: types.PyTree, model_state: types.PyTree) -> tuple[types.PyTree, types.PyTree]:
         with jax.named_scope("mix"):
@@ -88,6 +90,7 @@ def update(
             new = new._replace(params=params, model_state=model_state)
         changes = ~_is_blocked(how, metrics, is_empty)
         final = trees.select(changes, new, state)
+        final = final._replace(memory=trees.select(changes, *memories))
         if how.ema:
             model = jax.lax.optimization_barrier(types.Model(final.params, final.model_state))
             average = jax.tree.map(functools.partial(_averaged, how.ema), state.average, model)

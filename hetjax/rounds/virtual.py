@@ -1,5 +1,6 @@
 """All workers of a round on one device, their times those of the emulated cluster."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ class Virtual:
         clock: the emulated clocks.
         signed: whether the order takes signs.
         same_evidence: all workers begin a round with the same evidence, which then is not
-            multiplied.
+            multiplied; it may be one row.
         replicas_equal: all workers have the same parameters, moments and model's state, likewise.
     """
 
@@ -42,8 +43,8 @@ class Virtual:
     ) -> None:
         self._feed, self._num_workers = feed, num_workers
         self._clock, self._signed = clock, signed
-        self._keys: tuple[Any, jax.Array] | None = None
         self._same_evidence = same_evidence
+        self._keys: tuple[Any, jax.Array] | None = None
         own = None if replicas_equal else 0
         shared_axes = types.Shared(own, None, own, own)
 
@@ -56,6 +57,7 @@ class Virtual:
         def add(
             shared: types.Shared,
             carried: types.Carried,
+            begun: types.PyTree,
             microbatches: types.Microbatch,
             active: jax.Array,
             rngs: jax.Array,
@@ -64,7 +66,8 @@ class Virtual:
         ) -> tuple[types.Carried, Any]:
             axes = jax.tree.map(lambda _: 0, carried)
             if is_first and same_evidence:
-                carried = carried._replace(evidence=trees.first_row(carried.evidence))
+                evidence = trees.first_row(begun[0] if begun else carried.evidence)
+                carried = carried._replace(evidence=evidence)
                 axes = axes._replace(evidence=None)
             add_all = jax.vmap(steps.add, in_axes=(shared_axes, axes, 0, 0, 0))
             return add_all(common(shared), carried, microbatches, rngs, active)
@@ -99,9 +102,13 @@ class Virtual:
             shape = (self._num_workers, plan.example_ids.shape[1])
             ids = np.full(shape, stream.PADDING, np.int32)
             ids[active] = plan.example_ids[plan.starts[:-1][active] + position]
+            begun: types.PyTree = ()
+            if trees.is_shared_row(carried.evidence, carried.tally):
+                begun, carried = (carried.evidence,), carried._replace(evidence=())
             carried, example_signs = self._add(
                 shared,
                 carried,
+                begun,
                 self._feed.load(0, ids, plan.passes),
                 active,
                 self._keys[1],
@@ -120,6 +127,9 @@ class Virtual:
             on_host = np.array([np.asarray(s) for s in signs], np.int8)  # by position
             on_host = on_host.reshape(-1, self._num_workers, plan.example_ids.shape[1])
             example_signs = [on_host[:count, w] for w, count in enumerate(limits)]
+        if trees.is_shared_row(carried.evidence, carried.tally):  # nobody has added to it
+            spread = functools.partial(jnp.repeat, repeats=self._num_workers, axis=0)
+            carried = carried._replace(evidence=jax.tree.map(spread, carried.evidence))
         return self._finish(shared, carried), local.Work(
             microbatches_done=np.asarray(limits),
             first_secs=first_secs,
