@@ -231,6 +231,12 @@ def named(part: Any) -> str:
     return repr(label(part) if made is None else made.path)
 
 
+def is_ours(part: Any) -> bool:
+    """Whether a factory of hetjax's own made it, of which tests know that it keeps what it says."""
+    made = made_by(part)
+    return made is not None and made.path.startswith("hetjax.")
+
+
 def takes(function: Callable[..., Any], count: int) -> bool:
     """Whether a function can be called with so many arguments, as far as its signature tells."""
     try:

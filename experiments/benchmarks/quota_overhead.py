@@ -95,7 +95,7 @@ def bare_loop(
 
     def work(worker: int, state: Any, sums: Any) -> Any:
         for example_ids in rows[worker]:
-            microbatch = parts.feed.load(worker, example_ids)
+            microbatch = parts.feed.lend(worker, example_ids)
             sums, _ = add(state, sums, microbatch, keys[worker])
             jax.tree.leaves(sums)[-1].block_until_ready()
         return sums

@@ -27,12 +27,14 @@ def main(argv: list[str]) -> None:
         quota_pooled,
         quota_training,
         rows,
+        short_rounds,
         writer_overhead,
     )
 
     groups = {
         "overhead": lambda: quota_overhead.overhead_rows(_ROUNDS.value),
         "host": quota_overhead.host_rows,
+        "one_worker": short_rounds.one_worker_rows,
         "debug": quota_overhead.debug_rows,
         "writers": writer_overhead.writer_rows,
         "emulated": quota_training.emulated_rows,

@@ -73,6 +73,7 @@ class Shard:
         self._place_of = place_of
         self._microbatch_size = microbatch_size
         self._seed = seed
+        self._is_ours = parts.is_ours(ordering)
         self._called = f"ordering: {parts.named(ordering)}: "
 
     def init(self) -> PassState:
@@ -149,11 +150,13 @@ class Shard:
             example_ids = np.concatenate([example_ids, own.queue[of_pass:]])
             if example_signs is not None:
                 example_signs = np.pad(example_signs, (0, self.num_dropped))
-        before, maker = leaves.signature(own.order_state), f"{self._called}{_PLACE}"
+        before = None if self._is_ours else leaves.signature(own.order_state)
+        maker = f"{self._called}{_PLACE}"
         positions = example_ids if self._place_of is None else self._place_of[example_ids]
         order_state = self._ordering.place(own.order_state, positions, example_signs)
         queue = self._queue(order_state, maker) if is_over else own.queue
-        leaves.check_kept(order_state, before, maker)
+        if before is not None:
+            leaves.check_kept(order_state, before, maker)
         if not is_over:
             return PassState(order_state, own.pass_index, queue, head), ledger
         of_shard = None if self._place_of is None else self._example_ids

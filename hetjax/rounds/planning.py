@@ -146,8 +146,7 @@ def commit(
     policy, work = plan.policy, executed.work
     if _asks_policy(parts):
         policy = parts.policy.observe(policy, _times(work, plan.present))
-        maker = f"{parts.policy_name}observe(state, times)"
-        leaves.check_kept(policy, parts.policy_form, maker)
+        _check_kept(parts, policy, "observe(state, times)")
     stream = state.stream
     if not plan.is_again:  # else its examples are counted already, and the orders stay
         signs = work.example_signs
@@ -187,8 +186,7 @@ def _assign(
         total = total or stream.total(state.stream, config.budget, gated=gated)
         if _asks_policy(parts):
             quotas, policy = asking.assigned(parts.policy, policy, total, caps)
-            maker = f"{parts.policy_name}assign(state, total, caps)"
-            leaves.check_kept(policy, parts.policy_form, maker)
+            _check_kept(parts, policy, "assign(state, total, caps)")
         else:
             quotas = np.array([total])
         if again is None:
@@ -221,6 +219,12 @@ def _assign(
 def _asks_policy(parts: setup.RunParts) -> bool:
     """Whether a round has a choice of quotas: one worker has none, nor has a trace."""
     return parts.trace is None and len(parts.devices) > 1
+
+
+def _check_kept(parts: setup.RunParts, policy: Any, call: str) -> None:
+    """Refuses a state of a user's policy whose form has changed."""
+    if parts.policy_form is not None:
+        leaves.check_kept(policy, parts.policy_form, f"{parts.policy_name}{call}")
 
 
 def _balances(parts: setup.RunParts, pass_index: int) -> bool:

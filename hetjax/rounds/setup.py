@@ -141,8 +141,10 @@ class RunParts:
         return f"quota: the policy {parts_lib.named(self.policy)}: "
 
     @functools.cached_property
-    def policy_form(self) -> leaves.Signature:
-        """Of the policy's state, as its `init` makes it."""
+    def policy_form(self) -> leaves.Signature | None:
+        """Of the state of a user's policy, as its `init` makes it; None of one of hetjax's own."""
+        if parts_lib.is_ours(self.policy):
+            return None
         return leaves.signature(self.policy.init(len(self.devices), self.config.budget))
 
     @functools.cached_property
