@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+import hetjax
 from hetjax import ordering, types
 from hetjax.checkpoints import leaves
 from hetjax.config import experiment
@@ -317,3 +318,19 @@ def test_block_reshuffling_turns_what_was_realised_round(sharing, tmp_path):
         sequence = np.random.default_rng((*seed, pass_index)).permutation(len(blocks))
         np.testing.assert_array_equal(order, np.concatenate([blocks[i] for i in sequence]))
     assert ends >= 4
+
+
+def test_on_one_device_the_running_sum_of_all_workers_is_kept_once():
+    fields = {"cluster": {"num_workers": 4}, "microbatch_size": 4, "budget": 8, "quota": "equal"}
+    given = problems.softmax_loss, problems.initial_weights(np.float32), optax.sgd(0.1)
+    rows = {}
+    for local in ("virtual", "stepped"):
+        data = problems.classification(96, np.float32)
+        with hetjax.Run(*given, data, local=local, ordering="d_grab", **fields) as run:
+            state = run.init()
+            for _ in range(4):
+                state, _ = run.round(state)
+            rows[local] = np.asarray(state.train.memory)
+    assert rows["virtual"].shape == (1, *rows["stepped"].shape[1:])
+    np.testing.assert_allclose(rows["virtual"][0], rows["stepped"][2], rtol=1e-5, atol=1e-5)
+    assert np.abs(rows["virtual"]).max() > 0
