@@ -1,9 +1,10 @@
-"""Compiled programs are kept on disk, and devices of one kind share them.
+"""Compiled programs are kept on disk and, once loaded, in memory; devices of one kind share them.
 
 JAX has no public interface for two things that this takes. This module alone uses the private one.
 If JAX has changed, programs are compiled as often as JAX does by itself.
 """
 
+import collections
 import contextlib
 import hashlib
 import inspect
@@ -19,6 +20,10 @@ AUTO = "auto"
 _MOST_BYTES = 1 << 30  # of kept programs; those used longest ago are removed first
 _USUAL_LEAST_SECS = 1.0  # JAX by itself keeps no program that took less time to compile
 _CACHE_WRITE = ["cache_key", "compile_time_secs", "module_name", "backend", "executable"]
+_CACHE_READ = ["module_name", "cache_key", "compile_options", "backend", "executable_devices"]
+_COMPILE = ["backend", "computation", "executable_devices", "compile_options", "host_callbacks"]
+_COMPILE += ["module_name", "cache_key"]
+_MOST_LOADED = 256  # programs in memory, each on its device; those used longest ago are let go
 _HASH_OPTIONS = ["hash_obj", "compile_options_obj", "strip_device_assignment"]
 
 
@@ -36,6 +41,7 @@ def keep(where: str = AUTO) -> None:
         return
     _share_between_devices()
     _write_whole()
+    _hold_loaded()
     if has.jax_compilation_cache_dir and where == AUTO:
         return
     directory = default_directory() if where == AUTO else pathlib.Path(where).expanduser()
@@ -118,6 +124,88 @@ def _share_between_devices() -> None:
     if not getattr(plain, "shares_programs", False):
         without_device.shares_programs = True  # type: ignore[attr-defined]
         cache_key._hash_serialized_compile_options = without_device
+
+
+class _Loaded:
+    """The programs that this process has loaded, by the digest that finds them on disk.
+
+    `jax.clear_caches()` empties it: JAX calls the methods that `functools.lru_cache` has, too.
+    """
+
+    def __init__(self) -> None:
+        self._programs: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, key: str, backend: Any, devices: Any) -> Any:
+        place = key, id(backend), tuple(device.id for device in devices)
+        with self._lock:
+            program, of = self._programs.get(place, (None, None))
+            if program is not None and of is backend:
+                self._programs.move_to_end(place)
+                return program
+        return None
+
+    def hold(self, key: str, backend: Any, devices: Any, program: Any) -> None:
+        place = key, id(backend), tuple(device.id for device in devices)
+        with self._lock:
+            self._programs[place] = program, backend
+            while len(self._programs) > _MOST_LOADED:
+                self._programs.popitem(last=False)
+
+    def cache_clear(self) -> None:
+        with self._lock:
+            self._programs.clear()
+
+    def cache_info(self) -> str:
+        return f"{len(self._programs)} programs"
+
+    def cache_keys(self) -> list[Any]:
+        return list(self._programs)
+
+
+def _hold_loaded() -> None:
+    """Has a program that is loaded already not loaded again: to link a large one takes a second.
+
+    JAX (0.10 to 0.12) keeps loaded programs by the Python function that they were made of, and a
+    second run has functions of its own.
+    """
+    try:
+        from jax._src import compiler, util
+
+        read, compile_anew = compiler._cache_read, compiler._compile_and_write_cache
+        if getattr(read, "holds", False):
+            return
+        if list(inspect.signature(read).parameters)[:5] != _CACHE_READ:
+            return
+        if list(inspect.signature(compile_anew).parameters) != _COMPILE:
+            return
+        loaded = _Loaded()
+        util.register_cache(loaded, "programs that hetjax holds")
+    except (ImportError, AttributeError):
+        return
+
+    def held_or_read(
+        name: str, key: str, options: Any, backend: Any, devices: Any, callbacks: Any = ()
+    ) -> tuple[Any, int | None]:
+        if (program := loaded.find(key, backend, devices)) is not None:
+            return program, 0
+        more = (callbacks,) if callbacks else ()
+        program, secs = read(name, key, options, backend, devices, *more)
+        if program is not None and not callbacks:
+            loaded.hold(key, backend, devices, program)
+        return program, secs
+
+    def compile_and_hold(
+        backend: Any, computation: Any, devices: Any, options: Any, callbacks: Any, *named: Any
+    ) -> Any:
+        program = compile_anew(backend, computation, devices, options, callbacks, *named)
+        if not callbacks:
+            loaded.hold(named[-1], backend, devices, program)
+        return program
+
+    held_or_read.holds = True  # type: ignore[attr-defined]
+    compiler._cache_read = held_or_read  # type: ignore[assignment]
+    compiler._compile_and_write_cache = compile_and_hold  # type: ignore[assignment]
 
 
 def _write_whole() -> None:

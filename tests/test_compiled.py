@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 from jax._src import compiler, lru_cache
 
@@ -79,6 +80,56 @@ def test_a_run_is_compiled_once_for_all_devices_and_runs_to_come(tmp_path):
     (third, _) = run_twice(tmp_path, {})
     assert third[0] == 0
     assert first[2] == second[2] == third[2]
+
+
+SWEEP = """
+def fit_at(rate):
+    optax.sgd = lambda _: optax.adam(rate)
+    fit()
+
+for rate in RATES:
+    fit_at(rate)
+    for path in pathlib.Path(sys.argv[1]).rglob("*-cache"):
+        path.unlink()
+jax.clear_caches()
+fit_at(rate)
+"""
+
+
+def test_another_learning_rate_compiles_nothing_and_reads_nothing(tmp_path):
+    """What is on disk is removed after each fit, so a program is in memory or compiled."""
+
+    def swept(rates):
+        code = TWICE.replace("FIELDS", "{}").removesuffix("fit()\nfit()\n")
+        code += SWEEP.replace("RATES", repr(rates))
+        environ = {name: value for name, value in os.environ.items() if name[:4] != "JAX_"}
+        ended = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)],
+            env={**environ, "XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [tuple(map(float, line.split())) for line in ended.stdout.splitlines()]
+
+    first, second, third, cleared = swept([1e-3, 3e-3, 1e-4])
+    assert first[0] > 0
+    assert second[0] == third[0] == 0
+    assert cleared[0] > 0
+    assert len({first[2], second[2], third[2]}) == 3  # each trained by its own rate
+    assert third[2] == cleared[2] == swept([1e-4])[0][2]
+
+
+def test_no_more_programs_are_in_memory_than_may_be(monkeypatch):
+    monkeypatch.setattr(compiled, "_MOST_LOADED", 2)
+    loaded, backend = compiled._Loaded(), object()
+    for key in ("first", "second", "third"):
+        loaded.hold(key, backend, jax.devices()[:1], key)
+        assert loaded.find("first", backend, jax.devices()[:1]) == "first"
+    assert len(loaded.cache_keys()) == 2
+    assert loaded.find("second", backend, jax.devices()[:1]) is None  # used longest ago
+    assert loaded.find("third", backend, jax.devices()[1:2]) is None
+    assert loaded.find("third", object(), jax.devices()[:1]) is None
 
 
 @pytest.mark.slow

@@ -33,7 +33,9 @@ NOT_OURS = {
     "hetjax/compiled.py": {  # of jax
         "_src",
         "_CACHE_SUFFIX",
+        "_cache_read",
         "_cache_write",
+        "_compile_and_write_cache",
         "_hash_serialized_compile_options",
     },
     "hetjax/zoo/builders/prepared.py": {"_active"},  # of tensorflow_datasets

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -17,6 +18,7 @@ from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.ordering import ordering
 from hetjax.rounds import forms, packing, rules
+from hetjax.rounds import rates as rates_lib
 from hetjax.rounds import reduce as reduce_lib
 from hetjax.rounds import update as update_lib
 from hetjax.rounds import weighting as weighting_lib
@@ -50,6 +52,7 @@ def make_sync(
     stop_on_nonfinite: bool = True,
     totals: Callable | None = None,
     ema: float = 0.0,
+    rates: np.ndarray | None = None,
 ) -> SyncFn:
     """Builds the sync phase: what the workers contributed becomes a new state.
 
@@ -67,6 +70,7 @@ def make_sync(
         stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
         totals: of `shared_sums`, where the sums have met before; in the collective form alone.
         ema: decay of the average of parameters and model's state; 0: there is none.
+        rates: of the optimiser, from `rates.of_update`; then `rates=` is to be given, f[n].
 
     Returns:
         A pure function `(state, contributed, shares, active, metrics=(), given=()) ->
@@ -91,6 +95,7 @@ def make_sync(
         stop_on_nonfinite,
         ema,
     )
+    known = rates
 
     def body(
         form: forms.Form,
@@ -101,6 +106,7 @@ def make_sync(
         active: Any,
         metrics: types.SyncMetrics | tuple[()] = (),
         given: types.PyTree = (),
+        rates: Any = (),
     ) -> Synchronised:
         reduced, metrics, is_empty = reduce_lib.reduce(
             how_to_reduce, form, contributed, shares, metrics
@@ -112,7 +118,10 @@ def make_sync(
         if optimizer is None:
             left, mean, own = update_lib.mean(how_to_update, form, state, *rest, active=active)
             return Synchronised(left, (), metrics, flips, mean, own)
-        state, step = update_lib.update(how_to_update, form, state, *rest, active=active)
+        how = how_to_update
+        if known is not None and how.optimizer is not None:
+            how = how._replace(optimizer=rates_lib.given(how.optimizer, known, rates))
+        state, step = update_lib.update(how, form, state, *rest, active=active)
         carried = begin(state.params, state.kept, given)
         return Synchronised(state, carried, metrics, flips, step=step)
 
@@ -140,7 +149,7 @@ def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
     on_mesh = jax.shard_map(
         body_of_rows,
         mesh=mesh,
-        in_specs=(rows, rows, whole, whole, whole, whole),
+        in_specs=(rows, rows, whole, whole, whole, whole, whole),
         out_specs=Synchronised(*placed),
         check_vma=False,  # an optimiser's own `cond` may mix constants with what varies by worker
     )
@@ -152,8 +161,9 @@ def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
         active: Any,
         metrics: types.SyncMetrics | tuple[()] = (),
         given: types.PyTree = (),
+        rates: Any = (),
     ) -> Synchronised:
-        return on_mesh(state, contributed, shares, active, metrics, given)
+        return on_mesh(state, contributed, shares, active, metrics, given, rates)
 
     return synchronise
 
