@@ -266,7 +266,8 @@ def _wanted(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.nd
     is_quiet = state.chosen != _RECENT and not state.fitted.settling and not suspicious
     if not (is_quiet and state.fitted.rounds % _EVERY and shares.are_allowed(recent, budget, caps)):
         costs = estimate.costs_of(state.recent_overhead_secs, state.recent_secs)
-        recent = solver.solve_quotas(costs, budget, caps=caps, current=recent)
+        gains = fitted.IDLE_GAINS
+        recent = solver.solve_with_all(costs, budget, caps=caps, current=recent, **gains)
     sample = state.sampled.quotas
     if not shares.are_allowed(sample, budget, caps):
         sample = quotas

@@ -19,6 +19,8 @@ _COMMON = 3.0  # standard errors beyond which the median residual is a change of
 _WARMED = 0.8  # if a round takes less than this part of what the first ones say, they were cold
 _LITTLE = 3  # most first rounds of a worker that may have been cold
 _KEPT_IDLE = 2.0  # rounds as many as what was seen of a worker counts once it has quota 0
+# Part of the round that quota 0 must save for a worker to get it, and at which it has it no more.
+IDLE_GAINS = {"held": 0.05, "returning": 0.02}
 _SOLVE_ROUNDS = 8  # between two solutions when settled: one costs the host 0.2 ms
 
 
@@ -112,7 +114,7 @@ def fitted(options: Options) -> policies.QuotaPolicy:
         lowered = (state.kept > caps) & (caps > 0)  # for this round alone
         if total != state.budget or lowered.any():
             return solver.solve_quotas(costs, total, caps=caps, current=state.kept), state
-        kept = solver.solve_quotas(costs, total, caps=caps, current=state.kept)
+        kept = solver.solve_with_all(costs, total, caps=caps, current=state.kept, **IDLE_GAINS)
         stays = shares.are_allowed(state.kept, total, caps)
         if stays and not _is_worth_it(options, state, costs, kept):
             kept = state.kept
@@ -285,7 +287,7 @@ def _is_worth_it(
     options: Options, state: FittedState, costs: costs_lib.WorkerCosts, quotas: np.ndarray
 ) -> bool:
     """Whether to leave the kept quotas for these."""
-    if state.settling:
+    if state.settling or ((quotas > 0) & (state.kept == 0)).any():
         return True
     old, new = costs.round_secs(state.kept), costs.round_secs(quotas)
     slowest = [int(np.argmax(old)), int(np.argmax(new))]
