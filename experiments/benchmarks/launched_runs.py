@@ -17,6 +17,45 @@ from hetjax.zoo import config as config_lib
 
 SHARES = (1.0, 0.5, 0.25, 0.25)
 MOST_SECS = 900.0  # of a run
+_LAST = 20  # rounds; single ones are trials
+
+
+class Task(NamedTuple):
+    """A model, its rounds, and how long each arm runs."""
+
+    title: str
+    model: dict[str, Any]
+    microbatch_size: int
+    budget: int
+    rounds: Mapping[str, int]  # of each arm
+    ddp_flags: tuple[str, ...]
+    target_over_ddp: str
+
+    @property
+    def batch(self) -> int:
+        return self.microbatch_size * self.budget
+
+
+TASKS = {
+    "mlp": Task(
+        "MLP 3072-1024-1024-1024-10 (5.3 million parameters)",
+        {"name": "mlp", "hidden": (1024, 1024, 1024)},
+        microbatch_size=512,
+        budget=8,  # half as many examples each take longer by a twentieth
+        rounds={"adaptive": 98, "equal": 28, "ddp": 16},
+        ddp_flags=(),
+        target_over_ddp="≥ 2",
+    ),
+    "lenet": Task(
+        "LeNet (62,006 parameters)",
+        {"name": "lenet"},
+        microbatch_size=32,
+        budget=64,
+        rounds={"adaptive": 200, "equal": 64, "ddp": 44},
+        ddp_flags=("--channels_last",),  # 1.2x as fast
+        target_over_ddp="≥ 1.5",
+    ),
+}
 
 
 class Arm(NamedTuple):
@@ -26,7 +65,7 @@ class Arm(NamedTuple):
     round_secs: float
     waiting: float = 0.0  # share of the workers' time in the local phase
     beside: float = 0.0  # share of a round beside its longest local phase
-    quotas: tuple[int, ...] = ()
+    quotas: tuple[int, ...] = ()  # of most of its last rounds
     first_examples_per_sec: float = 0.0  # of the rounds before
 
 
@@ -41,9 +80,20 @@ def of_lines(lines: Sequence[Mapping[str, Any]], skipped: int) -> Arm:
         secs / len(steady),
         statistics.mean(line["waiting_fraction"] for line in steady),
         1 - sum(line["local_secs"] for line in steady) / secs,
-        tuple(steady[-1]["quotas"]),
+        statistics.mode(tuple(line["quotas"]) for line in steady[-_LAST:]),
         _speed(lines[:skipped]) if skipped else 0.0,
     )
+
+
+def clocks(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
+    """What the workers' clocks said in each full round, as `tests/quota` replays it."""
+    full = [line for line in lines if line["full"]]
+    nothing = [0.0] * len(lines[0]["quotas"])
+    return {
+        "microbatches_done": [line["microbatches_done"] for line in full],
+        "compute_secs": [[round(x, 4) for x in line["compute_secs"]] for line in full],
+        "host_secs": [[round(x, 4) for x in line["host_secs"] or nothing] for line in full],
+    }
 
 
 def _speed(lines: Sequence[Mapping[str, Any]]) -> float:
@@ -127,3 +177,43 @@ def train_command(workdir: pathlib.Path, data_dir: str | None, **fields: Any) ->
     path = workdir.with_suffix(".json")
     path.write_text(json.dumps(given))
     return [sys.executable, "-m", "experiments.train", f"--config={path}", f"--workdir={workdir}"]
+
+
+def run_lines(
+    task: Task,
+    policy: str,
+    num_rounds: int,
+    shares: Sequence[float],
+    data_dir: str | None,
+    *,
+    checkout: pathlib.Path | None = None,
+) -> list[dict[str, Any]]:
+    """Trains a task at these shares, and returns the lines of its rounds.
+
+    Args:
+        task: what is trained.
+        policy: of the quotas.
+        num_rounds: as many as there are.
+        shares: of each worker.
+        data_dir: has CIFAR-10.
+        checkout: as of `run_workers`.
+    """
+    workdir = pathlib.Path(tempfile.mkdtemp(dir=directory()))
+    epochs = -(-num_rounds * task.batch // 50_000)
+    rounds_per_epoch = -(-num_rounds // epochs)
+    command = train_command(
+        workdir,
+        data_dir,
+        epochs=epochs,
+        eval_every=1_000,
+        microbatch_size=task.microbatch_size,
+        budget=task.budget,
+        data={"num_train": rounds_per_epoch * task.batch},
+        model=task.model,
+        optimizer={"learning_rate": 0.01},
+        quota={"policy": policy},
+        cluster={"num_workers": len(shares)},
+        checkpoint={"every_secs": 0.0},
+    )
+    run_workers(shares, command, checkout=checkout)
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

@@ -1,9 +1,10 @@
 """What do real processes at unequal CPU shares reach, against equal split and PyTorch DDP?
 
     python -m experiments.benchmarks.processes [--only=GROUP,…] [--data_dir=DIR]
-        [--torch_python=PATH] [--repeats=2] [--before=DIR]
+        [--torch_python=PATH] [--repeats=2] [--before=DIR] [--runs=10] [--clocks=FILE]
 
-experiments/results/processes/README.md keeps the tables. Groups: alone, mlp, lenet, batches, kill.
+experiments/results/processes/README.md keeps the tables. Groups: alone, mlp, lenet, batches,
+quotas, kill.
 All train on CIFAR-10, which has to be in DIR. Every arm is a run of `hetjax.launch` of its own, so
 that all are held to their shares in the same way, and arms take turns. torch may belong to another
 interpreter.
@@ -11,6 +12,7 @@ With --before, a checkout of an earlier version, mlp and lenet compare this one 
 Nothing else may need the machine meanwhile: cores that are shared out in full have nothing left.
 """
 
+import collections
 import contextlib
 import functools
 import json
@@ -20,16 +22,15 @@ import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from absl import app, flags, logging
 
 from experiments.benchmarks import core_speed, launched_runs, process_recovery
-from experiments.benchmarks.launched_runs import SHARES
+from experiments.benchmarks.launched_runs import SHARES, TASKS, Task
 from experiments.benchmarks.rows import Row, print_tables
+from hetjax import quota
 from hetjax.data import sources
 from hetjax.zoo import datasets
 
@@ -41,50 +42,17 @@ _DATA_DIR = flags.DEFINE_string(
 _TORCH_PYTHON = flags.DEFINE_string("torch_python", sys.executable, "Interpreter that has torch.")
 _BEFORE = flags.DEFINE_string("before", None, "Checkout that mlp and lenet are compared with.")
 _REPEATS = flags.DEFINE_integer("repeats", 2, "Runs of each arm.", 1)
+_RUNS = flags.DEFINE_integer("runs", 10, "Of `quotas`.", 1)
+_CLOCKS = flags.DEFINE_string("clocks", None, "Gets the workers' clocks of `quotas`, JSON.")
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _BASELINE = pathlib.Path(__file__).with_name("ddp_baseline.py")
 _CORE_SPEED = pathlib.Path(__file__).with_name("core_speed.py")
 
 
-class Task(NamedTuple):
-    """A model, its rounds, and how long each arm runs."""
-
-    title: str
-    model: dict[str, Any]
-    microbatch_size: int
-    budget: int
-    rounds: Mapping[str, int]  # of each arm
-    ddp_flags: tuple[str, ...]
-    target_over_ddp: str
-
-    @property
-    def batch(self) -> int:
-        return self.microbatch_size * self.budget
-
-
-TASKS = {
-    "mlp": Task(
-        "MLP 3072-1024-1024-1024-10 (5.3 million parameters)",
-        {"name": "mlp", "hidden": (1024, 1024, 1024)},
-        microbatch_size=512,
-        budget=8,  # half as many examples each take longer by a twentieth
-        rounds={"adaptive": 98, "equal": 28, "ddp": 16},
-        ddp_flags=(),
-        target_over_ddp="≥ 2",
-    ),
-    "lenet": Task(
-        "LeNet (62,006 parameters)",
-        {"name": "lenet"},
-        microbatch_size=32,
-        budget=64,
-        rounds={"adaptive": 200, "equal": 64, "ddp": 44},
-        ddp_flags=("--channels_last",),  # 1.2x as fast
-        target_over_ddp="≥ 1.5",
-    ),
-}
 # First rounds: until the policy has settled, and memory and caches are as they stay.
 SKIPPED = {"adaptive": 50, "equal": 4, "ddp": 4}
+_QUOTA_ROUNDS = 70  # of a run of `quotas`
 # The faster one counts. Compiled is measured alone: a quarter of a core compiles for minutes.
 _DDP_VARIANTS = {
     "as torch has it": ("--plain",),
@@ -102,29 +70,10 @@ def run_hetjax(
     checkout: pathlib.Path | None = None,
 ) -> launched_runs.Arm:
     """One run of hetjax at these shares, of another checkout where one is given."""
-    workdir = pathlib.Path(tempfile.mkdtemp(dir=launched_runs.directory()))
-    epochs = -(-num_rounds * task.batch // 50_000)
-    rounds_per_epoch = -(-num_rounds // epochs)
-    command = launched_runs.train_command(
-        workdir,
-        _DATA_DIR.value,
-        epochs=epochs,
-        eval_every=1_000,
-        microbatch_size=task.microbatch_size,
-        budget=task.budget,
-        data={"num_train": rounds_per_epoch * task.batch},
-        model=task.model,
-        optimizer={"learning_rate": 0.01},
-        quota={"policy": policy},
-        cluster={"num_workers": len(shares)},
-        checkpoint={"every_secs": 0.0},
+    lines = launched_runs.run_lines(
+        task, policy, num_rounds, shares, _DATA_DIR.value, checkout=checkout
     )
-    launched_runs.run_workers(shares, command, checkout=checkout)
-    return launched_runs.of_lines(_read_lines(workdir / "metrics.jsonl"), SKIPPED.get(policy, 4))
-
-
-def _read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return launched_runs.of_lines(lines, SKIPPED.get(policy, 4))
 
 
 @functools.cache
@@ -359,11 +308,37 @@ def batches_rows() -> list[Row]:
     return rows
 
 
+def quotas_rows() -> list[Row]:
+    """Where the quotas of the MLP settle, run after run."""
+    task, found, kept = TASKS["mlp"], [], []
+    costs = quota.WorkerCosts(0.0, 1.0 / np.array(SHARES))
+    best = tuple(quota.solve_quotas(costs, task.budget).tolist())
+    for _ in range(_RUNS.value):
+        lines = launched_runs.run_lines(task, "adaptive", _QUOTA_ROUNDS, SHARES, _DATA_DIR.value)
+        found.append(launched_runs.of_lines(lines, SKIPPED["adaptive"]).quotas)
+        kept.append(launched_runs.clocks(lines))
+        if _CLOCKS.value:
+            pathlib.Path(_CLOCKS.value).write_text(json.dumps(kept))
+    counts = collections.Counter(found)
+    texts = [f"{' '.join(map(str, own))}: {count}" for own, count in counts.most_common()]
+    return [
+        Row(
+            f"{task.title}, 4 processes at shares {' : '.join(f'{share:g}' for share in SHARES)}, "
+            f"{task.budget} microbatches of {task.microbatch_size}: runs that went to "
+            f"{' '.join(map(str, best))}, in most of their rounds "
+            f"{SKIPPED['adaptive']} to {_QUOTA_ROUNDS}",
+            "9 of 10",
+            f"{counts[best]} of {len(found)} ({'; '.join(texts)})",
+        )
+    ]
+
+
 GROUPS: dict[str, Callable[[], list[Row]]] = {
     "alone": alone_rows,
     "mlp": functools.partial(task_rows, "mlp"),
     "lenet": functools.partial(task_rows, "lenet"),
     "batches": batches_rows,
+    "quotas": quotas_rows,
     "kill": lambda: process_recovery.kill_rows(_DATA_DIR.value),
 }
 

@@ -37,6 +37,7 @@ _VAGUE = 0.1  # relative standard error above which that counts
 _HICCUP = 10  # rounds after which one that used to work, or began slowly, is seen again anyway
 _LATE, _LATE_NOISE = 4.0, 6.0  # times slower than usual, and standard deviations, of a late round
 _COLD = 4.0  # a worker's first rounds may be so many times slower than the next
+_CHEAP = 2.0  # rounds that a look at a worker takes at most that is seen again and again
 
 
 class AdaptiveState(NamedTuple):
@@ -265,7 +266,8 @@ def _wanted(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.nd
     is_quiet = state.chosen != _RECENT and not state.fitted.settling and not suspicious
     if not (is_quiet and state.fitted.rounds % _EVERY and shares.are_allowed(recent, budget, caps)):
         costs = estimate.costs_of(state.recent_overhead_secs, state.recent_secs)
-        recent = solver.solve_quotas(costs, budget, caps=caps, current=recent)
+        gains = fitted.IDLE_GAINS
+        recent = solver.solve_with_all(costs, budget, caps=caps, current=recent, **gains)
     sample = state.sampled.quotas
     if not shares.are_allowed(sample, budget, caps):
         sample = quotas
@@ -332,8 +334,10 @@ def _with_probe(state: AdaptiveState, caps: np.ndarray) -> tuple[np.ndarray, Ada
     cold = (model.samples.start_count == 1) | (model.seen_little & (cusum > 0.0))
     again = (cusum > _SUSPICIOUS) | unsure | (cold & (alone <= _COLD * round_secs))
     due = idle & (again | (state.idle_rounds >= interval))
-    favoured = (state.worked >= _HICCUP) | (model.seen_little & (state.probes == 0))
-    favoured &= idle & ~due & (state.idle_rounds >= _HICCUP)
+    doublings = 2.0 ** np.minimum(state.probes, _MOST_DOUBLINGS)
+    once = (state.worked >= _HICCUP) | (model.seen_little & (state.probes == 0))
+    cheap = (alone <= _CHEAP * round_secs) & (state.idle_rounds >= _HICCUP * doublings)
+    favoured = idle & ~due & (cheap | (once & (state.idle_rounds >= _HICCUP)))
     due = np.flatnonzero(due | favoured)[: state.budget // 2]
     if not due.size:
         return wanted.copy(), state

@@ -18,6 +18,9 @@ _CLIPPED = 6.0  # a score farther off counts as this
 _COMMON = 3.0  # standard errors beyond which the median residual is a change of all workers
 _WARMED = 0.8  # if a round takes less than this part of what the first ones say, they were cold
 _LITTLE = 3  # most first rounds of a worker that may have been cold
+_KEPT_IDLE = 2.0  # rounds as many as what was seen of a worker counts once it has quota 0
+# Part of the round that quota 0 must save for a worker to get it, and at which it has it no more.
+IDLE_GAINS = {"held": 0.05, "returning": 0.02}
 _SOLVE_ROUNDS = 8  # between two solutions when settled: one costs the host 0.2 ms
 
 
@@ -28,6 +31,7 @@ class FittedState(NamedTuple):
     overhead_secs: np.ndarray  # f64[n], fitted; NaN: never seen
     secs_per_microbatch: np.ndarray  # f64[n], fitted; NaN: never seen
     samples: estimate.Samples  # since each worker's last change
+    seen: np.ndarray  # i64[n], rounds in which it was seen since then
     watch: changes.Watch
     pace: float  # how many times slower than fitted all were in the last round; 1: not clearly
     settling: int  # rounds left in which every better solution is taken
@@ -49,7 +53,7 @@ class FittedState(NamedTuple):
     @property
     def seen_little(self) -> np.ndarray:
         """Workers of which all rounds seen may have been cold, bool[n]."""
-        return self.samples.start_count <= _LITTLE
+        return self.seen <= _LITTLE
 
 
 class Options(NamedTuple):
@@ -91,6 +95,7 @@ def fitted(options: Options) -> policies.QuotaPolicy:
             overhead_secs=unknown,
             secs_per_microbatch=unknown,
             samples=estimate.no_samples(num_workers),
+            seen=zeros,
             watch=changes.init(num_workers),
             pace=1.0,
             settling=options.settle_rounds,
@@ -109,7 +114,7 @@ def fitted(options: Options) -> policies.QuotaPolicy:
         lowered = (state.kept > caps) & (caps > 0)  # for this round alone
         if total != state.budget or lowered.any():
             return solver.solve_quotas(costs, total, caps=caps, current=state.kept), state
-        kept = solver.solve_quotas(costs, total, caps=caps, current=state.kept)
+        kept = solver.solve_with_all(costs, total, caps=caps, current=state.kept, **IDLE_GAINS)
         stays = shares.are_allowed(state.kept, total, caps)
         if stays and not _is_worth_it(options, state, costs, kept):
             kept = state.kept
@@ -122,9 +127,11 @@ def fitted(options: Options) -> policies.QuotaPolicy:
         pace = _common_pace(state, done, times.compute_secs, seen & (state.kept > 0))
         secs = np.where(busy, times.compute_secs, 1.0) / pace
         first = np.where(done > 1, times.first_secs / pace, np.where(busy, secs, np.nan))
-        warmed = seen & (secs < _WARMED * _expected(state, done)) & state.seen_little
+        idle = seen & (state.kept == 0) & (state.kept.sum() > 0)
+        warmed = seen & (secs < _WARMED * _expected(state, done)) & (state.seen_little | idle)
         if warmed.any():
             state, seen = _forget(state, warmed), seen & ~warmed
+        state = _faded(state, idle)
         state, factors = _score(state, done, first, secs, seen, options.drift)
         new = estimate.samples_of(done, first * factors, secs * factors)
         samples = estimate.add(state.samples, new)
@@ -133,11 +140,13 @@ def fitted(options: Options) -> policies.QuotaPolicy:
             window = estimate.samples_of(watch.done, watch.first_secs, watch.compute_secs)
             since = estimate.Samples(*(field.sum(axis=1) for field in window))
             samples = estimate.choose(changed, since, samples)
+        num_seen = np.where(changed, samples.start_count, state.seen + busy).astype(np.int64)
         overhead, slope = estimate.fit(samples, state.overhead_secs, state.secs_per_microbatch)
         return state._replace(
             overhead_secs=overhead,
             secs_per_microbatch=slope,
             samples=samples,
+            seen=num_seen,
             watch=watch,
             pace=pace,
             settling=options.settle_rounds if changed.any() else max(state.settling - 1, 0),
@@ -164,8 +173,22 @@ def _forget(state: FittedState, workers: np.ndarray) -> FittedState:
         overhead_secs=np.where(workers, np.nan, state.overhead_secs),
         secs_per_microbatch=np.where(workers, np.nan, state.secs_per_microbatch),
         samples=estimate.choose(workers, unseen, state.samples),
+        seen=np.where(workers, 0, state.seen),
         watch=changes.forget(state.watch, workers),
     )
+
+
+def _faded(state: FittedState, workers: np.ndarray) -> FittedState:
+    """What is known of the workers where bool[n] is true counts as a few rounds at most.
+
+    A worker of quota 0 is seen rarely. Rounds of long ago, such as those of a slow start, would
+    decide for hundreds of rounds.
+    """
+    if not workers.any():
+        return state
+    rounds = np.maximum(state.samples.start_count, 1e-12)
+    kept = np.where(workers, np.minimum(_KEPT_IDLE / rounds, 1.0), 1.0)
+    return state._replace(samples=estimate.Samples(*(kept * field for field in state.samples)))
 
 
 def _expected(state: FittedState, done: np.ndarray) -> np.ndarray:
@@ -264,7 +287,7 @@ def _is_worth_it(
     options: Options, state: FittedState, costs: costs_lib.WorkerCosts, quotas: np.ndarray
 ) -> bool:
     """Whether to leave the kept quotas for these."""
-    if state.settling:
+    if state.settling or ((quotas > 0) & (state.kept == 0)).any():
         return True
     old, new = costs.round_secs(state.kept), costs.round_secs(quotas)
     slowest = [int(np.argmax(old)), int(np.argmax(new))]

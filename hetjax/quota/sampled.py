@@ -20,6 +20,7 @@ _EVERY = 4  # rounds between two looks, once many are kept
 _MOVES = 4  # most moves of a look
 _MIN_GAIN = 0.002  # part of the mean round that a move must save
 _LATE_MIN_GAIN = 0.01  # the same, once as many rounds are kept as may be
+_LAST_GAIN = 0.05  # the same, if it takes a worker's last microbatch, with which it is seen no more
 _CONFIDENCE = 1.0  # standard errors of what it saves that a move must save
 
 
@@ -117,7 +118,8 @@ def improved(
         total[quotas >= caps] = np.inf
         total[giver] = np.inf
         taker = int(np.argmin(total))
-        if not total[taker] < (1.0 - min_gain) * longest.sum():
+        least = max(min_gain, _LAST_GAIN) if quotas[giver] == 1 else min_gain
+        if not total[taker] < (1.0 - least) * longest.sum():
             break
         saved = longest - np.maximum(added[:, taker], rest)
         if saved.sum() < _CONFIDENCE * np.sqrt((saved**2).sum()):

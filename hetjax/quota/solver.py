@@ -86,6 +86,55 @@ def solve_quotas(
         guard = np.where(doubtful, 2 * guard, guard)
 
 
+def solve_with_all(
+    costs: costs_lib.WorkerCosts,
+    total: int,
+    *,
+    caps: np.ndarray,
+    current: np.ndarray,
+    held: float,
+    returning: float,
+) -> np.ndarray:
+    """The exact quotas, but for workers whose one microbatch would hardly make the round longer.
+
+    With quota 0 a worker is seen no more, and clocks are not exact to some percent. So those of
+    which one microbatch ends within the allowed part beyond the shortest round get one, and the
+    others divide what is left. The round is at most that part longer.
+
+    Args:
+      costs, total, caps: as for `solve_quotas`.
+      current: i64[n], the quotas held now; all 0: none yet.
+      held: the part of the round allowed for who holds microbatches, or where nobody does.
+      returning: the part allowed for who holds none; less, so that noise moves nobody to and fro.
+
+    Returns:
+      i64[n], the quotas.
+
+    Example:
+      >>> from hetjax.quota import costs
+      >>> both = {"caps": np.array([8, 8]), "held": 0.05, "returning": 0.02}
+      >>> near = costs.WorkerCosts(0.0, [1.0, 8.2])
+      >>> solve_quotas(near, 8).tolist()
+      [8, 0]
+      >>> solve_with_all(near, 8, current=np.array([7, 1]), **both).tolist()
+      [7, 1]
+      >>> solve_with_all(near, 8, current=np.array([8, 0]), **both).tolist()
+      [8, 0]
+    """
+    quotas = solve_quotas(costs, total, caps=caps, current=current)
+    if quotas[caps > 0].all():
+        return quotas
+    allowed = np.where((current > 0) | (current.sum() == 0), held, returning)
+    round_secs = costs.round_secs(quotas).max()
+    alone = costs.overhead_secs + costs.secs_per_microbatch
+    given = (caps > 0) & ((quotas > 0) | (alone <= (1.0 + allowed) * round_secs))
+    if (quotas > 0).sum() == given.sum() or given.sum() > total:
+        return quotas
+    more = costs_lib.WorkerCosts(alone, costs.secs_per_microbatch)
+    rest, room = total - int(given.sum()), np.where(given, caps - 1, 0)
+    return given + solve_quotas(more, rest, caps=room, current=np.maximum(current - given, 0))
+
+
 def optimal_round_secs(
     costs: costs_lib.WorkerCosts, total: int, *, caps: ArrayLike | None = None
 ) -> float:
