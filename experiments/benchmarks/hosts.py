@@ -35,7 +35,7 @@ _DATA_DIR = flags.DEFINE_string(
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each arm.", 1, allow_override=True)
 
 RATES = {"1gbit": 1e9, "100mbit": 1e8}  # bits a second, each way
-SKIPPED, ROUNDS, ROUNDS_PER_EPOCH, TURNS = 4, 32, 8, 4
+SKIPPED, ROUNDS, ROUNDS_PER_EPOCH, TURNS = 4, 24, 8, 4
 
 
 class Measured(NamedTuple):
@@ -126,6 +126,11 @@ def on_two_hosts(task: processes.Task) -> dict[str, Measured]:
     return {rate: of_lines(found[rate], sent[rate]) for rate in RATES}
 
 
+def _note(name: str, run: Measured) -> None:
+    """So that a run is not lost where the rows do not come."""
+    print(f"load {os.getloadavg()[0]:.0f}, {name}: {told([run], 1e9)}", file=sys.stderr, flush=True)
+
+
 def hosts_rows() -> list[Row]:
     """One host and two, at each rate, in turn."""
     if why := engine_hosts.missing():
@@ -135,6 +140,7 @@ def hosts_rows() -> list[Row]:
         for name, task in processes.TASKS.items():
             for rate, measured in {"": by_hand(task), **on_two_hosts(task)}.items():
                 found.setdefault((name, rate), []).append(measured)
+                _note(f"{name}, {rate or 'one host'}", measured)
     rows = []
     for name, task in processes.TASKS.items():
         for rate in ("", *RATES):
@@ -218,6 +224,7 @@ def engines_rows() -> list[Row]:
         for turn in range(_REPEATS.value):
             for name in list(arms)[:: 1 if turn % 2 else -1]:  # neither is always the first
                 found[name].append(arms[name]())
+                _note(name, found[name][-1])
     base = [run.round_secs for run in found["the launcher"]]
     texts = []
     for name in arms:

@@ -20,7 +20,7 @@ from experiments.drills import engine_gangs
 from hetjax.processes import join
 
 NAMES = ("first", "second")
-PROGRAMS = ("unshare", "nsenter", "ip", "tc", "mount", "hostname")
+PROGRAMS = ("unshare", "nsenter", "setpriv", "ip", "tc", "mount", "hostname")
 _AHEAD_SECS = 100_000  # the clock of the second host
 _HOLD = (
     "hostname {name} && mount --bind {file} /etc/hosts && mount -t tmpfs none /dev/shm "
@@ -90,7 +90,7 @@ class Hosts:
             self._do(index, "tc", "qdisc", "replace", "dev", "link0", "root", *bucket)
 
     def inside(self, index: int, cwd: pathlib.Path | None = None) -> list[str]:
-        """What a command of this host begins with. It keeps its process id.
+        """What a command of this host begins with. It keeps its process id, and ends with this one.
 
         Args:
             index: of the host.
@@ -100,7 +100,14 @@ class Hosts:
         kinds = ("net", "mount", "uts", "time")
         files = ("net", "mnt", "uts", "time_for_children")
         entered = [f"--{kind}={of}/{file}" for kind, file in zip(kinds, files, strict=True)]
-        return ["nsenter", *entered, f"--wdns={cwd or pathlib.Path.cwd()}", "--"]
+        return [
+            "setpriv",
+            "--pdeathsig=KILL",
+            "nsenter",
+            *entered,
+            f"--wdns={cwd or pathlib.Path.cwd()}",
+            "--",
+        ]
 
     def processes(self) -> dict[int, str]:
         """What runs on the hosts: command lines by process id."""

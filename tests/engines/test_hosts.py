@@ -1,7 +1,10 @@
 """Two hosts of two processes each, started by hand: network namespaces of this machine."""
 
+import contextlib
 import functools
 import json
+import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -87,6 +90,41 @@ def test_what_is_left_on_a_host_is_seen(hosts):
     assert not hosts.processes()
     assert not hosts.unix_sockets()
     (second / "left").unlink()
+
+
+KILLED = """
+import os, pathlib, signal, subprocess, sys
+from experiments.drills import engine_hosts
+hosts = engine_hosts.Hosts(pathlib.Path(sys.argv[1]), "1gbit").__enter__()
+process = subprocess.Popen([*hosts.inside(1), "sleep", "900"], start_new_session=True)
+while not any("sleep" in words for words in hosts.processes().values()):
+    assert process.poll() is None
+network = pathlib.Path(f"/proc/{process.pid}/ns/net").readlink()
+print(network, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_program_that_is_killed_leaves_neither_hosts_nor_what_runs_there(job):
+    told = subprocess.run(
+        [sys.executable, "-c", KILLED, str(job.directory)],
+        env=job.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == -signal.SIGKILL
+    network = told.stdout.strip()
+    assert network.startswith("net:")
+
+    def is_gone():
+        for link in pathlib.Path("/proc").glob("[0-9]*/ns/net"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if os.readlink(link) == network:
+                    return False
+        return True
+
+    engine_gangs.until(is_gone, secs=60)
 
 
 def test_two_hosts_train_exactly_once_to_what_one_host_comes_to(undisturbed, job):
