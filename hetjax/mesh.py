@@ -114,8 +114,12 @@ def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = No
             f"have {len(devices)} devices together, and each device is a worker. Set "
             f"cluster.num_workers={len(devices)}, or start another number of processes"
         )
-    chosen = np.asarray(devices[:num_workers])
-    return Mesh(chosen, (WORKER_AXIS,), axis_types=(AxisType.Auto,))
+    return mesh_of(devices[:num_workers])
+
+
+def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
+    """These devices, in this order, on the mesh axis `WORKER_AXIS`."""
+    return Mesh(np.asarray(devices), (WORKER_AXIS,), axis_types=(AxisType.Auto,))
 
 
 def devices_of(platforms: Sequence[str], num_workers: int) -> list[jax.Device]:

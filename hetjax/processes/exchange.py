@@ -12,7 +12,7 @@ import secrets
 import select
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hetjax.processes import waits
@@ -34,6 +34,8 @@ class Exchange:
 
     def __init__(self, index: int, peers: Mapping[int, socket.socket]) -> None:
         self._index, self._peers = index, peers
+        self.processes = sorted({index, *peers})
+        """Those of this machine."""
         self._process_of = {peer.fileno(): process for process, peer in peers.items()}
 
     def __call__(self, message: bytes) -> list[bytes]:
@@ -110,12 +112,12 @@ def _naming(process: int) -> Iterator[None]:
         raise waits.LostProcessError(f"process {process} has ended") from error
 
 
-def connect(index: int, num_processes: int, board: Any) -> Exchange | None:
+def connect(index: int, processes: Sequence[int], board: Any) -> Exchange | None:
     """Connects the processes of one machine. All of them call it and get the same answer.
 
     Args:
         index: of this process.
-        num_processes: of the run.
+        processes: of this machine, this one too.
         board: a `processes.Board` for this alone, which says who is ready.
 
     Returns:
@@ -131,25 +133,27 @@ def connect(index: int, num_processes: int, board: Any) -> Exchange | None:
                 own = secrets.token_hex(16)
                 bound = stack.enter_context(_socket())
                 bound.bind(_address(own))
-                bound.listen(num_processes)
+                bound.listen(len(processes))
                 bound.settimeout(_PATIENCE_SECS)
                 listening = bound
         board.post(f"{index}", own if listening else "")
-        names = [
-            board.wait(f"{process}", _PATIENCE_SECS, what="come to the first meeting", by=process)
-            for process in range(num_processes)
-        ]
-        if not all(names):
+        names = {
+            process: board.wait(
+                f"{process}", _PATIENCE_SECS, what="come to the first meeting", by=process
+            )
+            for process in processes
+        }
+        if not all(names.values()):
             return None
         assert listening is not None
         peers = {}
-        for process in range(index):
+        for process in (other for other in processes if other < index):
             peers[process] = _socket()
             with _naming(process):
                 peers[process].connect(_address(names[process]))
                 peers[process].send(index.to_bytes(4, "little"))
-        with waits.Wait("connect", lambda: set(range(num_processes)) - {index} - peers.keys()):
-            while len(peers) < num_processes - 1:
+        with waits.Wait("connect", lambda: set(processes) - {index} - peers.keys()):
+            while len(peers) < len(processes) - 1:
                 try:
                     peer, _ = listening.accept()
                     if _user(peer) != os.geteuid():  # names can be read in /proc/net/unix

@@ -90,13 +90,21 @@ def _tell_hosts() -> None:
     _hosts.update({int(key): arrivals.Host(*told[key]) for key in sorted(told)})
 
 
-def processes_of_machine() -> int:
-    """How many processes of this run are on this machine, this one too.
+def machines() -> list[list[int]]:
+    """The processes of each machine, in order; [] where they have not told each other.
 
     Processes in two network namespaces are on two machines.
     """
-    own = _hosts.get(board_lib.runtime().process_id)
-    return max(1, sum(own is not None and host.machine == own.machine for host in _hosts.values()))
+    found: dict[str, list[int]] = {}
+    for process, host in _hosts.items():
+        found.setdefault(host.machine, []).append(process)
+    return list(found.values())
+
+
+def processes_of_machine() -> int:
+    """How many processes of this run are on this machine, this one too."""
+    own = board_lib.runtime().process_id
+    return next((len(processes) for processes in machines() if own in processes), 1)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
 """How the processes of a run meet: who is there, a short message to all, sums, rows to neighbours.
 
-There are two ways. `Collectives` are those of one runtime (Gloo, NCCL, ICI). `OneMachine` has a
-Unix socket between every two processes and adds up in memory that all of them have mapped. No other
-module asks which of the two it is. In both, a worker's row of the parameters goes to its neighbours
-by the runtime's collectives, inside the sync program (`topology/reducers.py`).
+There are three ways. `Collectives` are those of one runtime (Gloo, NCCL, ICI). `OneMachine` has a
+Unix socket between every two processes and adds up in memory that all of them have mapped. So do
+the processes of each of `SeveralMachines`, which use the runtime's collectives for the rest. No
+other module asks which of them it is. In all, a worker's row of the parameters goes to its
+neighbours by the runtime's collectives, inside the sync program (`topology/reducers.py`).
 """
 
 import collections
@@ -17,6 +18,8 @@ from hetjax import mesh as mesh_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import exchange, join, shared_sums, waits
 
+_PATIENCE_SECS = 600.0
+
 
 class Meeting:
     """A process that is alone and has all workers. It tells nobody, and sums in the sync program.
@@ -27,6 +30,9 @@ class Meeting:
 
     alone = True
     """Whether this process has all workers."""
+
+    across = False
+    """Whether sums that meet before the sync program wait for other machines, too."""
 
     keeps_memory = False
     """Whether malloc keeps freed memory: `mesh.use_cpu_workers` or the launcher has told it."""
@@ -69,6 +75,24 @@ class Collectives(Meeting):
         gather = jax.jit(lambda rows: rows, out_shardings=mesh_lib.everywhere(mesh))
         self._gather = debugging.compiled(gather)
         self.process_of = np.array([device.process_index for device in mesh.devices])
+        self._come_together()
+
+    def all_have(self, has: bool) -> bool:
+        """Whether all processes call this with True."""
+        return bool(self.tell(np.full(len(mesh_lib.own_workers(self._mesh)), has)).all())
+
+    def _come_together(self) -> None:
+        """Makes the connections of the collectives.
+
+        Gloo (JAX 0.10.2) gives up where a process is 30 s later than another, as it may be that
+        compiles. So they wait for each other first.
+        """
+        board = board_lib.Board("connections")
+        board.post(f"{jax.process_index()}", True)
+        for process in range(jax.process_count()):
+            what = "come to the first collective"
+            board.wait(f"{process}", _PATIENCE_SECS, what=what, by=process)
+        Collectives.tell(self, np.zeros(len(mesh_lib.own_workers(self._mesh)), bool))
 
     def tell(self, messages: np.ndarray) -> np.ndarray:
         rows = messages.view(np.int8).reshape(len(messages), -1)
@@ -104,6 +128,35 @@ class OneMachine(Collectives):
         self._sockets.close()
 
 
+class SeveralMachines(Collectives):
+    """Processes of several machines: what one contributes to the sums crosses the network once.
+
+    Args:
+        mesh: the worker mesh.
+        sockets: between the processes of this machine, if there may be any.
+        firsts: the first process of each machine.
+    """
+
+    across = keeps_memory = True
+
+    def __init__(self, mesh: Mesh, sockets: exchange.Exchange | None, firsts: list[int]) -> None:
+        super().__init__(mesh)
+        self._sockets, self._firsts = sockets, firsts
+        self._all_have_sockets = self.all_have(sockets is not None)
+
+    def sums(self, like: types.PyTree) -> shared_sums.Sums:
+        if self._sockets is None or not self._all_have_sockets:
+            return shared_sums.Sums()
+        across = shared_sums.Across(self._mesh, self._firsts)
+        return shared_sums.make(
+            self._mesh, like, self._sockets, all_have=self.all_have, across=across
+        )
+
+    def close(self) -> None:
+        if self._sockets is not None:
+            self._sockets.close()
+
+
 def make(mesh: Mesh | None, num_workers: int) -> Meeting:
     """How the processes of this run meet; the same answer in all of them.
 
@@ -113,7 +166,12 @@ def make(mesh: Mesh | None, num_workers: int) -> Meeting:
     """
     if mesh is None or len(mesh_lib.own_workers(mesh)) == mesh.size:
         return Meeting(num_workers)
-    if join.processes_of_machine() < jax.process_count():
+    machines, own = join.machines(), jax.process_index()
+    processes = next((some for some in machines if own in some), [])
+    on_cpu = mesh.devices[0].platform == "cpu"
+    if not processes or (len(machines) > 1 and (max(map(len, machines)) == 1 or not on_cpu)):
         return Collectives(mesh)
-    sockets = exchange.connect(jax.process_index(), jax.process_count(), board_lib.Board("sockets"))
+    sockets = exchange.connect(own, processes, board_lib.Board("sockets"))
+    if len(machines) > 1:
+        return SeveralMachines(mesh, sockets, [some[0] for some in machines])
     return Collectives(mesh) if sockets is None else OneMachine(mesh, sockets)

@@ -5,8 +5,12 @@ waits for the process with the least. So every process copies its own contributi
 all have mapped, before the gathering at the end of the local phase (`gathering.py`). Afterwards the
 process whose time is the cheapest adds them up there, in the order of the workers. Rounds use two
 places of the file in turn, so a process that is ahead overwrites nothing.
+
+Where the processes are on several machines, each machine has such a file, and its first process
+adds the totals of the machines up over the network.
 """
 
+import functools
 import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
-from hetjax import memory, types
+from hetjax import debugging, memory, types
 from hetjax import mesh as mesh_lib
-from hetjax.processes import exchange
+from hetjax.processes import exchange, waits
 
 _MOST_BYTES = 1 << 30  # of the file: larger sums are left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
@@ -56,24 +61,32 @@ class SharedSums(Sums):
         file: open in this process, of `new_file`. It is closed here.
         mesh: the worker mesh.
         like: a pytree of the shapes of what a worker contributes; all of one type.
-        sockets: to the other processes.
+        sockets: to the other processes of this machine.
+        across: makes a machine's total that of all machines, where there are several.
     """
 
     meet_before = True
 
     def __init__(
-        self, file: int, mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange
+        self,
+        file: int,
+        mesh: Mesh,
+        like: types.PyTree,
+        sockets: exchange.Exchange,
+        across: Callable[[np.ndarray], None] | None = None,
     ) -> None:
-        self._mesh, self._like, self._sockets = mesh, like, sockets
+        self._mesh, self._like, self._sockets, self._across = mesh, like, sockets, across
         self._workers = mesh_lib.own_workers(mesh)
+        self._of_machine = _of_machine(mesh, sockets)
         (dtype,) = {leaf.dtype for leaf in jax.tree.leaves(like)}
         size = sum(leaf.size for leaf in jax.tree.leaves(like))
+        num_rows = len(self._of_machine)
         try:
-            mapped = mmap.mmap(file, _num_bytes(like, mesh.size))
+            mapped = mmap.mmap(file, _num_bytes(like, num_rows))
         finally:
             os.close(file)
         # For each of two rounds: the workers' rows, and behind them the total.
-        places = np.frombuffer(mapped, dtype).reshape(2, mesh.size + 1, -1)[:, :, :size]
+        places = np.frombuffer(mapped, dtype).reshape(2, num_rows + 1, -1)[:, :, :size]
         self._rounds = [(place[:-1], place[-1]) for place in places]
 
     def post(self, contributed: types.Contribution) -> None:
@@ -82,7 +95,8 @@ class SharedSums(Sums):
         for worker, row in zip(self._workers, rows, strict=True):
             start = 0
             for leaf in jax.tree.leaves(row):
-                part = self._rounds[0][0][worker, start : start + leaf.size]
+                place = self._of_machine.index(worker)
+                part = self._rounds[0][0][place, start : start + leaf.size]
                 np.copyto(part, np.asarray(leaf).reshape(-1))
                 start += leaf.size
 
@@ -91,15 +105,21 @@ class SharedSums(Sums):
 
         JAX reads it where it lies, in the file. The process that needed the least time between its
         last two local phases adds up, since its time is the cheapest. While that is not known (all
-        `host_secs` are 0), process 0 does. The others wait for it.
+        `host_secs` are 0), process 0 does, and of several machines the first process of each. The
+        others wait for it.
 
         Raises:
             LostProcessError: a process has ended.
         """
         rows, total = self._rounds[0]
-        process = self._mesh.devices[int(np.argmin(host_secs))].process_index
+        process = self._sockets.processes[0]
+        if self._across is None:
+            cheapest = self._of_machine[int(np.argmin(host_secs[self._of_machine]))]
+            process = self._mesh.devices[cheapest].process_index
         if process == jax.process_index():
             add_up(rows, total)
+            if self._across is not None:
+                self._across(total)
         self._sockets.follow(process)
         devices = [self._mesh.devices[worker] for worker in self._workers]
         parts = [jax.device_put(total[None], device) for device in devices]
@@ -113,6 +133,38 @@ class SharedSums(Sums):
             leaves.append(contributed.sums[start : start + leaf.size].reshape(leaf.shape))
             start += leaf.size
         return jax.tree.unflatten(jax.tree.structure(self._like), leaves), metrics.weight_sum
+
+
+class Across:
+    """Adds up one vector of each machine, over the network.
+
+    Args:
+        mesh: the worker mesh.
+        processes: one of each machine; they alone call it.
+    """
+
+    def __init__(self, mesh: Mesh, processes: Sequence[int]) -> None:
+        of_process = {device.process_index: device for device in mesh.devices[::-1]}
+        self._mesh = mesh_lib.mesh_of([of_process[process] for process in processes])
+        rows = P(mesh_lib.WORKER_AXIS)
+        add = functools.partial(jax.lax.psum, axis_name=mesh_lib.WORKER_AXIS)
+        self._sum = debugging.compiled(
+            jax.jit(jax.shard_map(add, mesh=self._mesh, in_specs=rows, out_specs=rows))
+        )
+
+    def __call__(self, total: np.ndarray) -> None:
+        """Makes this machine's total that of all machines, in place."""
+        (own,) = mesh_lib.own_workers(self._mesh)
+        part = jax.device_put(total[None], self._mesh.devices[own])
+        with waits.Wait("add up the sums of all machines"):
+            found = self._sum(mesh_lib.join_rows([part], self._mesh))
+            np.copyto(total, np.asarray(found.addressable_data(0))[0])
+
+
+def _of_machine(mesh: Mesh, sockets: exchange.Exchange) -> list[int]:
+    """The workers of this machine, in order."""
+    processes = set(sockets.processes)
+    return [w for w, device in enumerate(mesh.devices) if device.process_index in processes]
 
 
 def _are_to_meet(mesh: Mesh, sockets: exchange.Exchange) -> bool:
@@ -168,33 +220,50 @@ def new_file(num_bytes: int) -> int | None:
     return file
 
 
-def make(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> Sums:
-    """Shared sums in memory that the process of worker 0 hands out to the others.
+def make(
+    mesh: Mesh,
+    like: types.PyTree,
+    sockets: exchange.Exchange,
+    *,
+    all_have: Callable[[bool], bool] = bool,
+    across: Callable[[np.ndarray], None] | None = None,
+) -> Sums:
+    """Shared sums in memory that the first process of a machine hands out to the others.
 
     If there is no room for it, or each process has GPUs or TPUs of its own, the sums are left to
     the collectives. All processes come to the same answer.
 
     Args:
-        mesh: the worker mesh, of several processes of one machine.
+        mesh: the worker mesh.
         like: a pytree of the shapes and types of what a worker contributes.
-        sockets: between them.
+        sockets: between the processes of this machine.
+        all_have: `has -> bool`, whether all machines have the memory.
+        across: makes a machine's total that of all machines, where there are several.
 
     Raises:
         LostProcessError: a process has ended.
     """
+    file = _file_of_machine(mesh, like, sockets)
+    if all_have(file is not None) and file is not None:
+        return SharedSums(file, mesh, like, sockets, across)
+    if file is not None:
+        os.close(file)
+    return Sums()
+
+
+def _file_of_machine(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange) -> int | None:
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
-    num_bytes = _num_bytes(like, mesh.size)
+    num_bytes = _num_bytes(like, len(_of_machine(mesh, sockets)))
     if (
         not _are_to_meet(mesh, sockets)
         or len(dtypes) > 1
         or not dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
         or not 0 < num_bytes <= _MOST_BYTES
     ):
-        return Sums()
-    first = mesh.devices[0].process_index
-    if jax.process_index() == first:
-        file = new_file(num_bytes)
-        sockets.hand_out(file)
-    else:
-        file = sockets.take(first)
-    return Sums() if file is None else SharedSums(file, mesh, like, sockets)
+        return None
+    first = sockets.processes[0]
+    if jax.process_index() != first:
+        return sockets.take(first)
+    file = new_file(num_bytes)
+    sockets.hand_out(file)
+    return file

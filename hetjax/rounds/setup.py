@@ -132,8 +132,8 @@ class RunParts:
     def host_is_own(self) -> bool:
         """Whether what a process needs between two local phases is its own, by real clocks, where
         the sums have met before the synchronisation."""
-        coordinates = self.method.coordinated  # by collectives in the sync phase
-        return not coordinates and not self.virtual_clock
+        waits = self.method.coordinated or self.meeting.across  # by collectives
+        return not waits and not self.virtual_clock
 
     @functools.cached_property
     def policy_name(self) -> str:

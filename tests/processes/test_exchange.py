@@ -42,7 +42,7 @@ def in_each(num_processes, call):
 @pytest.fixture
 def members():
     board = Board()
-    made = in_each(4, lambda index: exchange.connect(index, 4, board))
+    made = in_each(4, lambda index: exchange.connect(index, range(4), board))
     yield made
     for member in made:
         member.close()
@@ -147,10 +147,10 @@ def test_another_user_does_not_get_in(monkeypatch):
     monkeypatch.setattr(exchange, "_user", other_first)
     board = Board()
     with concurrent.futures.ThreadPoolExecutor(1) as threads, exchange._socket() as stranger:
-        first = threads.submit(exchange.connect, 0, 2, board)
+        first = threads.submit(exchange.connect, 0, range(2), board)
         stranger.connect(exchange._address(board.wait("0", 120)))
         stranger.send((1).to_bytes(4, "little"))
-        second = exchange.connect(1, 2, board)
+        second = exchange.connect(1, range(2), board)
         first.result(120).close()
         with pytest.raises(ConnectionResetError):  # shut out, what it sent unread
             stranger.recv(1)
@@ -171,11 +171,11 @@ def test_where_one_has_no_sockets_nobody_uses_them(monkeypatch):
 
     monkeypatch.setattr(socket, "socket", Socket)
     board = Board()
-    assert in_each(3, lambda index: exchange.connect(index, 3, board)) == [None] * 3
+    assert in_each(3, lambda index: exchange.connect(index, range(3), board)) == [None] * 3
     assert len(made) == 3
 
 
 def test_where_it_is_switched_off_nobody_uses_them(monkeypatch):
     monkeypatch.setenv(exchange.SHARED_MEMORY, "off")
     board = Board()
-    assert in_each(2, lambda index: exchange.connect(index, 2, board)) == [None] * 2
+    assert in_each(2, lambda index: exchange.connect(index, range(2), board)) == [None] * 2

@@ -88,6 +88,61 @@ def test_who_is_ahead_overwrites_nothing():
     np.testing.assert_array_equal(found[0], in_one(jax.tree.map(in_order, rows)))
 
 
+class TwoMachines:
+    """A mesh of three workers, the first two of this machine's process."""
+
+    def __init__(self, mesh):
+        there = types_lib.SimpleNamespace(process_index=1)
+        self.size, self.devices = 3, [*mesh.devices, there]
+
+
+def test_a_machine_adds_up_its_own_workers_and_then_those_of_the_others(monkeypatch):
+    mesh = mesh_lib.make_worker_mesh(2)
+    given, rows = contributed(mesh, 0)
+    others = np.random.default_rng(1).standard_normal(16).astype(np.float32)
+    seen = []
+
+    def across(total):
+        seen.append(total.copy())
+        total += others
+
+    sums = shared_sums.make(TwoMachines(mesh), LIKE, ALONE, across=across)
+    sums.post(given)
+    monkeypatch.setattr(sums, "_mesh", mesh)  # it has no devices of the other machine
+    found = sums.total(given, np.zeros(3)).sums
+    own = in_one(jax.tree.map(in_order, rows))
+    np.testing.assert_array_equal(seen, [own])
+    np.testing.assert_array_equal(found, [own + others] * 2)
+
+
+def test_where_a_machine_has_no_room_none_uses_its_own():
+    files, asked = set(os.listdir("/proc/self/fd")), []
+
+    def not_all(has):
+        asked.append(has)
+        return False
+
+    mesh = mesh_lib.make_worker_mesh(2)
+    assert type(shared_sums.make(mesh, LIKE, ALONE, all_have=not_all)) is shared_sums.Sums
+    assert asked == [True]
+    assert set(os.listdir("/proc/self/fd")) == files
+
+
+def test_a_machine_without_room_says_so_to_the_others(monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda: 500)
+    asked = []
+    mesh = mesh_lib.make_worker_mesh(2)
+    shared_sums.make(mesh, LIKE, ALONE, all_have=asked.append)
+    assert asked == [False]
+
+
+def test_totals_of_machines_are_added_up_in_place():
+    mesh = mesh_lib.make_worker_mesh(1)
+    total = np.arange(5, dtype=np.float32)
+    shared_sums.Across(mesh, [0])(total)  # of one machine alone
+    np.testing.assert_array_equal(total, np.arange(5))
+
+
 def test_no_room_is_found_out_at_the_beginning(monkeypatch):
     files = set(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(memory, "free_bytes", lambda: 500)

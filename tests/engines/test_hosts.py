@@ -1,0 +1,167 @@
+"""Two hosts of two processes each, started by hand: network namespaces of this machine."""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import hetjax
+from experiments.drills import engine_gangs, engine_hosts
+from hetjax.checkpoints import checkpoint
+from hetjax.rounds import resume
+from tests.engines import jobs
+
+pytestmark = pytest.mark.engines
+TOLD = """
+import json, socket, time
+print(json.dumps([socket.gethostname(), socket.gethostbyname("second"), time.monotonic()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    if why := engine_hosts.missing():
+        pytest.skip(why)
+    with engine_hosts.Hosts(tmp_path_factory.mktemp("hosts"), "1gbit") as made:
+        yield made
+
+
+def started(job, hosts, *options):
+    return engine_hosts.ByHand(
+        [*jobs.TRAIN, *options],
+        job.workdir,
+        log=job.directory / "log",
+        hosts=hosts,
+        environment=job.environment,
+        cwd=job.directory,
+    )
+
+
+def run(job, hosts, *options):
+    with started(job, hosts, *options) as processes:
+        assert processes.end() == [0] * engine_gangs.NUM_WORKERS, job.said
+
+
+@pytest.fixture
+def job(tmp_path):
+    return jobs.Job(tmp_path, {})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, hosts):
+    job = jobs.Job(tmp_path_factory.mktemp("undisturbed"), {})
+    run(job, hosts)
+    return job
+
+
+def test_each_host_has_a_name_an_address_and_a_clock_of_its_own(hosts):
+    told = [
+        json.loads(subprocess.check_output([*hosts.inside(index), sys.executable, "-c", TOLD]))
+        for index in (0, 1)
+    ]
+    assert [name for name, *_ in told] == list(engine_hosts.NAMES)
+    assert [address for _, address, _ in told] == ["10.0.0.2"] * 2
+    assert told[1][2] - told[0][2] == pytest.approx(100_000, abs=100)
+
+
+def test_what_is_left_on_a_host_is_seen(hosts):
+    """On which the benchmark of killed runs stands."""
+    command = "import socket, sys, time; open('/dev/shm/left', 'w'); s = socket.socket(1); "
+    command += "s.bind(chr(0) + 'left'); print(flush=True); time.sleep(900)"
+    process = subprocess.Popen(
+        [*hosts.inside(1), sys.executable, "-c", command], stdout=subprocess.PIPE
+    )
+    with process:
+        process.stdout.readline()
+        assert list(hosts.processes()) == [process.pid]
+        assert hosts.unix_sockets() == ["@left"]
+        process.kill()
+    first, second = hosts.places("/dev/shm")
+    assert [path.name for path in second.iterdir()] == ["left"]
+    assert not list(first.iterdir())
+    assert not hosts.processes()
+    assert not hosts.unix_sockets()
+    (second / "left").unlink()
+
+
+KILLED = """
+import os, pathlib, signal, subprocess, sys
+from experiments.drills import engine_hosts
+hosts = engine_hosts.Hosts(pathlib.Path(sys.argv[1]), "1gbit").__enter__()
+process = subprocess.Popen([*hosts.inside(1), "sleep", "900"], start_new_session=True)
+while not any("sleep" in words for words in hosts.processes().values()):
+    assert process.poll() is None
+network = pathlib.Path(f"/proc/{process.pid}/ns/net").readlink()
+print(network, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_program_that_is_killed_leaves_neither_hosts_nor_what_runs_there(job):
+    told = subprocess.run(
+        [sys.executable, "-c", KILLED, str(job.directory)],
+        env=job.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == -signal.SIGKILL
+    network = told.stdout.strip()
+    assert network.startswith("net:")
+
+    def is_gone():
+        for link in pathlib.Path("/proc").glob("[0-9]*/ns/net"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if os.readlink(link) == network:
+                    return False
+        return True
+
+    engine_gangs.until(is_gone, secs=60)
+
+
+def test_two_hosts_train_exactly_once_to_what_one_host_comes_to(undisturbed, job):
+    """Not to the bit: the sums of each host are added up first."""
+    jobs.check_whole(undisturbed)
+    run(job, None)
+    jobs.check_whole(job)
+    here, there = (hetjax.load(each.workdir) for each in (job, undisturbed))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4),
+        here.params,
+        there.params,
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_after_kill_9_on_a_host_the_same_command_goes_on(rank, job, hosts, undisturbed):
+    with started(job, hosts) as processes:
+        processes.wait_for_round(jobs.KILL_AT)
+        directory = job.workdir / resume.DIRECTORY
+        engine_gangs.until(lambda: checkpoint.newest_about(directory) or processes.is_over)
+        processes.kill([rank])
+        codes = processes.end()
+    assert codes[rank] == -signal.SIGKILL
+    assert 0 not in codes, job.said
+    run(job, hosts)
+    assert job.resumed
+    jobs.check_equal(job, undisturbed)
+
+
+@pytest.mark.parametrize(("memory", "times"), [("on", 1.0), ("off", 1.5)])
+def test_the_sums_of_a_host_cross_the_link_once(memory, times, job, hosts):
+    """Through sockets alone half as much again: a ring of four processes crosses it twice."""
+    job.environment["HETJAX_SHARED_MEMORY"] = memory
+    before = hosts.bytes_sent()
+    run(job, hosts, "--config.model.hidden=(512,512)", "--config.epochs=4")
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(hetjax.load(job.workdir).params))
+    for sent, earlier in zip(hosts.bytes_sent(), before, strict=True):
+        # and what warms up, and what is told about each round
+        assert (sent - earlier) / size == pytest.approx((20 + 2) * times, rel=0.2)
