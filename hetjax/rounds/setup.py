@@ -76,7 +76,6 @@ class RunParts:
     observer: ordering.Observer | None  # the order's part on the devices
     gate: gates.Gate
     second_pass: str  # why the method takes one more backward pass with this loss; '' = it does not
-    new_pass: Callable | None
     loss_fn: losses_lib.LossFn
     per_example_rng: bool
     state: types.TrainState
@@ -104,6 +103,16 @@ class RunParts:
     def is_stateful(self) -> bool:
         """Whether the model keeps state beside its parameters."""
         return isinstance(self.loss_fn, stateful.StatefulLoss)
+
+    @functools.cached_property
+    def new_pass(self) -> Callable | None:
+        """Jitted; None where the order observes nothing."""
+        if self.observer is None:
+            return None
+        of_rows = None if self.mesh is None else mesh_lib.worker_sharding(self.mesh)
+        made = sync.make_new_pass(self.observer)
+        jitted = jax.jit(made, donate_argnums=(0, 1), out_shardings=of_rows)
+        return debugging.compiled(jitted)
 
     @property
     def kept_rows(self) -> dict[str, int]:
@@ -255,7 +264,6 @@ def build(
         loss_fn=loss_fn,
         per_example_rng=per_example_rng,
         second_pass=refusal,
-        new_pass=_make_new_pass(observer, where.mesh),
         state=state.make_train_state(params, optimizer, **of_state, mesh=where.mesh),
         shares=mesh_lib.put_everywhere(stream.shares, where.mesh),
         optimizer=optimizer,
@@ -332,15 +340,6 @@ def _make_gathering(
         microbatch_size=sizes.microbatch_size,
         most_metrics=max(len(rule.metrics) for rule in all_rules),
     )
-
-
-def _make_new_pass(observer: ordering.Observer | None, mesh: Mesh | None) -> Callable | None:
-    """Jitted; None where the order observes nothing."""
-    if observer is None:
-        return None
-    of_rows = None if mesh is None else mesh_lib.worker_sharding(mesh)
-    new_pass = jax.jit(sync.make_new_pass(observer), donate_argnums=(0, 1), out_shardings=of_rows)
-    return debugging.compiled(new_pass)
 
 
 def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:
