@@ -334,6 +334,19 @@ class Stepped:
             contributed = jax.device_put(contributed, self._devices[0])
         return contributed, len(stamps), first, last, overruns, signs
 
+    def compile_finish_ahead(self, shared: types.Shared, carried: types.PyTree) -> None:
+        """Begins to compile `finish` for the shapes of the first worker's rows."""
+        place = jax.sharding.SingleDeviceSharding(self._devices[0])
+
+        def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=place, weak_type=leaf.weak_type
+            )
+
+        rows = shared._replace(given=()), carried
+        shared, carried = jax.tree.map(placed, rows)
+        self._finish.compile_ahead(shared, carried)
+
     def _has_started(self) -> None:
         with self._lock:
             self._starts = (self._starts + 1) % len(self._workers)

@@ -44,7 +44,7 @@ class Programs(NamedTuple):
     def compile_sync_ahead(
         self, before: Any, params: types.PyTree, carried: Any, *others: Any
     ) -> None:
-        """Begins to compile the synchronisation, while the local phase compiles.
+        """Begins to compile the synchronisation and `finish`, while `add` compiles.
 
         Where each worker has a device of this process; in other places it is compiled when called.
 
@@ -60,18 +60,28 @@ class Programs(NamedTuple):
             return
         contributed = self.contribution_shapes(params, before.model_state, carried, others[-1])
         self.sync.compile_ahead(before, contributed, *others)
+        is_given_more = self.steps.moments is not None or jax.tree.leaves(others[-1])
+        if isinstance(self.local, local.Stepped) and not is_given_more:
+            row = self._rows_of_one(params, before.model_state, carried, others[-1])
+            self.local.compile_finish_ahead(*row)
 
     def contribution_shapes(
         self, params: types.PyTree, model_state: types.PyTree, carried: Any, given: types.PyTree
     ) -> types.PyTree:
         """Of what all workers contribute, as the synchronisation takes it; `[W, ...]`."""
-        all_shared = types.Shared(params, model_state=model_state)
-        shared, own = jax.tree.map(_one_row, (all_shared, carried))
-        shared = shared._replace(given=given)
+        shared, own = self._rows_of_one(params, model_state, carried, given)
         contributed = jax.eval_shape(functools.partial(calls.finish, self.steps), shared, own)
         leaf = jax.tree.leaves(params)[0]
         all_rows = functools.partial(_all_rows, leaf.shape[0], leaf.sharding)
         return jax.tree.map(all_rows, contributed)
+
+    @staticmethod
+    def _rows_of_one(
+        params: types.PyTree, model_state: types.PyTree, carried: types.PyTree, given: types.PyTree
+    ) -> tuple[types.Shared, types.PyTree]:
+        all_shared = types.Shared(params, model_state=model_state)
+        shared, own = jax.tree.map(_one_row, (all_shared, carried))
+        return shared._replace(given=given), own
 
 
 def _one_row(leaf: jax.Array) -> jax.ShapeDtypeStruct:
