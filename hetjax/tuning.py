@@ -25,6 +25,7 @@ from hetjax.rounds import run as run_lib
 _SMALLEST, _LARGEST = 8, 4096  # by default
 _TURNS = 3, 25  # fewest and most, in which every size is timed once
 _FIRST_SECS = 0.1  # in which a size is timed before them
+_IN_VAIN = 3  # sizes in a row that gain nothing, after which no larger one is tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +86,8 @@ def tune_microbatch(
 
     A device computes few examples at a time slowly, and small microbatches divide well among
     workers. So take the smallest size that costs nothing. Each size is compiled, then all are
-    timed in turns, each turn over the same examples. Larger sizes are not tried once two in a row
-    were no faster than what is allowed by `within`, or the next one has no room in memory.
+    timed in turns, each turn over the same examples. Larger sizes are not tried once three in a row
+    were faster by less than `within`, or the next one has no room in memory.
 
     Args:
         loss_fn: as for `fit`; not a `batch_loss`, whose rounds have two passes.
@@ -133,12 +134,13 @@ def tune_microbatch(
         if stopped := one.lacks_room():
             break
         one.call()  # the first is cold
-        for _ in range(_TURNS[0]):
-            one.turn(chosen[-1], _FIRST_SECS / _TURNS[0])
         timed.append(one)
+        _time(timed[-1:], chosen[-1])
         if sizes is None and _gains_nothing(timed, within):
-            stopped = f"{timed[-2].size} and {size} gained nothing"
-            break
+            _time(timed, chosen[-1])  # again: it may have been the machine
+            if _gains_nothing(timed, within):
+                stopped = f"{timed[-_IN_VAIN].size} to {size} gained nothing"
+                break
     if not timed:
         raise ValueError(f"tune_microbatch: {stopped}; give sizes= with smaller ones")
     began, turns = clock(), 0
@@ -265,7 +267,15 @@ class _Timed:
         return SizeRow(self.size, self.secs, used)
 
 
+def _time(timed: Sequence[_Timed], num_examples: int) -> None:
+    """A few turns of these sizes, to know about how fast they are."""
+    for _ in range(_TURNS[0]):
+        for one in timed:
+            one.turn(num_examples, _FIRST_SECS / _TURNS[0])
+
+
 def _gains_nothing(timed: Sequence[_Timed], within: float) -> bool:
-    """Whether the two newest sizes are no faster than one before them."""
+    """Whether the newest sizes are no faster than one before them."""
     speeds = [one.size / one.secs for one in timed]
-    return len(speeds) > 2 and max(speeds[-2:]) < (1.0 + within) * max(speeds[:-2])
+    newest, before = speeds[-_IN_VAIN:], speeds[:-_IN_VAIN]
+    return bool(before) and max(newest) < (1.0 + within) * max(before)

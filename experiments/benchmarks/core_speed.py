@@ -1,9 +1,10 @@
 """What one core computes of the benchmark of processes: matrix products, and forms of LeNet.
 
-    python experiments/benchmarks/core_speed.py --library=jax --out=OUT.json
+    python experiments/benchmarks/core_speed.py --library=jax --out=OUT.json [--tune=JSON]
 
-Run by `benchmarks.processes --only=alone`, once with JAX and once with PyTorch, each time held to
-one core. Needs nothing of hetjax for PyTorch, so that any interpreter that has torch can run it.
+With --tune the size that `hetjax.tune_microbatch` gives for a model, in place of seconds. Run by
+`benchmarks.processes --only=alone`, once with JAX and once with PyTorch, each time held to one
+core. Needs nothing of hetjax for PyTorch, so that any interpreter that has torch can run it.
 """
 
 import argparse
@@ -128,11 +129,38 @@ def _with_torch() -> tuple[Callable[[str, Sizes], Call], dict[str, Call]]:
     }
 
 
+def tune(name: str, options: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """What `hetjax.tune_microbatch` gives for a model of the zoo, on images as CIFAR-10 has."""
+    import optax
+    from flax import nnx
+
+    import hetjax
+    from hetjax.zoo import models
+
+    model = models.make(name, (32, 32, 3), 10, rngs=nnx.Rngs(0), **options)
+    loss_fn, params = hetjax.nnx_loss(
+        model,
+        lambda model, batch: optax.softmax_cross_entropy_with_integer_labels(
+            model(batch["image"]), batch["label"]
+        ),
+    )
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (most, 32, 32, 3), np.uint8)
+    data = {"image": images, "label": rng.integers(0, 10, most, np.int32)}
+    found = hetjax.tune_microbatch(loss_fn, params, data)
+    speeds = {row.microbatch_size: row.examples_per_sec for row in found.rows}
+    return {"microbatch_size": found.microbatch_size, "examples_per_sec": speeds}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--library", choices=("jax", "torch"), required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True, help="gets the seconds, JSON")
+    parser.add_argument("--tune", help="a model, JSON: its name, its options, the largest size")
     flags = parser.parse_args()
+    if flags.tune:
+        flags.out.write_text(json.dumps(tune(*json.loads(flags.tune))))
+        return
     product, lenet = _with_jax() if flags.library == "jax" else _with_torch()
     calls = {
         layer: {name: product(*shape) for name, shape in product_shapes(*sizes).items()}

@@ -1,14 +1,16 @@
 """What do real processes at unequal CPU shares reach, against equal split and PyTorch DDP?
 
     python -m experiments.benchmarks.processes [--only=GROUP,…] [--data_dir=DIR]
-        [--torch_python=PATH] [--repeats=2] [--before=DIR] [--runs=10] [--clocks=FILE]
+        [--torch_python=PATH] [--repeats=2] [--before=DIR] [--runs=10] [--clocks=FILE] [--tuned]
 
 experiments/results/processes/README.md keeps the tables. Groups: alone, mlp, lenet, batches,
 quotas, kill.
 All train on CIFAR-10, which has to be in DIR. Every arm is a run of `hetjax.launch` of its own, so
 that all are held to their shares in the same way, and arms take turns. torch may belong to another
 interpreter.
-With --before, a checkout of an earlier version, mlp and lenet compare this one with it alone.
+With --tuned, microbatches of mlp and lenet have the size that `hetjax.tune_microbatch` gives on one
+core, as far as four for each worker are left. With --before, a checkout of an earlier version, mlp
+and lenet compare this one with it alone.
 Nothing else may need the machine meanwhile: cores that are shared out in full have nothing left.
 """
 
@@ -23,6 +25,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from absl import app, flags, logging
@@ -43,6 +46,7 @@ _TORCH_PYTHON = flags.DEFINE_string("torch_python", sys.executable, "Interpreter
 _BEFORE = flags.DEFINE_string("before", None, "Checkout that mlp and lenet are compared with.")
 _REPEATS = flags.DEFINE_integer("repeats", 2, "Runs of each arm.", 1)
 _RUNS = flags.DEFINE_integer("runs", 10, "Of `quotas`.", 1)
+_TUNED = flags.DEFINE_bool("tuned", False, "Microbatches of the size that was measured best.")
 _CLOCKS = flags.DEFINE_string("clocks", None, "Gets the workers' clocks of `quotas`, JSON.")
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -140,7 +144,7 @@ def alone_rows() -> list[Row]:
                 "; ".join(texts if variants else [*texts, _no_torch()]),
             )
         )
-    return rows + core_speed_rows()
+    return rows + core_speed_rows() + tuned_rows()
 
 
 def _gflops(operations: int, secs: float) -> float:
@@ -215,11 +219,49 @@ def checkout_rows(name: str, before: pathlib.Path) -> list[Row]:
     return rows
 
 
+@functools.cache
+def _tuned(name: str) -> dict[str, Any]:
+    """What `core_speed.tune` says of a task, held to one core."""
+    task, out = TASKS[name], launched_runs.directory() / "tuned.json"
+    options = {key: value for key, value in task.model.items() if key != "name"}
+    asked = json.dumps([task.model["name"], options, task.batch // len(SHARES)])
+    flags_ = ["--library=jax", f"--out={out}", f"--tune={asked}"]
+    launched_runs.run_workers((1.0,), [sys.executable, str(_CORE_SPEED), *flags_])
+    return json.loads(out.read_text())
+
+
+def _task(name: str) -> Task:
+    """As it is, or with --tuned in microbatches of that size, and the same examples a round."""
+    task = TASKS[name]
+    if not _TUNED.value:
+        return task
+    most = task.batch // (4 * len(SHARES))  # four for each worker
+    size = min(_tuned(name)["microbatch_size"], most)
+    return task._replace(microbatch_size=size, budget=task.batch // size)
+
+
+def tuned_rows() -> list[Row]:
+    """Examples a second over sizes of a microbatch."""
+    rows = []
+    for name, task in TASKS.items():
+        found = _tuned(name)
+        texts = ", ".join(f"{k}: {speed:,.0f}" for k, speed in found["examples_per_sec"].items())
+        rows.append(
+            Row(
+                f"{task.title}, one core: the size that hetjax.tune_microbatch gives; examples a "
+                "second of each size",
+                "none",
+                f"{found['microbatch_size']}; {texts}",
+            )
+        )
+    return rows
+
+
 def task_rows(name: str) -> list[Row]:
     """Adaptive quotas, equal split and DDP in turn."""
     if _BEFORE.value:
         return checkout_rows(name, pathlib.Path(_BEFORE.value))
-    task, variants = TASKS[name], _DDP_VARIANTS if _torch_version() else {}
+    task, variants = _task(name), _DDP_VARIANTS if _torch_version() else {}
     arms: dict[str, list[launched_runs.Arm]] = {
         title: [] for title in ("adaptive", "equal", *variants)
     }

@@ -287,7 +287,7 @@ def _is_worth_it(
     options: Options, state: FittedState, costs: costs_lib.WorkerCosts, quotas: np.ndarray
 ) -> bool:
     """Whether to leave the kept quotas for these."""
-    if state.settling or ((quotas > 0) & (state.kept == 0)).any():
+    if state.settling:
         return True
     old, new = costs.round_secs(state.kept), costs.round_secs(quotas)
     slowest = [int(np.argmax(old)), int(np.argmax(new))]
