@@ -15,7 +15,7 @@ from hetjax.quota import costs as costs_lib
 from hetjax.quota import solver
 
 _DIVISORS = 2, 4, 8
-_LEAST = 0.05  # part of the round below which nothing is said: clocks are no more exact
+_LEAST = 0.1  # part of the round below which nothing is said
 _ENOUGH = 0.02  # part by which a finer division must save more to be named
 
 
@@ -50,7 +50,7 @@ def measured(
 
 
 def advice(costs: costs_lib.WorkerCosts, budget: int, *, most: int = 8) -> Finer | None:
-    """What smaller microbatches would save; None where that is less than a twentieth of the round.
+    """What smaller microbatches would save; None where that is less than a tenth of the round.
 
     Args:
       costs: of n workers, in seconds.

@@ -192,10 +192,9 @@ class Stepped:
         self._add = functools.partial(calls.add_eagerly, steps) if eager else jitted_add
         self._signed = signed
         self._read = feed.load if eager else feed.lend
-        self._threads: concurrent.futures.Executor
         self._is_alone = len(self._workers) == 1 and not eager
-        is_inline = eager or self._is_alone
-        self._threads = debugging.Inline() if is_inline else worker_threads(len(self._workers))
+        has_threads = len(self._workers) > 1 and not eager
+        self._threads = worker_threads(len(self._workers)) if has_threads else debugging.Inline()
         check_threads(self._threads)
         self._stopping = threading.Event()
         self._starts = 0  # of workers in this round

@@ -217,8 +217,10 @@ def _assign(
 
 
 def _asks_policy(parts: setup.RunParts) -> bool:
-    """Whether a round has a choice of quotas: one worker has none, nor has a trace."""
-    return parts.trace is None and len(parts.devices) > 1
+    """Whether a round has a choice of quotas: a trace has none, nor have hetjax's own policies for
+    one worker. A user's may have other reasons to be asked."""
+    has_choice = len(parts.devices) > 1 or parts.policy_form is not None
+    return parts.trace is None and has_choice
 
 
 def _check_kept(parts: setup.RunParts, policy: Any, call: str) -> None:

@@ -1,4 +1,4 @@
-"""One worker's rounds: nobody is asked for quotas, and no thread is woken."""
+"""One worker's rounds: no policy of hetjax's own is asked, and no thread is woken."""
 
 import threading
 
@@ -12,10 +12,6 @@ from hetjax import quota
 from tests.rounds import problems
 
 
-def _refuses(*_):
-    raise AssertionError("one worker has no choice of quotas")
-
-
 def a_run(**fields):
     fields = {"microbatch_size": 4, "budget": 4, "workers": 1, **fields}
     data = problems.classification(48, np.float32)
@@ -23,16 +19,23 @@ def a_run(**fields):
     return hetjax.Run(problems.softmax_loss, weights, optax.sgd(0.1), data, **fields)
 
 
-def test_no_policy_is_asked_and_none_looked_at():
-    silent = quota.QuotaPolicy(lambda num_workers, budget: np.zeros(1), _refuses, _refuses)
-    with a_run(quota={"policy": silent}) as run, a_run() as like:
+def test_a_policy_of_ones_own_is_asked_and_none_of_hetjax():
+    equal, asked = quota.equal(), []
+
+    def assign(state, total, caps):
+        asked.append(total)
+        return equal.assign(state, total, caps)
+
+    with a_run(quota={"policy": equal._replace(assign=assign)}) as run, a_run() as like:
         state, other = run.init(), like.init()
+        begun = other.rounds.policies
         for _ in range(4):  # the third ends the epoch
             state, report = run.round(state)
             other, expected = like.round(other)
-            assert report.quotas == expected.quotas
-            assert report.microbatches_done == expected.microbatches_done
+            assert report.quotas == expected.quotas == report.microbatches_done
         np.testing.assert_array_equal(run.params(state)[0], like.params(other)[0])
+    assert asked == [4, 4, 4, 4]
+    jax.tree.map(np.testing.assert_array_equal, begun, other.rounds.policies)
 
 
 @pytest.mark.parametrize("local", ["stepped", "fused"])
