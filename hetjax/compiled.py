@@ -175,7 +175,8 @@ def _hold_loaded() -> None:
         read, compile_anew = compiler._cache_read, compiler._compile_and_write_cache
         if getattr(read, "holds", False):
             return
-        if list(inspect.signature(read).parameters)[:5] != _CACHE_READ:
+        of_read = list(inspect.signature(read).parameters)
+        if of_read[:5] != _CACHE_READ or len(of_read) > 6:
             return
         if list(inspect.signature(compile_anew).parameters) != _COMPILE:
             return
@@ -189,7 +190,7 @@ def _hold_loaded() -> None:
     ) -> tuple[Any, int | None]:
         if (program := loaded.find(key, backend, devices)) is not None:
             return program, 0
-        more = (callbacks,) if callbacks else ()
+        more = (callbacks,) if len(of_read) > 5 else ()
         program, secs = read(name, key, options, backend, devices, *more)
         if program is not None and not callbacks:
             loaded.hold(key, backend, devices, program)
