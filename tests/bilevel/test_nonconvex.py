@@ -4,7 +4,6 @@ Nothing global is claimed. The figures are recorded in `experiments/results/bile
 """
 
 import math
-import os
 
 import jax
 import jax.numpy as jnp
@@ -85,11 +84,7 @@ def test_p3_by_moreau_envelopes_is_found_from_all_three(start, float64):
     assert sine(estimator, start, 10_000)[0] == pytest.approx(BEST, abs=0.03)
 
 
-@pytest.mark.skipif(
-    "optimization_level=0" in os.environ.get("XLA_FLAGS", ""),
-    reason="programs that LLVM does not optimise differ in the last bits, and 3,000 steps from 3 "
-    "end elsewhere (2.254): .ci/run's newer Python has optimised ones",
-)
+@pytest.mark.optimised  # else 3,000 steps from 3 end at 2.254
 @pytest.mark.parametrize("start", [3.0, 0.0])
 def test_p3_behind_a_barrier_is_found_from_near_by_alone(start, float64):
     """2.305, not yet at 2.356, from 3 after 3,000 upper steps; from 0 it leaves every branch.

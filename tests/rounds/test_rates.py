@@ -66,6 +66,7 @@ def steps_of(optimizer, params, num_steps):
     return run(None), run(jnp.asarray(known, float)), known
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_given_rate_changes_no_bit_of_an_update(name):
     optimizer = update.with_extra_arguments(OPTIMIZERS[name])
