@@ -65,20 +65,9 @@ def command(
     task: processes.Task, workdir: pathlib.Path, num_rounds: int = 20 * ROUNDS
 ) -> list[str]:
     """Of each process of a run of this task, without its number; by default it is to be ended."""
-    return launched_runs.train_command(
-        workdir,
-        _DATA_DIR.value,
-        epochs=num_rounds // ROUNDS_PER_EPOCH,
-        eval_every=1_000,
-        microbatch_size=task.microbatch_size,
-        budget=task.budget,
-        data={"num_train": ROUNDS_PER_EPOCH * task.batch},
-        model=task.model,
-        optimizer={"learning_rate": 0.01},
-        quota={"policy": "equal"},
-        cluster={"num_workers": engine_gangs.NUM_WORKERS},
-        checkpoint={"every_secs": 0.0},
-    )
+    rounds = (num_rounds // ROUNDS_PER_EPOCH, ROUNDS_PER_EPOCH)
+    workers = engine_gangs.NUM_WORKERS
+    return launched_runs.task_command(task, "equal", rounds, workers, workdir, _DATA_DIR.value)
 
 
 @contextlib.contextmanager

@@ -179,6 +179,32 @@ def train_command(workdir: pathlib.Path, data_dir: str | None, **fields: Any) ->
     return [sys.executable, "-m", "experiments.train", f"--config={path}", f"--workdir={workdir}"]
 
 
+def task_command(
+    task: Task,
+    policy: str,
+    rounds: tuple[int, int],
+    num_workers: int,
+    workdir: pathlib.Path,
+    data_dir: str | None,
+) -> list[str]:
+    """The command of a run of a task, with these epochs and rounds an epoch; nothing is saved."""
+    epochs, per_epoch = rounds
+    return train_command(
+        workdir,
+        data_dir,
+        epochs=epochs,
+        eval_every=1_000,
+        microbatch_size=task.microbatch_size,
+        budget=task.budget,
+        data={"num_train": per_epoch * task.batch},
+        model=task.model,
+        optimizer={"learning_rate": 0.01},
+        quota={"policy": policy},
+        cluster={"num_workers": num_workers},
+        checkpoint={"every_secs": 0.0},
+    )
+
+
 def run_lines(
     task: Task,
     policy: str,
@@ -200,20 +226,7 @@ def run_lines(
     """
     workdir = pathlib.Path(tempfile.mkdtemp(dir=directory()))
     epochs = -(-num_rounds * task.batch // 50_000)
-    rounds_per_epoch = -(-num_rounds // epochs)
-    command = train_command(
-        workdir,
-        data_dir,
-        epochs=epochs,
-        eval_every=1_000,
-        microbatch_size=task.microbatch_size,
-        budget=task.budget,
-        data={"num_train": rounds_per_epoch * task.batch},
-        model=task.model,
-        optimizer={"learning_rate": 0.01},
-        quota={"policy": policy},
-        cluster={"num_workers": len(shares)},
-        checkpoint={"every_secs": 0.0},
-    )
+    per_epoch = -(-num_rounds // epochs)
+    command = task_command(task, policy, (epochs, per_epoch), len(shares), workdir, data_dir)
     run_workers(shares, command, checkout=checkout)
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

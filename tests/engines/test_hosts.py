@@ -160,7 +160,8 @@ def test_the_sums_of_a_host_cross_the_link_once(memory, times, job, hosts):
     """Through sockets alone half as much again: a ring of four processes crosses it twice."""
     job.environment["HETJAX_SHARED_MEMORY"] = memory
     before = hosts.bytes_sent()
-    run(job, hosts, "--config.model.hidden=(512,512)", "--config.epochs=4")
+    wide = ("--config.model.name=mlp", "--config.model.hidden=(512,512)")
+    run(job, hosts, *wide, "--config.epochs=4")
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(hetjax.load(job.workdir).params))
     for sent, earlier in zip(hosts.bytes_sent(), before, strict=True):
         # and what warms up, and what is told about each round

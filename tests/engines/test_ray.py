@@ -207,7 +207,8 @@ def test_the_script_of_the_page_trains(cluster, tmp_path):
         cwd=tmp_path,
         env=os.environ | {"RAY_ADDRESS": cluster.address},
     )
-    numbers = [float(text) for text in re.findall(r"[\d.]+", done.stdout.split("[")[1])]
+    (printed,) = re.findall(r"^\[(\d[^]m]+)\]", done.stdout, re.MULTILINE)  # not Ray's colours
+    numbers = [float(text) for text in printed.split()]
     assert numbers == pytest.approx([1.0] * 8, abs=0.1)
     assert len(hetjax.load(tmp_path / "runs/ray").summary["quotas"]) == 2
 
