@@ -55,10 +55,23 @@ def test_a_size_may_lack_as_much_as_is_allowed(within, size):
 
 
 def test_what_else_the_machine_does_decides_nothing():
-    """Every call but one in four takes ten times as long, in an order that no turn follows."""
-    rng = np.random.default_rng(0)
-    late = Clocked(lambda size: 0.001 * max(size, 32) * (1.0 if rng.random() < 0.25 else 10.0))
-    assert late.tune(secs=30.0).microbatch_size == 32
+    """It takes ten times as long in three of four stretches of five seconds."""
+
+    def cost(size):
+        return 0.001 * max(size, 32) * (10.0 if late.secs % 20.0 > 5.0 else 1.0)
+
+    late = Clocked(cost)
+    assert late.tune(secs=60.0).microbatch_size == 32
+
+
+def test_what_a_call_may_take_longer_counts():
+    """Each third call waits for the host, however large it is: the fastest calls do not decide."""
+
+    def cost(size):
+        return 0.001 * size + (0.03 if len(clocked.calls) % 3 == 0 else 0.0)
+
+    clocked = Clocked(cost)
+    assert clocked.tune(sizes=(8, 64, 512)).microbatch_size == 512
 
 
 def test_sizes_are_timed_again_before_no_larger_one_is_tried():

@@ -239,20 +239,27 @@ def host_rows(num_rounds: int = 3000, num_workers: int = _NUM_WORKERS) -> list[R
     for policy in _POLICIES:
         fields = _fields(policy, microbatch_size=2, budget=num_workers)
         fields["cluster"] = {"num_workers": num_workers}
-        with Rounds(_squares, np.zeros(2, np.float32), optax.sgd(0.1), data, **fields) as ours:
+        optimizer, ids = optax.sgd(0.1), np.arange(2 * num_workers, dtype=np.int32)
+        with (
+            local.worker_threads(num_workers) as threads,
+            Rounds(_squares, np.zeros(2, np.float32), optimizer, data, **fields) as ours,
+        ):
             began = time.process_time()
             secs = in_turn({"loop": ours}, num_rounds)["loop"]
             cpu_secs = (time.process_time() - began) / (_WARM_UP + num_rounds)
+            bare = bare_loop(ours.run.parts, optimizer, ids.reshape(num_workers, 1, 2), threads)
+            bare_secs = in_turn({"bare": bare}, num_rounds)["bare"]
         low, median, high = np.percentile(secs, [25, 50, 75]) * 1e3
         reached.append(
-            f"{policy} {median:.2f} ({low:.2f} to {high:.2f}), of all cores {cpu_secs * 1e3:.2f}"
+            f"{policy} {median:.2f} ({low:.2f} to {high:.2f}), of all cores {cpu_secs * 1e3:.2f}; "
+            f"right after it the bare loop {np.median(bare_secs) * 1e3:.2f}"
         )
     return [
         Row(
             "host cost of a round with a model of negligible compute, "
             f"{num_workers} worker{'s' * (num_workers > 1)} of 1 microbatch of 2, stepped, with "
             f"its records: ms, median and quartiles of {num_rounds} rounds, and mean time of all "
-            "cores",
+            "cores; a round of the bare loop, which has no report, quotas or order",
             "≤ 1.0 ms",
             f"{'; '.join(reached)}; load {os.getloadavg()[0]:.1f}",
         )

@@ -15,7 +15,8 @@ from experiments.benchmarks.rows import Row
 
 _BATCH, _NUM_EXAMPLES = 128, 2048
 _STEPS = 50  # in a row, before the other side has its turn
-_TARGETS = {128: "≤ 1.3", 8: "≤ 2.5"}
+# Size of a microbatch, local form: target
+_ARMS = {(128, "stepped"): "≤ 1.3", (8, "stepped"): "≤ 2.5", (8, "fused"): "none"}
 
 
 def one_worker_rows(turns: int = 30) -> list[Row]:
@@ -24,8 +25,8 @@ def one_worker_rows(turns: int = 30) -> list[Row]:
     data = {"x": x, "y": np.sin(x[:, :1] + x[:, 1:2])}
     loss_fn, params = hetjax.nnx_loss(_network(), _loss)
     rows = []
-    for size, target in _TARGETS.items():
-        fields: dict[str, Any] = {"microbatch_size": size, "budget": _BATCH // size}
+    for (size, form), target in _ARMS.items():
+        fields: dict[str, Any] = {"microbatch_size": size, "budget": _BATCH // size, "local": form}
         fields |= {"epochs": 1_000_000, "workers": 1}
         with hetjax.Run(loss_fn, params, optax.adam(3e-3), data, **fields) as run:
             programs = {"rounds": _rounds(run), "plain": _plain(data)}
@@ -34,9 +35,9 @@ def one_worker_rows(turns: int = 30) -> list[Row]:
         ours, theirs = (np.median(of_side) / _STEPS * 1e3 for of_side in secs.values())
         rows.append(
             Row(
-                f"one worker, README's MLP, a round of {_BATCH} examples in microbatches of {size} "
-                f"over a step of nnx.jit, ratio of medians of {turns} blocks of {_STEPS} in turn "
-                "and its 95 % interval",
+                f"one worker, README's MLP, a round of {_BATCH} examples in microbatches of "
+                f"{size}, local={form!r}, over a step of nnx.jit, ratio of medians of {turns} blocks of "
+                f"{_STEPS} in turn and its 95 % interval",
                 target,
                 f"{ratio:.2f} ({low:.2f} to {high:.2f}); {ours:.2f} and {theirs:.2f} ms; load "
                 f"{os.getloadavg()[0]:.1f}",

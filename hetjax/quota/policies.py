@@ -166,13 +166,21 @@ def _in_proportion(proportions: tuple[float, ...]) -> QuotaPolicy:
         return StaticState(given)
 
     def assign(state: StaticState, total: int, caps: np.ndarray):
-        return shares.largest_remainder(state.proportions, total, caps=caps), state
+        limits = np.asarray(caps, np.int64)
+        return _divided(state.proportions.tobytes(), total, limits.tobytes()).copy(), state
 
     def observe(state: StaticState, times: RoundTimes) -> StaticState:
         del times
         return state
 
     return QuotaPolicy(init, assign, observe, follows_speeds=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _divided(proportions: bytes, total: int, caps: bytes) -> np.ndarray:
+    """By largest remainder, f64[n] and i64[n] given: most rounds divide the same as the last."""
+    limits = np.frombuffer(caps, np.int64)
+    return shares.largest_remainder(np.frombuffer(proportions), total, caps=limits)
 
 
 class SpeedState(NamedTuple):
