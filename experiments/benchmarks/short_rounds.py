@@ -36,8 +36,8 @@ def one_worker_rows(turns: int = 30) -> list[Row]:
         rows.append(
             Row(
                 f"one worker, README's MLP, a round of {_BATCH} examples in microbatches of "
-                f"{size}, local={form!r}, over a step of nnx.jit, ratio of medians of {turns} blocks of "
-                f"{_STEPS} in turn and its 95 % interval",
+                f"{size}, local={form!r}, over a step of nnx.jit, ratio of medians of {turns} "
+                f"blocks of {_STEPS} in turn and its 95 % interval",
                 target,
                 f"{ratio:.2f} ({low:.2f} to {high:.2f}); {ours:.2f} and {theirs:.2f} ms; load "
                 f"{os.getloadavg()[0]:.1f}",
