@@ -54,7 +54,8 @@ def test_programs_take_turns_and_each_begins_as_often():
 def test_a_round_without_compute_is_measured_for_both_policies():
     (row,) = quota_overhead.host_rows(num_rounds=5)
     assert re.fullmatch(
-        r"equal [\d.]+ \([\d.]+ to [\d.]+\), of all cores [\d.]+; adaptive .*; load [\d.]+",
+        r"equal [\d.]+ \([\d.]+ to [\d.]+\), of all cores [\d.]+; right after it the bare loop "
+        r"[\d.]+; adaptive .*; right after it the bare loop [\d.]+; load [\d.]+",
         row.reached,
     )
 
