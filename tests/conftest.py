@@ -62,14 +62,14 @@ _PROMOTING = [
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--one_of", type=int, default=1, help="run one in so many of each test's parameters"
+        "--one_of", type=int, default=1, help="run one in so many of each file's tests"
     )
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out the engines' tests, unless they are asked for, and parameters by `--one_of`.
+    """Leaves out the engines' tests, unless they are asked for, and others by `--one_of`.
 
-    Of a test with parameters those stay that a hash of their names puts first.
+    Of each file those stay that a hash of their names puts first.
     """
     by_path = any("tests/engines" in arg for arg in config.args)
     if not by_path and "engines" not in config.getoption("markexpr"):
@@ -83,13 +83,13 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason=why))
     if (one_of := config.getoption("one_of")) == 1:
         return
-    cases = collections.defaultdict(list)
+    files = collections.defaultdict(list)
     for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item)
+        files[item.path].append(item)
     left = set()
-    for of_test in cases.values():
-        of_test.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        left.update(of_test[math.ceil(len(of_test) / one_of) :])
+    for of_file in files.values():
+        of_file.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        left.update(of_file[math.ceil(len(of_file) / one_of) :])
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
 
