@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from experiments.benchmarks import core_speed, launched_runs, processes
+from experiments.benchmarks import core_speed, launched_runs, process_arms, processes
 from hetjax.zoo import config
 
 
@@ -71,7 +71,7 @@ def test_two_checkouts_take_turns(tmp_path, monkeypatch):
         assert checkout in (root, tmp_path)
         return launched_runs.Arm(next(speeds) * (2 if checkout == tmp_path else 1), 1.0)
 
-    monkeypatch.setattr(processes, "run_hetjax", run)
+    monkeypatch.setattr(process_arms, "run_hetjax", run)
     monkeypatch.setattr(processes, "_BEFORE", types.SimpleNamespace(value=tmp_path))
     monkeypatch.setattr(processes, "_REPEATS", types.SimpleNamespace(value=2))
     first, second = processes.task_rows("lenet")
@@ -80,6 +80,33 @@ def test_two_checkouts_take_turns(tmp_path, monkeypatch):
     assert "policy equal" in second.figure
     ratios = [101 / 200, 102 / 206]
     assert first.reached.startswith(launched_runs.middle(ratios))
+
+
+def test_each_policy_is_told_beside_what_both_sides_compute_alone(monkeypatch):
+    """Of kernels: DDP's speed times what hetjax makes of a core over what torch does."""
+    speeds = {"adaptive": 1500.0, "equal": 900.0}
+    asked = []
+
+    def run(task, policy, num_rounds, shares):
+        asked.append((task.budget, task.microbatch_size, policy, shares))
+        return launched_runs.Arm(700.0 if len(shares) == 1 else speeds[policy], 1.0)
+
+    def torch(name, task, num_steps, shares, options):
+        alone = 500.0 if "--plain" in options else 1000.0
+        return launched_runs.Arm(alone if len(shares) == 1 else 800.0 + len(options), 1.0)
+
+    monkeypatch.setattr(process_arms, "run_hetjax", run)
+    monkeypatch.setattr(process_arms, "run_torch", torch)
+    monkeypatch.setattr(process_arms, "torch_version", lambda: "2.13.0")
+    monkeypatch.setattr(processes, "_REPEATS", types.SimpleNamespace(value=1))
+    monkeypatch.setattr(processes, "_BEFORE", types.SimpleNamespace(value=None))
+    monkeypatch.setattr(processes, "_TUNED", types.SimpleNamespace(value=False))
+    over_equal, _, kernels, adaptive, equal = processes.task_rows("lenet")
+    assert over_equal.reached == "1.67: 1,500 over 900"
+    assert kernels.reached == "0.70"
+    assert adaptive.reached == "2.68 of kernels; 1.87: 1,500 over 801 (as torch has it)"
+    assert equal.reached == "1.61 of kernels; 1.12: 900 over 801 (as torch has it)"
+    assert asked[-1] == (16, 32, "equal", (1.0,))  # a quarter of the round, by one process
 
 
 def test_runs_are_counted_by_the_quotas_of_most_of_their_last_rounds(tmp_path, monkeypatch):
@@ -95,7 +122,7 @@ def test_runs_are_counted_by_the_quotas_of_most_of_their_last_rounds(tmp_path, m
 
     monkeypatch.setattr(launched_runs, "run_lines", run)
     monkeypatch.setattr(processes, "_RUNS", types.SimpleNamespace(value=3))
-    monkeypatch.setattr(processes, "_DATA_DIR", types.SimpleNamespace(value=None))
+    monkeypatch.setattr(process_arms, "DATA_DIR", types.SimpleNamespace(value=None))
     monkeypatch.setattr(processes, "_CLOCKS", types.SimpleNamespace(value=tmp_path / "clocks.json"))
     (row,) = processes.quotas_rows()
     assert row.reached == "2 of 3 (4 2 1 1: 2; 5 2 1 0: 1)"

@@ -64,5 +64,10 @@ def test_each_problem_has_at_most_40_lines():
 )
 def test_each_problem_is_solved_in_four_of_five_seeds(name):
     problem = functions()[0][name]
-    numbers = [problem(seed)["number"] for seed in SEEDS]
-    assert sum(bool(SOLVED[name](number)) for number in numbers) >= 4, numbers
+    numbers, solved = [], 0
+    for seed in SEEDS:
+        numbers.append(problem(seed)["number"])
+        solved += bool(SOLVED[name](numbers[-1]))
+        if solved == 4:  # the last seed decides nothing
+            break
+    assert solved == 4, numbers

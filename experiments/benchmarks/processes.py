@@ -15,34 +15,27 @@ Nothing else may need the machine meanwhile: cores that are shared out in full h
 """
 
 import collections
-import contextlib
 import functools
 import json
 import math
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import app, flags, logging
 
 from experiments.benchmarks import core_speed, launched_runs, process_recovery
+from experiments.benchmarks import process_arms as arms_lib
 from experiments.benchmarks.launched_runs import SHARES, TASKS, Task
 from experiments.benchmarks.rows import Row, print_tables
 from hetjax import quota
-from hetjax.data import sources
-from hetjax.zoo import datasets
 
 # Other programs have flags of these names too, and tests import several of them.
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.", allow_override=True)
-_DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "Directory of the data sets.", allow_override=True
-)
-_TORCH_PYTHON = flags.DEFINE_string("torch_python", sys.executable, "Interpreter that has torch.")
 _BEFORE = flags.DEFINE_string("before", None, "Checkout that mlp and lenet are compared with.")
 _REPEATS = flags.DEFINE_integer("repeats", 2, "Runs of each arm.", 1)
 _RUNS = flags.DEFINE_integer("runs", 10, "Of `quotas`.", 1)
@@ -50,100 +43,38 @@ _TUNED = flags.DEFINE_bool("tuned", False, "Microbatches of the size that was me
 _CLOCKS = flags.DEFINE_string("clocks", None, "Gets the workers' clocks of `quotas`, JSON.")
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_BASELINE = pathlib.Path(__file__).with_name("ddp_baseline.py")
 _CORE_SPEED = pathlib.Path(__file__).with_name("core_speed.py")
-
-
-# First rounds: until the policy has settled, and memory and caches are as they stay.
-SKIPPED = {"adaptive": 50, "equal": 4, "ddp": 4}
 _QUOTA_ROUNDS = 70  # of a run of `quotas`
-# The faster one counts. Compiled is measured alone: a quarter of a core compiles for minutes.
-_DDP_VARIANTS = {
-    "as torch has it": ("--plain",),
-    "bucket views, static graph, fused optimiser": (),
-}
-_COMPILED = {"the same, compiled": ("--compile",)}
-
-
-def run_hetjax(
-    task: Task,
-    policy: str,
-    num_rounds: int,
-    shares: Sequence[float],
-    *,
-    checkout: pathlib.Path | None = None,
-) -> launched_runs.Arm:
-    """One run of hetjax at these shares, of another checkout where one is given."""
-    lines = launched_runs.run_lines(
-        task, policy, num_rounds, shares, _DATA_DIR.value, checkout=checkout
-    )
-    return launched_runs.of_lines(lines, SKIPPED.get(policy, 4))
-
-
-@functools.cache
-def _arrays() -> tuple[str, str]:
-    """The training set as files for a program without hetjax."""
-    data = sources.load_all(datasets.load("cifar10", _DATA_DIR.value).train).arrays
-    names = []
-    for field in ("image", "label"):
-        names.append(str(launched_runs.directory() / f"{field}.npy"))
-        np.save(names[-1], data[field])
-    return names[0], names[1]
-
-
-@functools.cache
-def _torch_version() -> str | None:
-    code = "import torch; print(torch.__version__)"
-    with contextlib.suppress(OSError):
-        found = subprocess.run(
-            [_TORCH_PYTHON.value, "-c", code], capture_output=True, text=True, check=False
-        )
-        return found.stdout.strip() if found.returncode == 0 else None
-    return None
-
-
-def _no_torch() -> str:
-    return (
-        f"not measured: {_TORCH_PYTHON.value} has no torch. pip install 'hetjax[benchmark]' (its "
-        "build for CPU will do), or name an interpreter that has it by --torch_python"
-    )
-
-
-def run_torch(
-    name: str, task: Task, num_steps: int, shares: Sequence[float], options: Sequence[str]
-) -> launched_runs.Arm:
-    """One run of the PyTorch program at these shares; without DDP where there is one worker."""
-    images, labels = _arrays()
-    out = launched_runs.directory() / "ddp.json"
-    out.unlink(missing_ok=True)
-    command = [_TORCH_PYTHON.value, str(_BASELINE), f"--model={name}", f"--batch={task.batch}"]
-    command += [f"--images={images}", f"--labels={labels}", f"--steps={num_steps}", f"--out={out}"]
-    launched_runs.run_workers(shares, [*command, *task.ddp_flags, *options])
-    return launched_runs.of_steps(json.loads(out.read_text()), SKIPPED["ddp"])
 
 
 def alone_rows() -> list[Row]:
     """One core, no communication: what each side computes."""
     rows = []
-    for name, task in TASKS.items():
-        own = task._replace(budget=task.budget // len(SHARES))  # as much as a worker's part
-        variants = _DDP_VARIANTS | _COMPILED if _torch_version() else {}
-        arms: dict[str, list[float]] = {title: [] for title in ("hetjax", *variants)}
+    for name in TASKS:
+        task, variants = _task(name), {}
+        if arms_lib.torch_version():
+            variants = arms_lib.DDP_VARIANTS | arms_lib.COMPILED
+        own = arms_lib.part_of(task)
+        turns, slower = [], []
         for _ in range(_REPEATS.value):
-            arms["hetjax"].append(run_hetjax(own, "equal", 24, (1.0,)).examples_per_sec)
-            for title, options in variants.items():
-                arms[title].append(run_torch(name, own, 24, (1.0,), options).examples_per_sec)
+            turns.append(arms_lib.alone(name, task, variants))
+            speed = arms_lib.run_hetjax(own, "equal", 24, (min(SHARES),)).examples_per_sec
+            slower.append(turns[-1]["hetjax"] / speed)
         texts = [
-            f"{title} {launched_runs.middle(speeds, ',.0f')}" for title, speeds in arms.items()
+            f"{title} {launched_runs.middle([speeds[title] for speeds in turns], ',.0f')}"
+            for title in turns[0]
         ]
-        rows.append(
+        where = f"{task.title}, {own.batch} examples a round (hetjax in microbatches of "
+        where += f"{own.microbatch_size}), one process"
+        speeds_text = "; ".join(texts if variants else [*texts, arms_lib.no_torch()])
+        rows += [
+            Row(f"{where} on one core: examples a second of hetjax, PyTorch", "none", speeds_text),
             Row(
-                f"{task.title}, one process on one core, {own.batch} examples a round (hetjax in "
-                f"microbatches of {own.microbatch_size}): examples a second of hetjax, PyTorch",
-                "none",
-                "; ".join(texts if variants else [*texts, _no_torch()]),
-            )
-        )
+                f"{where}: times as long on {min(SHARES):g} of a core as on a whole one",
+                f"{1 / min(SHARES):g}",
+                launched_runs.middle(slower),
+            ),
+        ]
     return rows + core_speed_rows() + tuned_rows()
 
 
@@ -154,7 +85,7 @@ def _gflops(operations: int, secs: float) -> float:
 def core_speed_rows() -> list[Row]:
     """What both libraries reach in the products of the MLP, and the forms of LeNet."""
     interpreters = {"jax": sys.executable} | (
-        {"torch": _TORCH_PYTHON.value} if _torch_version() else {}
+        {"torch": arms_lib.TORCH_PYTHON.value} if arms_lib.torch_version() else {}
     )
     secs: dict[str, list[dict[str, dict[str, float]]]] = {library: [] for library in interpreters}
     for _ in range(_REPEATS.value):
@@ -172,7 +103,7 @@ def core_speed_rows() -> list[Row]:
                 f"{library}, {name} {launched_runs.middle(found, form)}"
                 for name, found in values.items()
             ]
-        return "; ".join(texts if _torch_version() else [*texts, _no_torch()])
+        return "; ".join(texts if arms_lib.torch_version() else [*texts, arms_lib.no_torch()])
 
     rows = []
     for layer, sizes in core_speed.LAYERS.items():
@@ -205,13 +136,16 @@ def checkout_rows(name: str, before: pathlib.Path) -> list[Row]:
         for turn in range(_REPEATS.value):
             for side in list(checkouts)[:: 1 if turn % 2 else -1]:  # neither is always the first
                 num_rounds, checkout = task.rounds[policy], checkouts[side]
-                arms[side].append(run_hetjax(task, policy, num_rounds, SHARES, checkout=checkout))
+                arms[side].append(
+                    arms_lib.run_hetjax(task, policy, num_rounds, SHARES, checkout=checkout)
+                )
         rows.append(
             Row(
                 f"{task.title}, CIFAR-10, 4 processes at shares "
                 f"{' : '.join(f'{share:g}' for share in SHARES)}, {task.batch} examples a round, "
                 f"policy {policy}: examples a second over those of the checkout before, medians "
-                f"of {_REPEATS.value} runs in turn without the first {SKIPPED[policy]} rounds",
+                f"of {_REPEATS.value} runs in turn without the first "
+                f"{arms_lib.SKIPPED[policy]} rounds",
                 "≥ 0.98",
                 _ratio(arms["this"], arms["before"]),
             )
@@ -258,31 +192,29 @@ def tuned_rows() -> list[Row]:
 
 
 def task_rows(name: str) -> list[Row]:
-    """Adaptive quotas, equal split and DDP in turn."""
+    """Adaptive quotas, equal split and DDP in turn, and each side's part alone on a core."""
     if _BEFORE.value:
         return checkout_rows(name, pathlib.Path(_BEFORE.value))
-    task, variants = _task(name), _DDP_VARIANTS if _torch_version() else {}
+    task, variants = _task(name), arms_lib.DDP_VARIANTS if arms_lib.torch_version() else {}
     arms: dict[str, list[launched_runs.Arm]] = {
         title: [] for title in ("adaptive", "equal", *variants)
     }
+    alone: list[dict[str, float]] = []
     for _ in range(_REPEATS.value):
         for policy in ("adaptive", "equal"):
-            arms[policy].append(run_hetjax(task, policy, task.rounds[policy], SHARES))
+            arms[policy].append(arms_lib.run_hetjax(task, policy, task.rounds[policy], SHARES))
         for title, options in variants.items():
-            arms[title].append(run_torch(name, task, task.rounds["ddp"], SHARES, options))
-    over_ddp = _no_torch()
-    if variants:
-        best = max(variants, key=lambda t: statistics.median(a.examples_per_sec for a in arms[t]))
-        over_ddp = f"{_ratio(arms['adaptive'], arms[best])} ({best}); equal split over DDP "
-        over_ddp += _ratio(arms["equal"], arms[best])
-    return [
+            arms[title].append(arms_lib.run_torch(name, task, task.rounds["ddp"], SHARES, options))
+        if variants:
+            alone.append(arms_lib.alone(name, task, variants))
+    rows = [
         Row(
             f"{task.title}, CIFAR-10, 4 processes at shares "
             f"{' : '.join(f'{share:g}' for share in SHARES)}, {task.batch} examples a round "
             f"(microbatches of {task.microbatch_size}): examples a second, adaptive quotas over "
             f"equal split, medians of {_REPEATS.value} runs in turn without the first "
-            f"{SKIPPED['adaptive']} and {SKIPPED['equal']} rounds",
-            "≥ 1.8 (bound 2)",
+            f"{arms_lib.SKIPPED['adaptive']} and {arms_lib.SKIPPED['equal']} rounds",
+            "≥ 1.88 (bound 2)",
             _ratio(arms["adaptive"], arms["equal"]),
         ),
         Row(
@@ -291,13 +223,41 @@ def task_rows(name: str) -> list[Row]:
             "none",
             "; ".join(_details(policy, arms[policy]) for policy in ("adaptive", "equal")),
         ),
-        Row(
-            f"the same: adaptive quotas over PyTorch {_torch_version() or ''} DDP with Gloo, a "
-            f"quarter of the batch each, without the first {SKIPPED['ddp']} steps",
-            task.target_over_ddp,
-            over_ddp,
-        ),
     ]
+    return [*rows, *_torch_rows(arms, alone)]
+
+
+def _torch_rows(
+    arms: Mapping[str, Sequence[launched_runs.Arm]], alone: Sequence[Mapping[str, float]]
+) -> list[Row]:
+    """Each policy over DDP, beside the ratio of what both sides compute alone on a core."""
+    figure = f"the same over PyTorch {arms_lib.torch_version() or ''} DDP with Gloo, a quarter of "
+    figure += f"the batch each, without the first {arms_lib.SKIPPED['ddp']} steps"
+    if not alone:
+        return [Row(figure, "none", arms_lib.no_torch())]
+    fastest = {
+        title: statistics.median(arm.examples_per_sec for arm in arms[title])
+        for title in arms_lib.DDP_VARIANTS
+    }
+    best = max(fastest, key=lambda title: fastest[title])
+    kernels = [speeds["hetjax"] / max(speeds[t] for t in arms_lib.DDP_VARIANTS) for speeds in alone]
+    rows = [
+        Row(
+            "the same: kernels, torch's seconds over hetjax's for a worker's part on one core",
+            "none",
+            launched_runs.middle(kernels),
+        )
+    ]
+    for policy, target in (("adaptive", 1.8), ("equal", 0.97)):
+        pairs = zip(arms[policy], arms[best], kernels, strict=True)
+        of_kernels = [a.examples_per_sec / b.examples_per_sec / own for a, b, own in pairs]
+        reached = (
+            f"{launched_runs.middle(of_kernels)} of kernels; {_ratio(arms[policy], arms[best])}"
+        )
+        rows.append(
+            Row(f"{figure}: {policy} quotas", f"≥ {target} of kernels", f"{reached} ({best})")
+        )
+    return rows
 
 
 def _ratio(first: Sequence[launched_runs.Arm], second: Sequence[launched_runs.Arm]) -> str:
@@ -331,7 +291,7 @@ def batches_rows() -> list[Row]:
             size = task.batch // divisor // budget
             smaller = task._replace(budget=budget, microbatch_size=size)
             adaptive, equal = (
-                run_hetjax(smaller, policy, task.rounds[policy], SHARES)
+                arms_lib.run_hetjax(smaller, policy, task.rounds[policy], SHARES)
                 for policy in ("adaptive", "equal")
             )
             ratio = adaptive.examples_per_sec / equal.examples_per_sec
@@ -356,8 +316,10 @@ def quotas_rows() -> list[Row]:
     costs = quota.WorkerCosts(0.0, 1.0 / np.array(SHARES))
     best = tuple(quota.solve_quotas(costs, task.budget).tolist())
     for _ in range(_RUNS.value):
-        lines = launched_runs.run_lines(task, "adaptive", _QUOTA_ROUNDS, SHARES, _DATA_DIR.value)
-        found.append(launched_runs.of_lines(lines, SKIPPED["adaptive"]).quotas)
+        lines = launched_runs.run_lines(
+            task, "adaptive", _QUOTA_ROUNDS, SHARES, arms_lib.DATA_DIR.value
+        )
+        found.append(launched_runs.of_lines(lines, arms_lib.SKIPPED["adaptive"]).quotas)
         kept.append(launched_runs.clocks(lines))
         if _CLOCKS.value:
             pathlib.Path(_CLOCKS.value).write_text(json.dumps(kept))
@@ -368,7 +330,7 @@ def quotas_rows() -> list[Row]:
             f"{task.title}, 4 processes at shares {' : '.join(f'{share:g}' for share in SHARES)}, "
             f"{task.budget} microbatches of {task.microbatch_size}: runs that went to "
             f"{' '.join(map(str, best))}, in most of their rounds "
-            f"{SKIPPED['adaptive']} to {_QUOTA_ROUNDS}",
+            f"{arms_lib.SKIPPED['adaptive']} to {_QUOTA_ROUNDS}",
             "9 of 10",
             f"{counts[best]} of {len(found)} ({'; '.join(texts)})",
         )
@@ -381,7 +343,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "lenet": functools.partial(task_rows, "lenet"),
     "batches": batches_rows,
     "quotas": quotas_rows,
-    "kill": lambda: process_recovery.kill_rows(_DATA_DIR.value),
+    "kill": lambda: process_recovery.kill_rows(arms_lib.DATA_DIR.value),
 }
 
 

@@ -77,7 +77,7 @@ def run_checkout(
         if not (path / name).exists():
             (path / name).symlink_to(at.resolve() / name)
     environment = {
-        **{n: v for n, v in os.environ.items() if not n.startswith(("HETJAX_", "XLA_FLAGS"))},
+        **{n: v for n, v in os.environ.items() if not n.startswith("HETJAX_")},
         **fault_cases.environment(cache),
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
         "JAX_ENABLE_X64": str(int(float64)),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import layout
 
 from hetjax import types
 from hetjax.data import held as held_lib
@@ -114,7 +115,7 @@ def _gather(arrays: types.PyTree, example_ids: jax.Array) -> types.Microbatch:
     is_example = example_ids >= 0
     places = jnp.maximum(rows(example_ids, jnp), 0)
     with jax.named_scope("gather"):
-        examples = jax.tree.map(lambda leaf: jnp.take(leaf, places, axis=0), arrays)
+        examples = jax.tree.map(lambda leaf: jnp.take(leaf, places, 0, mode="clip"), arrays)
     return types.Microbatch(example_ids, is_example.astype(jnp.float32), examples)
 
 
@@ -133,7 +134,18 @@ def gathered(microbatch: Any) -> types.Microbatch:
     """
     if not isinstance(microbatch, Lent):
         return microbatch
-    return jax.lax.optimization_barrier(_gather(*microbatch))
+    return jax.lax.optimization_barrier(jax.tree.map(_as_argument, _gather(*microbatch)))
+
+
+def _as_argument(leaf: jax.Array) -> jax.Array:
+    """In an argument's layout, which XLA keeps out of the loops that follow.
+
+    As a part of these a gather finds the place of each number again: a fifth of the time of
+    LeNet's microbatch of 32.
+    """
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return leaf
+    return layout.with_layout_constraint(leaf, layout.Layout(tuple(range(leaf.ndim))))
 
 
 class ResidentFeed(Feed):

@@ -1,5 +1,6 @@
 """What a feed brings, when it reads, and from which thread."""
 
+import re
 import threading
 import time
 
@@ -41,6 +42,27 @@ def test_microbatches_hold_their_examples_and_padding_repeats_the_first(form, sh
     np.testing.assert_array_equal(examples, np.stack([expected.reshape(shape)] * 3, axis=-1))
     assert microbatch.examples["x"].devices() == {jax.devices()[1]}
     feeding.close()
+
+
+def test_a_lent_microbatch_is_gathered_before_anything_is_computed_of_it():
+    """In a loop of its own, whose result has the type of the data."""
+    images = np.arange(8 * 32 * 32 * 3, dtype=np.uint8).reshape(8, 32, 32, 3)
+    feeding = feed.ResidentFeed(sources.ArraySource({"x": images}), [jax.devices()[0]])
+    kernel = np.ones((32, 16), np.float32)
+
+    @jax.jit
+    def program(microbatch):
+        examples = feed.gathered(microbatch).examples
+        rows = examples["x"].astype(np.float32).transpose(1, 3, 2, 0) / 255
+        return jax.numpy.einsum("hcwb,wk->hckb", rows, kernel)
+
+    ids = np.array([5, 2, 7, 0], np.int32)
+    lent, loaded = feeding.lend(0, ids), feeding.load(0, ids)
+    np.testing.assert_array_equal(program(lent), program(loaded))
+    loops = program.lower(lent).compile().as_text().split("\n}\n")
+    (own,) = [text for text in loops if re.search(r" = u8\[.* gather\(", text)]
+    assert re.search(r"ROOT \S+ = u8\[4,32,32,3\]", own)
+    assert "f32[" not in own
 
 
 def test_a_resident_feed_does_not_lie_on_the_arrays_that_it_was_given():
