@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from absl import logging
 from flax import nnx
 
 import hetjax
@@ -139,6 +140,15 @@ def _model_options(
     names = ("hidden", "width", "norm", "blocks", "heads")
     given = {name: getattr(config.model, name) for name in names}
     options = {name: value for name, value in given.items() if name in mine and value != 0}
+    default = config_lib.ModelConfig()
+    for name in names:
+        if name not in mine and given[name] != getattr(default, name):
+            logging.warning(
+                "model.%s=%r has no effect: model.name=%r has no such option.",
+                name,
+                given[name],
+                config.model.name,
+            )
     if dataset.kind in models.TAKES["mlp"]:  # numbers, whose range is known
         options["input_max"] = 1.0
         if dataset.kind == "image":

@@ -145,6 +145,19 @@ def test_the_fields_of_the_model_reach_it(tmp_path, monkeypatch):
         assert sum(sizes) == count, name
 
 
+def test_a_field_that_the_model_does_not_have_is_told(tmp_path, monkeypatch, caplog):
+    for fields, told in (
+        ({"hidden": (4,), "width": 7}, ["model.width=7 has no effect: model.name='lstm'"]),
+        ({"hidden": (4,)}, []),
+    ):
+        caplog.clear()
+        with caplog.at_level("WARNING", "absl"):
+            tasks.make(small("wikitext2_lstm", tmp_path, monkeypatch, model=fields))
+        assert [line for line in caplog.messages if "no effect" in line] == [
+            f"{each} has no such option." for each in told
+        ]
+
+
 def _leaves(tree):
     return (
         [leaf for value in tree.values() for leaf in _leaves(value)]

@@ -3,8 +3,8 @@
 `base` gives the defaults as an `ml_collections.ConfigDict`, which files in `configs/` change
 and `--config.field=value` overrides. Before anything is computed `validate` makes a frozen and
 checked `ExperimentConfig` of it, which everything after that reads. A JSON file holds the same
-fields and no code. Nothing here imports jax. An option of a part, a data set or a model that is not
-chosen is ignored.
+fields and no code. Nothing here imports jax. An option of a part or a data set that is not chosen
+is ignored; `experiments.tasks` tells one that the model does not have.
 """
 
 from __future__ import annotations
