@@ -94,6 +94,13 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in left]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _caches():
+    """What a module's tests have compiled is let go; a worker of all tests came to 5 GB."""
+    yield
+    jax.clear_caches()
+
+
 def pytest_collection_finish():
     """Python looks through what JAX keeps again and again: a tenth of the tests' time."""
     gc.collect()
