@@ -102,6 +102,9 @@ def run_gang(cases, directory, num_processes, **variables):
     return found
 
 
+ALL_CASES = pytest.mark.slow  # trained by one gang, whichever of them a test looks at
+
+
 @pytest.fixture(scope="module")
 def gang(tmp_path_factory):
     return once(tmp_path_factory, "gang", train_gang)
@@ -169,6 +172,7 @@ def of_one_process(name):
         return problems.fit(problems.classification(), problems.initial_weights(), **fields)
 
 
+@ALL_CASES
 @pytest.mark.parametrize(
     ("name", "form"),
     [(name, "gang") for name in [*CASES, *OWN]]
@@ -189,6 +193,7 @@ def test_two_processes_train_as_one_does(name, form, request, float64):
     assert all(metrics) == name.startswith("measured")
 
 
+@ALL_CASES
 @pytest.mark.parametrize("form", ["gang", "shared_gang"])
 def test_rounds_without_update_find_the_same_in_two_processes(form, request, float64):
     found, _, history = request.getfixturevalue(form)["hessian_product"]
@@ -201,6 +206,7 @@ def test_rounds_without_update_find_the_same_in_two_processes(form, request, flo
     np.testing.assert_allclose(found, alone, rtol=1e-12, atol=1e-14)
 
 
+@ALL_CASES
 def test_who_needs_longer_for_the_update_gets_less(shared_gang):
     """Where all have 2 microbatches, those of process 1 take 0.25 s, and where it has 1, 0.20 s."""
     _, summary, history = shared_gang["slow_update"]
@@ -221,6 +227,7 @@ def test_who_needs_longer_for_the_update_gets_less(shared_gang):
     assert not any("host_secs" in line for line in history)
 
 
+@ALL_CASES
 def test_who_needs_the_least_adds_up_for_all(shared_gang):
     _, summary, history = shared_gang["slow_update"]  # of process 1
     assert summary["times_added"] > 0.9 * len(history)
@@ -232,6 +239,7 @@ def test_who_needs_the_least_adds_up_for_all(shared_gang):
     assert summary["exchange_secs_mean"] == pytest.approx(np.mean(of_full), rel=1e-6)
 
 
+@ALL_CASES
 def test_where_no_memory_is_shared_the_gradients_go_through_collectives(shared_gang, tmp_path):
     cases = {"all_reduce": {**EVAL, "epochs": 1}}
     found = run_gang(cases, tmp_path / "out", 2, HETJAX_SHARED_MEMORY="off")
@@ -245,6 +253,7 @@ def test_where_no_memory_is_shared_the_gradients_go_through_collectives(shared_g
     )
 
 
+@ALL_CASES
 @pytest.mark.parametrize("name", CUT)
 def test_a_run_of_several_processes_goes_on(name, gang, tmp_path):
     whole, _, rounds = gang[name]
@@ -267,6 +276,7 @@ def test_all_processes_of_a_resumed_run_count_the_same(tmp_path):
     assert [line["round"] for line in other["history"]] == list(range(len(history)))
 
 
+@ALL_CASES
 @pytest.mark.parametrize("name", LIVE)
 def test_a_gate_closes_the_rounds_of_all_processes(name, gang):
     _, summary, history = gang[name]
