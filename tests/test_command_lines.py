@@ -2,10 +2,7 @@
 
 import ast
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import optax
@@ -14,6 +11,7 @@ import pytest
 import hetjax
 from hetjax.report import __main__ as report_command
 from hetjax.zoo import config as config_lib
+from tests import programs
 
 ROOT = pathlib.Path(__file__).parent.parent
 PROGRAMS = {
@@ -34,13 +32,7 @@ def run(*command, **environment):
 
 
 def run_python(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | environment,
-    )
+    return programs.run(arguments, ROOT, **environment)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -5,8 +5,6 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 
 from experiments import train
 from hetjax.zoo import config as config_lib
+from tests import programs
 from tests.once import once
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -37,13 +36,7 @@ FIELDS = [
 
 
 def run(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.train", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | environment,
-    )
+    return programs.run(["-m", "experiments.train", *arguments], ROOT, **environment)
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,11 @@ A block that no test can run says so by a comment on the line before it:
     <!-- not run: needs a Slurm cluster -->
 """
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 from typing import NamedTuple
+
+from tests import programs
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -83,12 +82,6 @@ def run(program, directory, *, files=()):
     for path in [ROOT / "configs", ROOT / "experiments", *files]:
         if not (directory / path.name).exists():
             (directory / path.name).symlink_to(path)
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        cwd=directory,
-    )
+    ran = programs.run(["-c", program], directory)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return ran.stdout

@@ -1,16 +1,14 @@
 """Every command of every page: its program reads the arguments as the page has them."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 
 import pytest
 
 from hetjax.zoo import config
+from tests import programs
 from tests.pages.blocks import PAGES, ROOT, blocks_of, name_of, without_code
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -92,13 +90,7 @@ def checkout(tmp_path):
 
 
 def dry(command, directory):
-    return subprocess.run(
-        [sys.executable, "-m", "tests.pages.dry", command[0], *command[1]],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    return programs.run(["-m", "tests.pages.dry", command[0], *command[1]], directory)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,10 @@
 """What people do with hetjax first: a short program for each task, run as it stands."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
+from tests import programs
 from tests.strangers import conftest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -32,11 +30,5 @@ def test_a_program_runs_as_it_stands(path, tmp_path):
     for name in ("configs", "experiments"):  # as from a checkout
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "program.py").write_text(path.read_text())
-    ran = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
-        capture_output=True,
-        text=True,
-    )
+    ran = programs.run(["program.py"], tmp_path)
     assert ran.returncode == 0, ran.stderr[-3000:]

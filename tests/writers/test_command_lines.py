@@ -2,22 +2,20 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from experiments import train
 from hetjax import extras
 from hetjax.zoo import config as config_lib
+from tests import programs
 from tests.writers import readers
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(program, *arguments):
-    command = [sys.executable, "-m", f"experiments.{program}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    return programs.run(["-m", f"experiments.{program}", *arguments], ROOT)
 
 
 def test_the_command_writes_below_the_workdir(tmp_path):
