@@ -1,8 +1,7 @@
 """Programs that a test runs, each in a process of its own that has the imports behind it.
 
-A third of what a short program takes is `import jax`, `flax` and `hetjax`. So a server imports them
-once for each worker of pytest-xdist, and a program is a fork of it: JAX has started no device there
-yet, and no thread.
+Imports are much of what a short program takes. So a server imports JAX, Flax and hetjax once for
+each worker of pytest-xdist, and a program is a fork of it: no device of JAX has been started there.
 """
 
 import atexit
@@ -34,20 +33,21 @@ def run(arguments, directory, **environment) -> subprocess.CompletedProcess:
     environ |= environment
     with tempfile.TemporaryDirectory() as kept:
         paths = [pathlib.Path(kept, name) for name in ("stdout", "stderr")]
-        told = _server(ROOT)
+        server = _server()
         asked = [arguments, str(directory), environ, [str(path) for path in paths]]
-        told.stdin.write(json.dumps(asked) + "\n")
-        told.stdin.flush()
-        status = int(told.stdout.readline())
-        return subprocess.CompletedProcess(arguments, status, *[p.read_text() for p in paths])
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        status = server.stdout.readline()
+        assert status, f"the server of programs ended ({server.wait()})"
+        said = [path.read_text() for path in paths]
+        return subprocess.CompletedProcess(arguments, int(status), *said)
 
 
 @functools.cache
-def _server(root):
-    """Of this worker. The directory of a test that starts it first may be gone later."""
+def _server():
     command = [sys.executable, "-m", "tests.programs"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    server = subprocess.Popen(command, text=True, cwd=root, **pipes)
+    server = subprocess.Popen(command, text=True, cwd=ROOT, **pipes)
     atexit.register(server.communicate)  # it ends when nobody can ask any more
     return server
 
@@ -99,7 +99,7 @@ def _import():
     for name in hetjax.__all__:
         getattr(hetjax, name)
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # or each fork copies and frees all of it as it ends
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def test_minimising_rho_itself_on_the_base_graph_has_the_reference_value():
 
 CASES = [("base", BASE, 8)] + [
     (f"random{n}", matchings.decompose_matchings(graphs.random_graph(n, degree=d).edges, n), n)
-    for n, d in [(5, 2), (9, 3)]
+    for n, d in [(5, 2), (9, 3), (12, 4)]
 ]
 
 

@@ -131,7 +131,7 @@ def test_rho_never_rises_with_the_budget(name, num_workers, degree, seed):
     problem = activation.Problem(pieces, num_workers, 1.0, costs)
     search = contraction.Search(problem)
     rng = np.random.default_rng(1)
-    budgets = np.sort([*rng.random(12) ** 2, 1e-3, *np.arange(1, 11) / 10])
+    budgets = np.sort([*rng.random(40) ** 2, 1e-3, *np.arange(1, 11) / 10])
     found = [search.at(budget) for budget in budgets]
     for budget, p in zip(budgets, found, strict=True):
         assert problem.secs @ p <= budget * (1 + 1e-9)
