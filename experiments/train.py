@@ -46,8 +46,10 @@ def train_and_evaluate(
     hetjax.use_cpu_workers(join.own_workers(config.cluster.num_workers, config.local, place))
 
     from experiments import tasks
+    from hetjax.rounds import arguments
     from hetjax.zoo import optimizers
 
+    config = arguments.on_devices(config)
     trackers = hetjax.writers.by_names(config.writers)
     task = tasks.make(config)
     return hetjax.fit(

@@ -94,7 +94,9 @@ def _run(
 
     from experiments.bilevel import baselines, page, rounds
     from experiments.bilevel import data as data_lib
+    from hetjax.rounds import arguments
 
+    config = arguments.on_devices(config)
     began = time.perf_counter()
     data = data_lib.make(config.data, config.seed)
     is_first = place is None or place.process_id == 0

@@ -25,9 +25,9 @@ _SPARE_COPIES = 8  # copies of the parameters that rounds may need beyond those 
 _LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 1 << 25, 1 << 29
 
 _MORE_DEVICES = (
-    "Take no more workers than devices (cluster.num_workers). On CPU call "
-    "hetjax.use_cpu_workers({n}) before JAX is used for the first time; or take "
-    "local='virtual', which plays all workers on one device"
+    "Take no more workers than devices (cluster.num_workers). For a CPU device each, call "
+    "hetjax.use_cpu_workers({n}) before JAX is used for the first time (where JAX finds a GPU, set "
+    "JAX_PLATFORMS=cpu, too); or take local='virtual', which plays all workers on one device"
 )
 
 

@@ -74,15 +74,15 @@ def test_a_group_that_fails_leaves_its_rows_and_says_why():
     ]
 
 
-def test_groups_are_processes_that_end_with_their_time():
+def test_groups_are_processes_that_end_with_their_time(tmp_path):
     flags.FLAGS.mark_as_parsed()
-    assert list(accelerator.in_process("beside", 120)) == [
+    assert list(accelerator.in_process("beside", 120, str(tmp_path))) == [
         Row(ROWS["beside"][0], "> 1", f"not measured: {NOT_ON_CPU[1]}")
     ]
-    assert list(accelerator.in_process("forms", 3)) == [
+    assert list(accelerator.in_process("forms", 3, str(tmp_path))) == [
         Row("local forms", "none", "not measured: it took more than its 3 s")
     ]
-    assert list(accelerator.in_process("forms", 2)) == [
+    assert list(accelerator.in_process("forms", 2, str(tmp_path))) == [
         Row("local forms", "none", "not measured: the minutes were over")
     ]
 
@@ -94,6 +94,16 @@ def test_the_transformer_has_25_million_parameters():
         model = accelerator_models.MODELS[name]
         examples = model.microbatch_size * model.budget
         assert {len(x) for x in jax.tree.leaves(data)} == {examples}
+
+
+def test_operations_of_the_loss_and_its_gradient_are_those_of_products():
+    model = accelerator_models.Model("mlp", {"hidden": (32,)}, (8, 8, 3), microbatch_size=4)
+    loss_fn, params, data = accelerator_models.problem(model)
+    batch = jax.device_put({name: x[:4] for name, x in data.items()})
+    inputs, hidden, classes = 8 * 8 * 3, 32, 10
+    products = 4 * 2 * (2 * inputs * hidden + 3 * hidden * classes)  # inputs have no gradient
+    found = accelerator_models.Plain(loss_fn, params, batch, 1).operations()
+    assert found == pytest.approx(products, rel=0.1)
 
 
 def test_a_device_has_the_peak_of_its_longest_name(monkeypatch):

@@ -89,7 +89,7 @@ def loop_rows(sizes: Sizes) -> Iterator[Row]:
             ids = np.arange(model.budget * model.microbatch_size, dtype=np.int32)
             ids = ids.reshape(num_workers, -1, model.microbatch_size)
             bare = quota_overhead.bare_loop(parts, accelerator_models.sgd(), ids, threads)
-            secs = turns({"bare loop": bare, "hetjax": ours}, sizes.secs / 5)
+            secs = turns({"bare loop": bare, "hetjax": ours}, sizes.secs / 8)
         yield Row(
             f"a round over the bare loop of the same calls, {_titled(model)}",
             "≤ 1.02",
@@ -100,7 +100,7 @@ def loop_rows(sizes: Sizes) -> Iterator[Row]:
 def form_rows(sizes: Sizes) -> Iterator[Row]:
     """The three local forms."""
     for model in models(sizes):
-        secs = _in_turn(model, {form: {"local": form} for form in _FORMS}, sizes.secs / 5)
+        secs = _in_turn(model, {form: {"local": form} for form in _FORMS}, sizes.secs / 8)
         yield Row(f"local forms, a round, {_titled(model)}", "none", _against(secs, "stepped"))
 
 
@@ -108,7 +108,7 @@ def depth_rows(sizes: Sizes) -> Iterator[Row]:
     """More microbatches in flight than one."""
     for model in models(sizes):
         arms = {f"depth {depth}": {"dispatch_depth": depth} for depth in DEPTHS}
-        secs = _in_turn(model, arms, sizes.secs / 5)
+        secs = _in_turn(model, arms, sizes.secs / 8)
         yield Row(
             f"microbatches in flight (dispatch_depth), a round, {_titled(model)}",
             "none",
@@ -127,7 +127,7 @@ def order_rows(sizes: Sizes) -> Iterator[Row]:
     for model in models(sizes):
         one_each = model._replace(budget=min(4, jax.device_count()))
         arms = {"random order": {}, "d_grab": {"ordering": "d_grab"}}
-        secs = _in_turn(one_each, arms, sizes.secs / 5)
+        secs = _in_turn(one_each, arms, sizes.secs / 8)
         yield Row(
             f"a step with d_grab over one without, {_titled(one_each)}",
             "none",
@@ -157,7 +157,7 @@ def beside_rows(sizes: Sizes) -> Iterator[Row]:
             rounds_of(wide, cluster=both, **more) as with_cpu,
         ):
             turns({"both": with_cpu}, sizes.secs / 20)  # until the quotas have settled
-            secs = turns({"both": with_cpu, "alone": ours}, sizes.secs / 5)
+            secs = turns({"both": with_cpu, "alone": ours}, sizes.secs / 8)
             quotas = with_cpu.line()["quotas"]
         gain = np.median(secs["alone"]) / np.median(secs["both"])
         yield Row(

@@ -17,6 +17,7 @@ from hetjax.bilevel.problem import LOWER, UPPER, Bilevel
 from hetjax.config import experiment as config_lib
 from hetjax.data import iterables, sources
 from hetjax.levels import level, rules, stepping
+from hetjax.processes import meeting as meeting_lib
 from hetjax.rounds import arguments, inputs, update
 
 LEVELS = (LOWER, UPPER)  # in the order in which they are made
@@ -116,6 +117,11 @@ def build(
             )
             stack.enter_context(made[name].run)
         parts = made[LOWER].run.parts
+        if parts.meeting.shares_gpu:
+            raise ValueError(
+                f"fit_bilevel: {meeting_lib.NO_COLLECTIVES}Its outer steps need them. Take one "
+                "process, whose workers local='virtual' plays"
+            )
         _check_gate(made)
         first = sources.fetch(at_level[UPPER], np.arange(1))
         rows = per_example.rows(point.x, UPPER, jnp.arange(1))

@@ -63,6 +63,8 @@ def is_loss_of_others(error: BaseException) -> bool:
     """
     if isinstance(error, waits.LostProcessError):
         return True
+    if "Duplicate GPU" in str(error):  # NCCL's word of processes that share one
+        return False
     words: tuple[str, ...] = ("Gloo", "NCCL")
     if isinstance(error, RuntimeError):
         words += ("UNAVAILABLE", "Connection")

@@ -20,6 +20,8 @@ from hetjax.processes import exchange, join, shared_sums, waits
 
 _PATIENCE_SECS = 600.0
 
+NO_COLLECTIVES = "processes of this run share a GPU, and JAX has no collectives for such. "
+
 
 class Meeting:
     """A process that is alone and has all workers. It tells nobody, and sums in the sync program.
@@ -33,6 +35,9 @@ class Meeting:
 
     across = False
     """Whether sums that meet before the sync program wait for other machines, too."""
+
+    shares_gpu = False
+    """Whether processes share a GPU: NCCL then has no collectives, and only one plain sum meets."""
 
     keeps_memory = False
     """Whether malloc keeps freed memory: `mesh.use_cpu_workers` or the launcher has told it."""
@@ -82,11 +87,13 @@ class Collectives(Meeting):
         return bool(self.tell(np.full(len(mesh_lib.own_workers(self._mesh)), has)).all())
 
     def _come_together(self) -> None:
-        """Makes the connections of the collectives.
+        """Makes the connections of the collectives, where Gloo does.
 
-        Gloo (JAX 0.10.2) gives up where a process is 30 s later than another, as it may be that
+        It gives up (JAX 0.10.2) where a process is 30 s later than another, as it may be that
         compiles. So they wait for each other first.
         """
+        if self._mesh.devices[0].platform != "cpu":
+            return
         board = board_lib.Board("connections")
         board.post(f"{jax.process_index()}", True)
         for process in range(jax.process_count()):
@@ -115,6 +122,7 @@ class OneMachine(Collectives):
         super().__init__(mesh)
         self._sockets = sockets
         self._most_workers = max(collections.Counter(self.process_of.tolist()).values())
+        self.shares_gpu = shared_sums.share_gpus(mesh, sockets)
 
     def tell(self, messages: np.ndarray) -> np.ndarray:
         if self._most_workers * messages.itemsize > exchange.MOST_BYTES:
@@ -122,7 +130,9 @@ class OneMachine(Collectives):
         return np.frombuffer(b"".join(self._sockets(messages.tobytes())), messages.dtype)
 
     def sums(self, like: types.PyTree) -> shared_sums.Sums:
-        return shared_sums.make(self._mesh, like, self._sockets)
+        if self._mesh.devices[0].platform == "cpu" or self.shares_gpu:
+            return shared_sums.make(self._mesh, like, self._sockets)
+        return shared_sums.Sums()
 
     def close(self) -> None:
         self._sockets.close()

@@ -167,11 +167,11 @@ def _of_machine(mesh: Mesh, sockets: exchange.Exchange) -> list[int]:
     return [w for w, device in enumerate(mesh.devices) if device.process_index in processes]
 
 
-def _are_to_meet(mesh: Mesh, sockets: exchange.Exchange) -> bool:
-    """Whether there are no better ways: NCCL refuses collectives of processes that share a GPU."""
+def share_gpus(mesh: Mesh, sockets: exchange.Exchange) -> bool:
+    """Whether processes of this machine share a GPU; the same answer in all of them."""
     devices = [mesh.devices[worker] for worker in mesh_lib.own_workers(mesh)]
     if devices[0].platform != "gpu":
-        return devices[0].platform == "cpu"
+        return False
     own = names_of_gpus([device.local_hardware_id for device in devices], os.environ)
     told = b",".join(sockets(",".join(own).encode())).split(b",")
     return len(set(told)) < len(told)
@@ -230,8 +230,8 @@ def make(
 ) -> Sums:
     """Shared sums in memory that the first process of a machine hands out to the others.
 
-    If there is no room for it, or each process has GPUs or TPUs of its own, the sums are left to
-    the collectives. All processes come to the same answer.
+    If there is no room for it, the sums are left to the collectives. All processes come to the same
+    answer.
 
     Args:
         mesh: the worker mesh.
@@ -255,8 +255,7 @@ def _file_of_machine(mesh: Mesh, like: types.PyTree, sockets: exchange.Exchange)
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(like)}
     num_bytes = _num_bytes(like, len(_of_machine(mesh, sockets)))
     if (
-        not _are_to_meet(mesh, sockets)
-        or len(dtypes) > 1
+        len(dtypes) > 1
         or not dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
         or not 0 < num_bytes <= _MOST_BYTES
     ):

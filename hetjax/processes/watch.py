@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import os
 import pathlib
+import queue
 import sys
 import threading
 import time
@@ -41,6 +42,7 @@ _GONE_SECS = 0.5  # between a process's last word and its end
 _MOST_BYTES = 3500  # of an ending on the board
 
 _this: "Watch | None" = None
+_asked: "queue.SimpleQueue[tuple[float, Callable[[], None]]]" = queue.SimpleQueue()
 
 
 def begin() -> None:
@@ -137,6 +139,7 @@ class Watch:
         self._thread_hook, threading.excepthook = threading.excepthook, self._thread_ended
         atexit.register(self._at_exit)  # registered after JAX's own, so called before it
         self._thread.start()
+        threading.Thread(target=_carry_out, name="hetjax-watch-later", daemon=True).start()
         self._notices.begin()
 
     def follow(self, beacons: beacons_lib.Beacons) -> None:
@@ -351,9 +354,19 @@ class Watch:
 
 
 def _after(secs: float, action: Callable[[], None]) -> None:
-    timer = threading.Timer(secs, action)
-    timer.daemon = True
-    timer.start()
+    _asked.put((time.monotonic() + secs, action))
+
+
+def _carry_out() -> None:
+    """What `_after` was asked for; begun early, since Python 3.12 starts no thread at its exit."""
+    due: list[tuple[float, Callable[[], None]]] = []
+    while True:
+        now = time.monotonic()
+        with contextlib.suppress(queue.Empty):
+            due.append(_asked.get(timeout=max(0, min(at for at, _ in due) - now) if due else None))
+        for each in [each for each in due if each[0] <= time.monotonic()]:
+            due.remove(each)
+            each[1]()
 
 
 def _endings_of(told: Mapping[str, Any], kind: str) -> dict[int, endings.Ending]:

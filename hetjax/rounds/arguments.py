@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hetjax import kinds
+from hetjax import kinds, messages
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
@@ -149,17 +149,36 @@ def config_of_fields(
     config = config_lib.parse(config_lib.ExperimentConfig, fields)
     made = {group: part for group, part in objects.items() if part is not None}
     chosen = checks.resolve(config, made)
-    num_workers = config.cluster.num_workers
-    is_short = num_workers > jax.device_count() and not config.cluster.platforms
-    if "local" not in fields and is_short:
-        print(
-            f"hetjax: {num_workers} workers on {jax.device_count()} device(s): local='virtual' "
-            "plays them one after the other, and their clocks are virtual. For a CPU device "
-            f"each, call hetjax.use_cpu_workers({num_workers}) before JAX is first used; on "
-            "GPUs take no more workers than there are."
+    return (config if "local" in fields else on_devices(config)), chosen
+
+
+def on_devices(config: Any) -> Any:
+    """The same configuration, `virtual` where one process has fewer devices than workers: says so.
+
+    It also says where CPU devices are left out because JAX has an accelerator.
+
+    Args:
+        config: a dataclass with `local` and `cluster`, as an `ExperimentConfig` has them.
+    """
+    num_workers, devices = config.cluster.num_workers, jax.devices()
+    if config.local != "stepped" or config.cluster.platforms or jax.process_count() > 1:
+        return config
+    platform, on_cpus = devices[0].platform, jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    if num_workers > len(devices):
+        messages.say(
+            f"{num_workers} workers on {len(devices)} {platform} device(s): local='virtual' plays "
+            "them one after the other, and their clocks are virtual. For a CPU device each, call "
+            f"hetjax.use_cpu_workers({num_workers}) before JAX is first used (where JAX finds a "
+            "GPU, set JAX_PLATFORMS=cpu, too); on GPUs take no more workers than there are."
         )
-        config = dataclasses.replace(config, local="virtual")
-    return config, chosen
+        return dataclasses.replace(config, local="virtual")
+    if platform != "cpu" and num_workers < on_cpus:
+        messages.say(
+            f"JAX computes on {platform}, so there are {num_workers} worker(s), and the {on_cpus} "
+            "CPU devices are left out. With JAX_PLATFORMS=cpu they are the workers; with "
+            f"cluster={{'num_workers': {on_cpus}}} so many are played on the {platform}."
+        )
+    return config
 
 
 def _part_of_group(group: str, given: Any) -> tuple[Any, Any]:

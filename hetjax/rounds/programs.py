@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from hetjax import debugging, gates, kinds, ordering, starting, types
 from hetjax import mesh as mesh_lib
+from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
 from hetjax.data import feed as feed_lib
@@ -161,6 +162,8 @@ class Common(NamedTuple):
         steps = rules.with_observer(rule, observer, updates=optimizer is not None)
         mesh = self.where.mesh
         sums = _make_sums(self, rule)
+        if self.meeting.shares_gpu and (observer is not None or not sums.meet_before):
+            raise ValueError(self._refusal(rule))
         if mesh is None:  # as `mesh_lib.place`
             of_rows: Any = jax.sharding.SingleDeviceSharding(self.where.devices[0])
         else:
@@ -176,6 +179,20 @@ class Common(NamedTuple):
             sync=_make_sync(self, steps, observer, optimizer, sums),
             sums=sums,
             steps=steps,
+        )
+
+    def _refusal(self, rule: rules.LocalRule) -> str:
+        """Of what processes that share a GPU cannot do together."""
+        shapes = rules.contribution_shapes(rule, self.params, self.model_state)
+        dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(shapes)})
+        chosen, weighted = self.chosen, weighting(self.config, gossips=False)
+        return meeting_lib.NO_COLLECTIVES + (
+            "They can add up gradients in memory: with reducer='all_reduce', an order that looks "
+            "at no gradients, such as 'random_reshuffling', data.weighting='example' where shards "
+            "are private, and sums of one type, float32 or float64, of 1 GiB at most over all of "
+            f"them. This run has the reducer {parts_lib.named(chosen.reducer)}, the order "
+            f"{parts_lib.named(chosen.ordering)}, examples weighted by {weighted}, sums in "
+            f"{', '.join(dtypes)}. Or start one process, whose workers local='virtual' plays"
         )
 
     def make_unsigned(

@@ -150,12 +150,10 @@ def gossiping(gossip: gossip_lib.Gossip, *, before_update: bool) -> Reduction:
         def mix(leaf: jax.Array) -> jax.Array:
             wide = leaf.astype(trees.wider(leaf.dtype, jnp.float32))
             flags = jnp.zeros(len(terms)) if not num_exchanges else active
-            change = jnp.einsum(
-                "m,mij->ij", flags.astype(wide.dtype), jnp.asarray(terms, wide.dtype)
-            )
-            added = jnp.matmul(
-                change, wide.reshape(num_workers, -1), precision=jax.lax.Precision.HIGHEST
-            )
+            exact: Any = {"precision": jax.lax.Precision.HIGHEST}  # a GPU's default is TF32
+            of_terms = flags.astype(wide.dtype), jnp.asarray(terms, wide.dtype)
+            change = jnp.einsum("m,mij->ij", *of_terms, **exact)
+            added = jnp.matmul(change, wide.reshape(num_workers, -1), **exact)
             return (wide + added.reshape(wide.shape)).astype(leaf.dtype)
 
         return jax.tree.map(mix, params)

@@ -175,16 +175,19 @@ class Gpus:
     ]
 
 
-@pytest.mark.parametrize(("other", "meet"), [(b"3", True), (b"1", False), (b"1,3", True)])
-def test_sums_of_processes_that_share_a_gpu_meet_in_memory(other, meet, monkeypatch):
+@pytest.mark.parametrize(("other", "share"), [(b"3", True), (b"1", False), (b"1,3", True)])
+def test_processes_share_a_gpu_by_its_name_on_the_machine(other, share, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
 
     class Sockets(exchange.Exchange):
         def __call__(self, message):
             return [message, other]
 
-    sums = shared_sums.make(Gpus, LIKE, Sockets(0, {}))
-    assert isinstance(sums, shared_sums.SharedSums) is meet
+    assert shared_sums.share_gpus(Gpus, Sockets(0, {})) is share
+
+
+def test_processes_on_cpus_share_no_gpu():
+    assert not shared_sums.share_gpus(mesh_lib.make_worker_mesh(2), ALONE)
 
 
 def test_what_fits_leaves_no_file_open():

@@ -113,6 +113,27 @@ one._end_now()
     assert (done.stdout, done.returncode) == ("the last line of a log", 7)
 
 
+def test_a_process_ends_as_it_is_to_where_its_exit_can_start_no_thread():
+    program = """
+import atexit, threading
+from hetjax.processes import watch
+
+def start(self):
+    raise RuntimeError("can't create new thread at interpreter shutdown")  # Python 3.12's words
+
+one = watch.Watch(0, 1, board=None)
+one.begin()
+atexit.register(setattr, threading.Thread, "start", start)  # called before the watch's own
+one._hear(watch.endings.Ending(1, "was interrupted", "", 130))
+one._has_lost = True
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    assert done.returncode == 130, done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 def test_long_words_are_told_in_part(shared, tmp_path):
     one = watch.Watch(1, 2, shared, tmp_path)
     one.tell("refused its input:\n" + "x" * 9000, code=2)

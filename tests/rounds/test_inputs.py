@@ -1,6 +1,7 @@
 """First mistakes with `fit`: what is refused, in which words, before anything is computed."""
 
 import dataclasses
+import types
 from typing import Any
 
 import flax.linen
@@ -11,7 +12,8 @@ import pytest
 from flax import nnx
 
 import hetjax
-from hetjax.rounds import inputs
+from hetjax.config import experiment
+from hetjax.rounds import arguments, inputs
 
 X = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
 DATA = {"x": X, "y": X.sum(-1)}
@@ -149,3 +151,28 @@ def test_a_round_as_one_function_wants_the_same_loss():
     with pytest.raises(ValueError, match="make_train_step: loss_fn is loss_of_model") as raised:
         hetjax.make_train_step(loss_of_model, optax.sgd(0.1), mesh, nominal_examples=8)
     assert "hetjax.nnx_loss(model, loss)" in str(raised.value)
+
+
+def on_devices(num_workers, platform, monkeypatch, **fields):
+    """The local form where JAX has one device of this platform, and eight CPU devices are made."""
+    device = types.SimpleNamespace(platform=platform)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    config = experiment.validate({"cluster": {"num_workers": num_workers}, **fields})
+    return arguments.on_devices(config).local
+
+
+def test_more_workers_than_devices_are_played_and_a_line_says_so(monkeypatch, capsys):
+    assert on_devices(4, "gpu", monkeypatch) == "virtual"
+    said = capsys.readouterr().err
+    assert "4 workers on 1 gpu device(s): local='virtual'" in said
+    assert "JAX_PLATFORMS=cpu" in said
+    assert on_devices(4, "gpu", monkeypatch, local="fused") == "fused"  # is refused later
+    assert on_devices(1, "cpu", monkeypatch) == "stepped"
+    assert not capsys.readouterr().err
+
+
+def test_cpu_devices_that_an_accelerator_leaves_out_are_told(monkeypatch, capsys):
+    assert on_devices(1, "gpu", monkeypatch) == "stepped"
+    said = capsys.readouterr().err
+    assert "JAX computes on gpu, so there are 1 worker(s), and the 8 CPU devices are left" in said
+    assert "cluster={'num_workers': 8}" in said
