@@ -27,6 +27,6 @@ def images(num_examples: int, shape: tuple) -> dict[str, np.ndarray]:
     """Random images: what a round takes does not depend on what is on them."""
     rng = np.random.default_rng(0)
     return {
-        "image": rng.integers(256, size=(num_examples, *shape)).astype(np.uint8),
+        "image": rng.integers(256, size=(num_examples, *shape), dtype=np.uint8),
         "label": rng.integers(10, size=num_examples).astype(np.int32),
     }

@@ -8,13 +8,14 @@ NaN in none of them (`jax_debug_nans`): some of their numbers may be NaN.
 import concurrent.futures
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-_SETTINGS = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
+_settings = operator.attrgetter("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 
 TOLD = (
     "debug: rounds run eagerly, worker after worker, so that print, pdb and bool() see numbers in "
@@ -53,7 +54,7 @@ def compiled(program: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(program)
     def called(*arguments: Any, **options: Any) -> Any:
-        if not any(getattr(jax.config, name) for name in _SETTINGS):
+        if not any(_settings(jax.config)):
             return program(*arguments, **options)
         with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
             return program(*arguments, **options)

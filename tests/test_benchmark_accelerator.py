@@ -92,7 +92,7 @@ def test_the_transformer_has_25_million_parameters():
         _, params, data = accelerator_models.problem(accelerator_models.MODELS[name])
         assert sum(x.size for x in jax.tree.leaves(params)) == pytest.approx(count, rel=0.01)
         model = accelerator_models.MODELS[name]
-        examples = model.microbatch_size * model.budget
+        examples = 5 * model.microbatch_size * model.budget
         assert {len(x) for x in jax.tree.leaves(data)} == {examples}
 
 

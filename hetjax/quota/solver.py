@@ -4,10 +4,11 @@ The exact integer problem: minimise max_i t_i(k_i) over 0 ≤ k_i ≤ cap_i with
 the affine costs of `costs.WorkerCosts`. A greedy that gives one microbatch at a time to the worker
 whose t_i(k_i + 1) is least is exact for any non-decreasing t_i. Every worker's microbatches come in
 the order of their times. So the greedy takes the `total` microbatches that are smallest by (time,
-not held, rank). This module finds the same set without taking the steps. `estimate.py` knows the
-costs, and `adaptive.py` decides whether a move is worth it.
+not held, rank). Of many microbatches this module finds the same set without taking the steps.
+`estimate.py` knows the costs, and `adaptive.py` decides whether a move is worth it.
 """
 
+import heapq
 import numbers
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import ArrayLike
 from hetjax.quota import costs as costs_lib
 
 _BISECTIONS = 64
+_FEW = 128  # microbatches, which are faster placed one by one
 
 
 def solve_quotas(
@@ -54,8 +56,8 @@ def solve_quotas(
     """
     total, limits = checked_counts(costs.num_workers, total, caps)
     held = np.zeros_like(limits) if current is None else _counts("current", current, limits.size)
-    if total == 0:
-        return np.zeros_like(limits)
+    if total <= _FEW:
+        return _one_by_one(costs, total, limits, held)
     low = _water_level(costs, total, limits)
     # The microbatches up to the continuous level are at most `total`. Raise a second level until
     # it has enough, then close in until few microbatches lie between the two.
@@ -84,6 +86,30 @@ def solve_quotas(
         if not doubtful.any():
             return quotas
         guard = np.where(doubtful, 2 * guard, guard)
+
+
+def _one_by_one(
+    costs: costs_lib.WorkerCosts, total: int, limits: np.ndarray, held: np.ndarray
+) -> np.ndarray:
+    """The greedy itself, of which a heap gives the next microbatch."""
+    overhead, secs = costs.overhead_secs.tolist(), costs.secs_per_microbatch.tolist()
+    caps, holds = limits.tolist(), held.tolist()
+    quotas = [0] * len(caps)
+
+    def following(worker: int) -> tuple[float, bool, int]:
+        number = quotas[worker] + 1
+        return overhead[worker] + secs[worker] * number, number > holds[worker], worker
+
+    heap = [following(worker) for worker, cap in enumerate(caps) if cap]
+    heapq.heapify(heap)
+    for _ in range(total):
+        worker = heap[0][2]
+        quotas[worker] += 1
+        if quotas[worker] < caps[worker]:
+            heapq.heapreplace(heap, following(worker))
+        else:
+            heapq.heappop(heap)
+    return np.array(quotas, limits.dtype)
 
 
 def solve_with_all(

@@ -80,6 +80,7 @@ class PassKeys:
         self, rng: jax.Array, devices: Sequence[jax.Device], workers: Sequence[int]
     ) -> None:
         self._rng, self._devices, self._workers = rng, devices, workers
+        self._fold_in = debugging.compiled(jax.jit(jax.random.fold_in))
         self._passes: np.ndarray | None = None
         self._keys: list[jax.Array] = []
 
@@ -87,11 +88,14 @@ class PassKeys:
         """The keys of the pass that each worker is in, i64[W]."""
         if self._passes is None or not np.array_equal(self._passes, passes):
             self._passes = passes
+            own = passes[self._workers].tolist()
+            keys = {each: self._fold_in(self._rng, np.uint32(each)) for each in set(own)}
+            devices = [self._devices[worker] for worker in self._workers]
             self._keys = [
-                jax.device_put(
-                    jax.random.fold_in(self._rng, int(passes[worker])), self._devices[worker]
-                )
-                for worker in self._workers
+                keys[each]
+                if keys[each].devices() == {device}
+                else jax.device_put(keys[each], device)
+                for each, device in zip(own, devices, strict=True)
             ]
         return self._keys
 

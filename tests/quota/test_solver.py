@@ -4,7 +4,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hetjax import quota
+from hetjax.quota import solver
 from tests import oracles
+
+
+@pytest.fixture(scope="module", autouse=True, params=[0, solver._FEW])
+def few(request):
+    """Both ways: by levels of time, and microbatch by microbatch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solver, "_FEW", request.param)
+        yield
 
 
 @st.composite
