@@ -166,6 +166,7 @@ class Stepped:
         begins: told which worker compiles.
         signed: whether the order takes signs.
         depth: microbatches that a device has been given and not finished, at most.
+        finishes: the workers' sums; else the synchronisation is given what they carry.
         eager: for debugging: in the calling thread, worker after worker, by a rule that is not
             jitted.
     """
@@ -184,6 +185,7 @@ class Stepped:
         begins: starting.Starting,
         signed: bool = False,
         depth: int = 1,
+        finishes: bool = True,
         eager: bool = False,
     ) -> None:
         self._begins, self._eager = begins, eager
@@ -191,7 +193,7 @@ class Stepped:
         self._feed, self._mesh, self._clock, self._gate = feed, mesh, clock, gate
         self._beacons = beacons
         self._workers = list(workers)
-        self._finish = calls.jit_finish(steps)
+        self._finish = calls.jit_finish(steps) if finishes else None
         jitted_add = calls.jit_add(steps, marked=depth > 1)
         self._add = functools.partial(calls.add_eagerly, steps) if eager else jitted_add
         self._signed = signed
@@ -332,23 +334,10 @@ class Stepped:
         if ends is not None and self._clock.virtual:
             stamps = ends[: len(stamps)].tolist()
         first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
-        contributed = self._finish(shared, carried)
+        contributed: Any = carried if self._finish is None else self._finish(shared, carried)
         if self._mesh is None:
             contributed = jax.device_put(contributed, self._devices[0])
         return contributed, len(stamps), first, last, overruns, signs
-
-    def compile_finish_ahead(self, shared: types.Shared, carried: types.PyTree) -> None:
-        """Begins to compile `finish` for the shapes of the first worker's rows."""
-        place = jax.sharding.SingleDeviceSharding(self._devices[0])
-
-        def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=place, weak_type=leaf.weak_type
-            )
-
-        rows = shared._replace(given=()), carried
-        shared, carried = jax.tree.map(placed, rows)
-        self._finish.compile_ahead(shared, carried)
 
     def _has_started(self) -> None:
         with self._lock:

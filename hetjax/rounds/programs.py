@@ -41,11 +41,12 @@ class Programs(NamedTuple):
     sync: sync.SyncFn
     sums: shared_sums.Sums
     steps: rules.LocalSteps
+    finishes_late: bool  # what the workers carry is finished in the synchronisation
 
     def compile_sync_ahead(
         self, before: Any, params: types.PyTree, carried: Any, *others: Any
     ) -> None:
-        """Begins to compile the synchronisation and `finish`, while `add` compiles.
+        """Begins to compile the synchronisation, while `add` compiles.
 
         Where each worker has a device of this process; in other places it is compiled when called.
 
@@ -59,30 +60,21 @@ class Programs(NamedTuple):
             return
         if not leaf.is_fully_addressable:
             return
-        contributed = self.contribution_shapes(params, before.model_state, carried, others[-1])
-        self.sync.compile_ahead(before, contributed, *others)
-        is_given_more = self.steps.moments is not None or jax.tree.leaves(others[-1])
-        if isinstance(self.local, local.Stepped) and not is_given_more:
-            row = self._rows_of_one(params, before.model_state, carried, others[-1])
-            self.local.compile_finish_ahead(*row)
+        if not self.finishes_late:
+            carried = self.contribution_shapes(params, before.model_state, carried, others[-1])
+        self.sync.compile_ahead(before, carried, *others)
 
     def contribution_shapes(
         self, params: types.PyTree, model_state: types.PyTree, carried: Any, given: types.PyTree
     ) -> types.PyTree:
         """Of what all workers contribute, as the synchronisation takes it; `[W, ...]`."""
-        shared, own = self._rows_of_one(params, model_state, carried, given)
+        all_shared = types.Shared(params, model_state=model_state)
+        shared, own = jax.tree.map(_one_row, (all_shared, carried))
+        shared = shared._replace(given=given)
         contributed = jax.eval_shape(functools.partial(calls.finish, self.steps), shared, own)
         leaf = jax.tree.leaves(params)[0]
         all_rows = functools.partial(_all_rows, leaf.shape[0], leaf.sharding)
         return jax.tree.map(all_rows, contributed)
-
-    @staticmethod
-    def _rows_of_one(
-        params: types.PyTree, model_state: types.PyTree, carried: types.PyTree, given: types.PyTree
-    ) -> tuple[types.Shared, types.PyTree]:
-        all_shared = types.Shared(params, model_state=model_state)
-        shared, own = jax.tree.map(_one_row, (all_shared, carried))
-        return shared._replace(given=given), own
 
 
 def _one_row(leaf: jax.Array) -> jax.ShapeDtypeStruct:
@@ -157,8 +149,11 @@ class Common(NamedTuple):
         rule: rules.LocalRule,
         observer: ordering.Observer | None = None,
         optimizer: optax.GradientTransformation | None = None,
+        *,
+        one_pass: bool = True,
     ) -> Programs:
-        """The programs of one kind; without an optimiser its rounds have no update."""
+        """The programs of one kind; without an optimiser its rounds have no update. A round may be
+        of several passes, of which the last is given what the others found."""
         steps = rules.with_observer(rule, observer, updates=optimizer is not None)
         mesh = self.where.mesh
         sums = _make_sums(self, rule)
@@ -171,14 +166,18 @@ class Common(NamedTuple):
         # The gathering and the sums of several processes take contributions as they are.
         packed = self.config.local == "stepped" and self.meeting.alone and not self.config.debug
         begin = sync.make_begin(steps, mesh, packed=packed)
+        # In one program with the update, where nothing stands between them.
+        late = packed and mesh is not None and optimizer is not None
+        late = late and one_pass and steps.moments is None
         return Programs(
             rule=rule,
             updates=optimizer is not None,
-            local=_make_local(self, steps, signed=observer is not None),
+            local=_make_local(self, steps, signed=observer is not None, finishes=not late),
             begin=debugging.compiled(jax.jit(begin, out_shardings=of_rows)),
-            sync=_make_sync(self, steps, observer, optimizer, sums),
+            sync=_make_sync(self, steps, observer, optimizer, sums, finishes=late),
             sums=sums,
             steps=steps,
+            finishes_late=late,
         )
 
     def _refusal(self, rule: rules.LocalRule) -> str:
@@ -261,6 +260,8 @@ def _make_sync(
     observer: ordering.Observer | None,
     optimizer: optax.GradientTransformation | None,
     sums: shared_sums.Sums,
+    *,
+    finishes: bool,
 ) -> sync.SyncFn:
     """Jitted; what the workers contributed is used up, unless all devices read it in one place."""
     config, reducer, where = common.config, common.reducer, common.where
@@ -278,6 +279,7 @@ def _make_sync(
         observer=observer,
         weighting=weighting(config, gossips=reducer.mixing is not None),
         totals=sums.totals,
+        finishes=finishes,
         stop_on_nonfinite=config.nonfinite == "stop",
         ema=config.ema,
         rates=known if always else None,
@@ -293,7 +295,9 @@ def _make_sync(
     return jitted.InPlace(synchronise, 1, always=always, **options)
 
 
-def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> local.LocalPhase:
+def _make_local(
+    common: Common, steps: rules.LocalSteps, *, signed: bool, finishes: bool
+) -> local.LocalPhase:
     config, chosen, feed, clock = common.config, common.chosen, common.feed, common.clock
     mesh, devices = common.where.mesh, common.where.devices
     if config.local == "virtual" and not config.debug:
@@ -325,6 +329,7 @@ def _make_local(common: Common, steps: rules.LocalSteps, *, signed: bool) -> loc
         begins=common.begins,
         signed=signed,
         depth=config.dispatch_depth,
+        finishes=finishes,
         eager=config.debug,
     )
 

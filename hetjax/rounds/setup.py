@@ -238,7 +238,7 @@ def build(
     common = programs_lib.Common(
         config, chosen, reducer, feed, where, meeting, beacons, clock, params, model_state, begins
     )
-    programs = {programs_lib.MAIN: common.make(rule, observer, optimizer)}
+    programs = {programs_lib.MAIN: common.make(rule, observer, optimizer, one_pass=not passes)}
     programs |= {kind: common.make(more) for kind, more in more_rules.items()}
     of_state: Any = {"observer": observer, "rule": rule, "model_state": model_state}
     of_state |= {"num_workers": num_workers, "averages": config.ema > 0}

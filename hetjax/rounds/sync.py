@@ -51,6 +51,7 @@ def make_sync(
     weighting: str = "example",
     stop_on_nonfinite: bool = True,
     totals: Callable | None = None,
+    finishes: bool = False,
     ema: float = 0.0,
     rates: np.ndarray | None = None,
 ) -> SyncFn:
@@ -69,6 +70,7 @@ def make_sync(
         weighting: one of `weighting.WEIGHTINGS`: what is minimised.
         stop_on_nonfinite: leave the state as it was where any microbatch was not finite.
         totals: of `shared_sums`, where the sums have met before; in the collective form alone.
+        finishes: it is given what the workers carry, and finishes it; in the collective form alone.
         ema: decay of the average of parameters and model's state; 0: there is none.
         rates: of the optimiser, from `rates.of_update`; then `rates=` is to be given, f[n].
 
@@ -128,15 +130,21 @@ def make_sync(
     if mesh is None:
         return functools.partial(body, forms.array(reducer, observer), _begin_rows(steps))
     of_one = functools.partial(body, forms.collective(reducer, observer), _begin_row(steps))
-    return _on_mesh(of_one, mesh)
+    return _on_mesh(of_one, mesh, steps.finish if finishes else None)
 
 
-def _on_mesh(body: SyncFn, mesh: Mesh) -> SyncFn:
+def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
     """The collective form: the body on each device, for the one row that is there."""
 
-    def body_of_rows(state: Any, contributed: types.Contribution, *others: Any) -> Synchronised:
-        opened = trees.first_row(packing.unpack(contributed))
-        done = body(trees.first_row(state), opened, *others)
+    def body_of_rows(
+        state: Any, contributed: Any, shares: Any, active: Any, metrics: Any, given: Any, rates: Any
+    ) -> Synchronised:
+        own, opened = trees.first_row((state, packing.unpack(contributed)))
+        if finish is not None:
+            shared = types.Shared(own.params, given, model_state=own.model_state)
+            # Apart from the rest, so that XLA rounds as in a program of its own.
+            opened = jax.lax.optimization_barrier(finish(shared, opened))
+        done = body(own, opened, shares, active, metrics, given, rates)
         of_rows = done.state, done.carried, done.flips, done.mean, done.own, done.step
         state, carried, flips, mean, own, step = trees.add_row_axis(of_rows)
         carried = packing.pack_like(contributed, carried)

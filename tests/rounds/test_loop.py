@@ -283,7 +283,7 @@ def test_more_workers_than_devices_are_refused_or_played(capsys):
         problems.fit(data, weights, epochs=1, local="stepped", cluster={"num_workers": 9})
     result = problems.fit(data, weights, epochs=1, cluster={"num_workers": 9})
     assert result.summary["clock"] == "virtual"
-    assert "local='virtual'" in capsys.readouterr().out
+    assert "local='virtual'" in capsys.readouterr().err
     with pytest.raises(ValueError, match="already running with 8 CPU") as refused:
         hetjax.use_cpu_workers(9)
     assert refused.value.__suppress_context__  # no chain of traces
