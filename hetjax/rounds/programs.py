@@ -166,9 +166,10 @@ class Common(NamedTuple):
         # The gathering and the sums of several processes take contributions as they are.
         packed = self.config.local == "stepped" and self.meeting.alone and not self.config.debug
         begin = sync.make_begin(steps, mesh, packed=packed)
-        # In one program with the update, where nothing stands between them.
-        late = packed and mesh is not None and optimizer is not None
-        late = late and one_pass and steps.moments is None
+        # In one program with the update, where nothing stands between them. Gossip has no sum over
+        # the workers there, and XLA would round in another way.
+        late = packed and mesh is not None and optimizer is not None and one_pass
+        late = late and steps.moments is None and self.reducer.mixing is None
         return Programs(
             rule=rule,
             updates=optimizer is not None,
