@@ -76,7 +76,7 @@ def test_a_run_is_compiled_once_for_all_devices_and_runs_to_come(tmp_path):
     first, second = run_twice(tmp_path, {})
     assert first[0] > 0
     assert second[0] == 0
-    assert first[1] >= 3 * 2  # what three other workers do with their microbatches
+    assert first[1] >= 3  # what three other workers do with their microbatches
     (third, _) = run_twice(tmp_path, {})
     assert third[0] == 0
     assert first[2] == second[2] == third[2]
