@@ -96,7 +96,6 @@ def _run(
     from experiments.bilevel import data as data_lib
     from hetjax.rounds import arguments
 
-    config = arguments.on_devices(config)
     began = time.perf_counter()
     data = data_lib.make(config.data, config.seed)
     is_first = place is None or place.process_id == 0
@@ -105,6 +104,7 @@ def _run(
     began_here = written is not None and is_first and not written.exists()
     if written is not None and is_first:
         workdir_lib.write_whole(written, json.dumps(plain, indent=2) + "\n")
+    config = arguments.on_devices(config)  # after it is written: the same command is to go on
     shown = time.monotonic()
 
     def on_record(line: dict[str, Any]) -> None:
