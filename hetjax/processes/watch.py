@@ -366,7 +366,10 @@ def _carry_out() -> None:
             due.append(_asked.get(timeout=max(0, min(at for at, _ in due) - now) if due else None))
         for each in [each for each in due if each[0] <= time.monotonic()]:
             due.remove(each)
-            each[1]()
+            try:
+                each[1]()
+            except Exception:  # or no later action would be carried out
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
 
 
 def _endings_of(told: Mapping[str, Any], kind: str) -> dict[int, endings.Ending]:

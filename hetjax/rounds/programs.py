@@ -157,7 +157,8 @@ class Common(NamedTuple):
         steps = rules.with_observer(rule, observer, updates=optimizer is not None)
         mesh = self.where.mesh
         sums = _make_sums(self, rule)
-        if self.meeting.shares_gpu and (observer is not None or not sums.meet_before):
+        has_more = observer is not None or rule.keeps_worker or jax.tree.leaves(self.model_state)
+        if self.meeting.shares_gpu and (has_more or not sums.meet_before):
             raise ValueError(self._refusal(rule))
         if mesh is None:  # as `mesh_lib.place`
             of_rows: Any = jax.sharding.SingleDeviceSharding(self.where.devices[0])
@@ -189,10 +190,13 @@ class Common(NamedTuple):
         return meeting_lib.NO_COLLECTIVES + (
             "They can add up gradients in memory: with reducer='all_reduce', an order that looks "
             "at no gradients, such as 'random_reshuffling', data.weighting='example' where shards "
-            "are private, and sums of one type, float32 or float64, of 1 GiB at most over all of "
+            "are private, a model without state (BatchNorm has some), a rule that keeps nothing of "
+            "a worker, and sums of one type, float32 or float64, of 1 GiB at most over all of "
             f"them. This run has the reducer {parts_lib.named(chosen.reducer)}, the order "
             f"{parts_lib.named(chosen.ordering)}, examples weighted by {weighted}, sums in "
-            f"{', '.join(dtypes)}. Or start one process, whose workers local='virtual' plays"
+            f"{', '.join(dtypes)}, {len(jax.tree.leaves(self.model_state))} arrays of a model's "
+            f"state, a rule that keeps {'something' if rule.keeps_worker else 'nothing'}. Or start "
+            "one process, whose workers local='virtual' plays"
         )
 
     def make_unsigned(

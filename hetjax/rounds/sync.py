@@ -80,7 +80,8 @@ def make_sync(
         leaves of the first two are `[W, ...]`; `shares` is
         f32[W], each shard's share of the examples; `active` says which exchanges of a reducer
         that gossips are, bool[M], and is () for others; `metrics` are those of all workers,
-        where the caller knows them; `given` are the values that the next round hands out.
+        where the caller knows them; `given` are the values that this
+        round and the next one hand out.
     """
     weighting_lib.check(weighting)
     made_for = None if observer is None else observer.sizes

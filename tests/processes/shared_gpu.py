@@ -12,12 +12,15 @@ import optax
 
 import hetjax
 from hetjax.processes import shared_sums
+from tests.own_parts import local_sgd
 from tests.rounds import problems
 
 REFUSED = {
     "reducer": {"reducer": "d_psgd"},
     "order": {"ordering": "d_grab"},
     "shards": {"data": {"sharing": "private"}},
+    "state": {"loss_fn": problems.stateful_softmax_loss},
+    "rule": {"rule": local_sgd.local_sgd(problems.softmax_loss, optax.sgd(0.1, momentum=0.9))},
 }
 
 

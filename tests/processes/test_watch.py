@@ -134,6 +134,22 @@ one._has_lost = True
     assert "Exception ignored" not in done.stderr
 
 
+def test_an_action_that_raises_leaves_the_later_ones():
+    program = """
+import os, time
+from hetjax.processes import watch
+watch.Watch(0, 1, board=None).begin()
+watch._after(0.0, lambda: 1 / 0)
+watch._after(0.2, lambda: os._exit(7))
+time.sleep(60)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    assert done.returncode == 7
+    assert "ZeroDivisionError" in done.stderr
+
+
 def test_long_words_are_told_in_part(shared, tmp_path):
     one = watch.Watch(1, 2, shared, tmp_path)
     one.tell("refused its input:\n" + "x" * 9000, code=2)
