@@ -17,11 +17,16 @@ import hetjax
 from experiments.benchmarks import quota_shared_cores, quota_simulation, quota_traces, rows
 
 _ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
-_DEVICES = flags.DEFINE_integer("devices", 8, "Of the CPU.", lower_bound=1)
+_DEVICES = flags.DEFINE_integer(
+    "devices",
+    None,
+    "Of the CPU, in one process; else 8, or as many as workers where that counts.",
+    1,
+)
 _ROUNDS = flags.DEFINE_integer("rounds", 1500, "Of `overhead`, on each side.", lower_bound=1)
 
-# Of their workers. With more devices than these XLA has more threads, and short rounds are slower:
-# one worker's round of sixteen microbatches took 1.41 ms in a process of eight, 1.15 of one.
+# Of their workers. With more devices than these XLA has more threads, and short rounds are slower
+# (`--only=one_worker --devices=8`).
 _DEVICES_OF = {"overhead": 4, "host": 4, "one_worker": 1}
 
 
@@ -38,7 +43,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
     logging.set_verbosity(logging.WARNING)  # not every data set that is opened
-    hetjax.use_cpu_workers(_DEVICES.value)
+    hetjax.use_cpu_workers(_DEVICES.value or 8)
     from experiments.benchmarks import (
         quota_overhead,
         quota_pooled,
@@ -69,7 +74,7 @@ def main(argv: list[str]) -> None:
         "solver": quota_simulation.solver_rows,
         "comparison": quota_simulation.comparison_rows,
     }
-    if _DEVICES.value not in _DEVICES_OF.values():
+    if _DEVICES.value is None:
         groups |= {name: functools.partial(_apart, name) for name in _DEVICES_OF}
     rows.print_tables(groups, _ONLY.value)
 

@@ -10,7 +10,7 @@ import pytest
 
 from hetjax import memory, types
 from hetjax import mesh as mesh_lib
-from hetjax.processes import exchange, shared_sums
+from hetjax.processes import exchange, meeting, shared_sums
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="needs Linux")
 ALONE = exchange.Exchange(0, {})  # of a process that has no others
@@ -184,6 +184,19 @@ def test_processes_share_a_gpu_by_its_name_on_the_machine(other, share, monkeypa
             return [message, other]
 
     assert shared_sums.share_gpus(Gpus, Sockets(0, {})) is share
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_sums_on_a_gpu_meet_in_memory_where_it_is_shared(share):
+    machine = object.__new__(meeting.OneMachine)
+    machine._mesh, machine._sockets, machine.shares_gpu = Gpus, exchange.Exchange(0, {}), share
+    assert isinstance(machine.sums(LIKE), shared_sums.SharedSums) is share
+
+
+def test_processes_on_gpus_come_together_without_a_collective():
+    runtime = object.__new__(meeting.Collectives)
+    runtime._mesh = Gpus  # whose processes there are none of, to be waited for
+    runtime._come_together()
 
 
 def test_processes_on_cpus_share_no_gpu():
