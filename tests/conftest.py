@@ -51,7 +51,6 @@ _PROMOTING = [
     "rounds.test_objectives",
     "rounds.test_preconditioned",  # optax.adam is not strict
     "rounds.test_programs",
-    "rounds.test_rates",  # optax.adam is not strict
     "rounds.test_resume",
     "rounds.test_rule_records",
     "rounds.test_rules",

@@ -84,7 +84,7 @@ def test_a_run_is_compiled_once_for_all_devices_and_runs_to_come(tmp_path):
 
 SWEEP = """
 def fit_at(rate):
-    optax.sgd = lambda _: optax.adam(rate)
+    optax.sgd = lambda _: optax.inject_hyperparams(optax.adam)(rate)
     fit()
 
 for rate in RATES:

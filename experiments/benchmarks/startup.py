@@ -142,7 +142,7 @@ def _fit(name: str, ordering: str) -> dict[str, Any]:
         fit(
             loss_fn,
             params,
-            optax.adam(rate),
+            optax.inject_hyperparams(optax.adam)(rate),
             data,
             workers=_WORKERS,
             microbatch_size=_SIZE,

@@ -19,20 +19,11 @@ class InPlace:
     Args:
         function: what is jitted.
         argnum: of the argument that is not needed any more.
-        always: arguments by name, which every call has.
         **options: of `jax.jit`.
     """
 
-    def __init__(
-        self,
-        function: Callable,
-        argnum: int,
-        *,
-        always: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, function: Callable, argnum: int, **options: Any) -> None:
         self._function, self._argnum, self._options = function, argnum, options
-        self._always = always or {}
         self._jitted: Any = None
         self._ahead: threading.Thread | None = None
 
@@ -43,7 +34,7 @@ class InPlace:
             self._ahead = None
         if self._jitted is None:
             self._jitted = self._decide(args)
-        return self._jitted(*args, **self._always)
+        return self._jitted(*args)
 
     def compile_ahead(self, *args: Any) -> None:
         """Begins to compile in a thread, for arrays or `jax.ShapeDtypeStruct`s as the call has.
@@ -59,12 +50,12 @@ class InPlace:
     def _compile(self, *args: Any) -> None:
         try:
             self._jitted = self._decide(args)
-            self._jitted.lower(*args, **self._always).compile()  # JAX keeps it for the call
+            self._jitted.lower(*args).compile()  # JAX keeps it for the call
         except Exception:
             self._jitted = None
 
     def _decide(self, args: tuple) -> Any:
-        made = jax.eval_shape(self._function, *args, **self._always)
+        made = jax.eval_shape(self._function, *args)
         fits = _sizes(args[self._argnum]) <= _sizes(made)
         donated = (self._argnum,) if fits else ()
         return jax.jit(self._function, donate_argnums=donated, **self._options)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -23,7 +22,7 @@ from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import shared_sums
-from hetjax.rounds import calls, fused, jitted, local, rates, rules, sync, update
+from hetjax.rounds import calls, fused, jitted, local, rules, sync
 from hetjax.rounds.local import WorkerClock
 from hetjax.rounds.virtual import Virtual
 from hetjax.topology import reducers
@@ -270,10 +269,6 @@ def _make_sync(
 ) -> sync.SyncFn:
     """Jitted; what the workers contributed is used up, unless all devices read it in one place."""
     config, reducer, where = common.config, common.reducer, common.where
-    known = np.zeros(0)
-    if optimizer is not None:
-        known = rates.of_update(update.with_extra_arguments(optimizer), common.params)
-    always = {"rates": mesh_lib.put_everywhere(known, where.mesh)} if known.size else {}
     synchronise = sync.make_sync(
         optimizer,
         steps=steps,
@@ -287,7 +282,6 @@ def _make_sync(
         finishes=finishes,
         stop_on_nonfinite=config.nonfinite == "stop",
         ema=config.ema,
-        rates=known if always else None,
     )
     options: dict[str, Any] = {}
     if where.mesh is not None and len(where.own) < where.mesh.size:
@@ -295,9 +289,8 @@ def _make_sync(
         placed: Any = rows, rows, whole, whole, rows, rows, rows
         options["out_shardings"] = sync.Synchronised(*placed)
     if sums.meet_before:
-        synchronise = functools.partial(jax.jit(synchronise, **options), **always)
-        return debugging.compiled(synchronise)
-    return jitted.InPlace(synchronise, 1, always=always, **options)
+        return debugging.compiled(jax.jit(synchronise, **options))
+    return jitted.InPlace(synchronise, 1, **options)
 
 
 def _make_local(

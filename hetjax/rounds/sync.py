@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -18,7 +17,6 @@ from hetjax import mesh as mesh_lib
 from hetjax import trees, types
 from hetjax.ordering import ordering
 from hetjax.rounds import forms, packing, rules
-from hetjax.rounds import rates as rates_lib
 from hetjax.rounds import reduce as reduce_lib
 from hetjax.rounds import update as update_lib
 from hetjax.rounds import weighting as weighting_lib
@@ -53,7 +51,6 @@ def make_sync(
     totals: Callable | None = None,
     finishes: bool = False,
     ema: float = 0.0,
-    rates: np.ndarray | None = None,
 ) -> SyncFn:
     """Builds the sync phase: what the workers contributed becomes a new state.
 
@@ -72,7 +69,6 @@ def make_sync(
         totals: of `shared_sums`, where the sums have met before; in the collective form alone.
         finishes: it is given what the workers carry, and finishes it; in the collective form alone.
         ema: decay of the average of parameters and model's state; 0: there is none.
-        rates: of the optimiser, from `rates.of_update`; then `rates=` is to be given, f[n].
 
     Returns:
         A pure function `(state, contributed, shares, active, metrics=(), given=()) ->
@@ -98,7 +94,6 @@ def make_sync(
         stop_on_nonfinite,
         ema,
     )
-    known = rates
 
     def body(
         form: forms.Form,
@@ -109,7 +104,6 @@ def make_sync(
         active: Any,
         metrics: types.SyncMetrics | tuple[()] = (),
         given: types.PyTree = (),
-        rates: Any = (),
     ) -> Synchronised:
         reduced, metrics, is_empty = reduce_lib.reduce(
             how_to_reduce, form, contributed, shares, metrics
@@ -121,10 +115,7 @@ def make_sync(
         if optimizer is None:
             left, mean, own = update_lib.mean(how_to_update, form, state, *rest, active=active)
             return Synchronised(left, (), metrics, flips, mean, own)
-        how = how_to_update
-        if known is not None and how.optimizer is not None:
-            how = how._replace(optimizer=rates_lib.given(how.optimizer, known, rates))
-        state, step = update_lib.update(how, form, state, *rest, active=active)
+        state, step = update_lib.update(how_to_update, form, state, *rest, active=active)
         carried = begin(state.params, state.kept, given)
         return Synchronised(state, carried, metrics, flips, step=step)
 
@@ -138,14 +129,14 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
     """The collective form: the body on each device, for the one row that is there."""
 
     def body_of_rows(
-        state: Any, contributed: Any, shares: Any, active: Any, metrics: Any, given: Any, rates: Any
+        state: Any, contributed: Any, shares: Any, active: Any, metrics: Any, given: Any
     ) -> Synchronised:
         own, opened = trees.first_row((state, packing.unpack(contributed)))
         if finish is not None:
             shared = types.Shared(own.params, given, model_state=own.model_state)
             # Apart from the rest, so that XLA rounds as in a program of its own.
             opened = jax.lax.optimization_barrier(finish(shared, opened))
-        done = body(own, opened, shares, active, metrics, given, rates)
+        done = body(own, opened, shares, active, metrics, given)
         of_rows = done.state, done.carried, done.flips, done.mean, done.own, done.step
         state, carried, flips, mean, own, step = trees.add_row_axis(of_rows)
         carried = packing.pack_like(contributed, carried)
@@ -158,7 +149,7 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
     on_mesh = jax.shard_map(
         body_of_rows,
         mesh=mesh,
-        in_specs=(rows, rows, whole, whole, whole, whole, whole),
+        in_specs=(rows, rows, whole, whole, whole, whole),
         out_specs=Synchronised(*placed),
         check_vma=False,  # an optimiser's own `cond` may mix constants with what varies by worker
     )
@@ -170,9 +161,8 @@ def _on_mesh(body: SyncFn, mesh: Mesh, finish: Callable | None) -> SyncFn:
         active: Any,
         metrics: types.SyncMetrics | tuple[()] = (),
         given: types.PyTree = (),
-        rates: Any = (),
     ) -> Synchronised:
-        return on_mesh(state, contributed, shares, active, metrics, given, rates)
+        return on_mesh(state, contributed, shares, active, metrics, given)
 
     return synchronise
 
