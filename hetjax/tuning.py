@@ -214,14 +214,13 @@ class _Timed:
         with run_lib.Run(loss_fn, params, optax.sgd(0.0), source, **options) as run:
             parts, train = run.parts, run.parts.state
             steps = parts.main.steps
-            moments = steps.moments(train.opt_state) if steps.moments else ()
             begun = parts.main.begin(train.params, train.kept)
-            of_worker = train.params, moments, train.model_state, begun
-            own, moments, model_state, self._carried = mesh_lib.worker_rows(of_worker)[0]
+            of_worker = train.params, train.model_state, begun
+            own, model_state, self._carried = mesh_lib.worker_rows(of_worker)[0]
             ids = np.arange(size, dtype=np.int32)
             examples = parts.feed.lend(0, ids, 0)
             rng = jax.device_put(jax.random.fold_in(parts.rng, 0), parts.own_device)
-            self._shared = types.Shared(own, (), moments, model_state)
+            self._shared = types.Shared(own, (), model_state)
             self._given = examples, rng
             self._device = parts.own_device
             jitted = calls.jit_add(steps).__wrapped__

@@ -83,9 +83,6 @@ class Shared(NamedTuple):
 
     params: PyTree  # the worker's replica
     given: PyTree = ()  # values of this round, the same for all workers, e.g. a vector
-    moments: Any = ()
-    """Of an order that balances preconditioned gradients: the second moments of the worker's
-    optimiser. `moments.scale()` is a tree like the parameters. () for every other order."""
     model_state: PyTree = ()  # of the model, as the round begins; () where it keeps none
 
 

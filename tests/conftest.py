@@ -49,7 +49,6 @@ _PROMOTING = [
     "rounds.test_model_state",
     "rounds.test_model_state_limits",  # BatchNorm is not strict
     "rounds.test_objectives",
-    "rounds.test_preconditioned",  # optax.adam is not strict
     "rounds.test_programs",
     "rounds.test_resume",
     "rounds.test_rule_records",

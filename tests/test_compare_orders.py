@@ -302,34 +302,6 @@ def test_herding_bounds_are_measured_once_of_tuned_runs(found):
     assert herding.wanted(task, {}, {}) == []
 
 
-def test_under_adam_the_bounds_are_told_in_both_metrics(found):
-    task = dataclasses.replace(
-        TINY, changes={**TINY.changes, "optimizer.name": "adam", "epochs": 1}, seeds=(0,)
-    )
-    record = herding.measure(Run(task, BASE, 0.01, 0), found[2])
-    table = tables.herding_table({(BASE, 0.01, 0): record})
-    assert table.header[4:] == [
-        "over random, 2-norm",
-        "over random, ∞-norm",
-        "over random, gradients over √v̂, 2-norm",
-        "over random, gradients over √v̂, ∞-norm",
-    ]
-    (row,) = table.rows
-    ratio = record["preconditioned_two_norm"][0] / record["random_preconditioned_two_norm"][0]
-    assert row[6] == f"{ratio:.2f}"
-    kept = tables.kept_balance({(BASE, 0.01, 0): record}, BASE, "preconditioned_")
-    assert kept == pytest.approx(ratio)
-    assert tables.herding_table({}) is None
-
-
-def test_a_preconditioned_run_differs_in_its_order_alone(found):
-    task = dataclasses.replace(TINY, changes={**TINY.changes, "optimizer.name": "adam"})
-    config = task.configured(Run(task, "d_grab_preconditioned", 0.01, 0), found[2])
-    plain = task.configured(Run(task, "d_grab", 0.01, 0), found[2])
-    assert (config.ordering.method, config.ordering.precondition) == ("d_grab", True)
-    assert dataclasses.replace(config, ordering=plain.ordering) == plain
-
-
 # The tasks
 
 

@@ -29,7 +29,6 @@ def main(argv: list[str]) -> None:
 
     groups = {
         "steps": ordering_steps.step_rows,
-        "preconditioned": ordering_steps.preconditioned_rows,
         "per_example": ordering_steps.per_example_rows,
         "memory": ordering_steps.memory_rows,
         "kernel": ordering_kernels.kernel_rows,

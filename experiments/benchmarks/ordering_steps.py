@@ -1,7 +1,7 @@
 """What does balancing cost a training step? Figures with JAX, on the default backend.
 
 A step is a round of one worker with one microbatch of 32, as the training loop runs it: the
-local phase, then the sync phase with momentum SGD, or Adam where gradients are preconditioned.
+local phase, then the sync phase with momentum SGD.
 Forms are timed in turn, so that what the
 machine does beside hits all of them; ratios are medians of ratios within a turn.
 """
@@ -86,22 +86,16 @@ class Step:
         )
         microbatch = self.parts.feed.load(0, self._plan.assigned(0)[0])
         steps = rules.with_observer(self.parts.main.rule, self.parts.observer)
-        moments = steps.moments(self._state.opt_state)
-        shared, add = (
-            types.Shared(self._state.params, moments=moments),
-            calls.jit_add(steps).__wrapped__,
-        )
+        shared, add = types.Shared(self._state.params), calls.jit_add(steps).__wrapped__
         compiled = add.lower(shared, self._carried, microbatch, self._keys[0]).compile()
         return params, kept, compiled.memory_analysis().temp_size_in_bytes
 
     def __call__(self) -> tuple[float, float]:
         """Runs one round; seconds of the local and of the sync phase."""
         began = time.perf_counter()
-        steps = self.parts.main.steps
-        moments = steps.moments(self._state.opt_state)
         contributed, _ = self.parts.main.local.run(
             None,
-            types.Shared(self._state.params, moments=moments),
+            types.Shared(self._state.params),
             self._carried,
             self._plan,
             rngs=self._keys,
@@ -156,33 +150,6 @@ def step_rows(repeats: int = 60) -> list[Row]:
                     f"{balanced:.1f} ms against {plain:.1f} ms",
                 )
             )
-    return rows
-
-
-def preconditioned_rows(repeats: int = 60) -> list[Row]:
-    """Balancing gradients over √v̂ against plain balancing and against no order, all by Adam."""
-    rows = []
-    for model in ("lenet", "mlp"):
-        orders = ({}, {"method": "d_grab"}, {"method": "d_grab", "precondition": True})
-        makers: list[Callable[[], Step]] = [
-            lambda model=model, order=order: Step(model, optimizer=optax.adam(1e-4), **order)
-            for order in orders
-        ]
-        with _steps(makers) as steps:
-            for _ in range(3):  # the first update is by plain gradients
-                in_turn(steps, 1)
-            secs = in_turn(steps, repeats)
-        bare, plain, scaled = secs.sum(axis=2).T
-        rows.append(
-            Row(
-                f"training step by Adam, {model}, microbatch {_MICROBATCH}, preconditioned against "
-                "plain balancing (against no order; plain balancing against none)",
-                "-",
-                f"{np.median(scaled / plain):.2f}x ({np.median(scaled / bare):.2f}x; "
-                f"{np.median(plain / bare):.2f}x); {np.median(scaled) * 1e3:.1f}, "
-                f"{np.median(plain) * 1e3:.1f} and {np.median(bare) * 1e3:.1f} ms",
-            )
-        )
     return rows
 
 

@@ -94,7 +94,6 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "ordering.block_pairs": [1, 2, 16, 1000],
     "ordering.block_size": [0, 1, 3, 1000],
     "ordering.freeze_after": [0, 1, 2],
-    "ordering.precondition": [False, True],
     "ordering.random_scale": [1e-9, 0.3, 1e30],
     "ordering.herding_every": [-1, 0, 1, 2],
     "reducer.name": list(topology.REDUCERS),

@@ -23,9 +23,6 @@ ARMS = {  # the colours can be told apart by everybody
     "d_grab_every_second": _arm(
         "D-GraB, every second epoch", "#882255", 1.35, "d_grab", balance_every=2
     ),
-    "d_grab_preconditioned": _arm(
-        "D-GraB, preconditioned", "#8a6d3b", 2.2, "d_grab", precondition=True
-    ),
     "d_grab_exact": _arm("D-GraB, exact", "#d55e00", 2.8, "d_grab_exact"),
     "pair_balance_exact": _arm(
         "independent PairBalance, exact", "#009e73", 2.8, "pair_balance_exact"

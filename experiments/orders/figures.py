@@ -28,11 +28,6 @@ def rows(found: Sequence[Arms], bounds: Mapping[str, Records]) -> list[Row]:
         *(_convex(arms, bounds.get(arms.task.name, {})) for arms in convex),
         *(_against_all(arms, bounds.get(arms.task.name, {})) for arms in others),
         *(row for arms in found for row in _time(arms)),
-        *(
-            _preconditioned(arms, bounds.get(arms.task.name, {}))
-            for arms in found
-            if "d_grab_preconditioned" in arms.task.arms
-        ),
         *_cost(found, LEADER, "two-level D-GraB"),
         *_cost(found, SAVING, "made anew of every second epoch"),
         (
@@ -133,21 +128,6 @@ def _time(arms: Arms) -> list[Row]:
     )
     words = f"{_verdict(arms, met)}: {tables.ratio(times)}{reason}"
     return [(name, "< 1", words + _others(arms, SAVING, "block_reshuffling", of_time=True))]
-
-
-def _preconditioned(arms: Arms, bounds: Records) -> Row:
-    """Against plain balancing: the loss, and the herding bounds of both in both metrics."""
-    name = f"{arms.task.title}: preconditioned against plain balancing under Adam"
-    one, other = (arms.stat(arm, best) for arm in ("d_grab_preconditioned", LEADER))
-    if not one.num_seeds or not other.num_seeds:
-        return name, "told", NOT_RUN
-    words = f"lowest training loss {in_spreads(one, other)}, {verdict(one, other)}"
-    words += f" ({one:.5f}, {other:.5f}){_so_far(arms, 'd_grab_preconditioned')}"
-    for kind, metric in tables.METRICS.items():
-        kept = [tables.kept_balance(bounds, a, kind) for a in ("d_grab_preconditioned", LEADER)]
-        if None not in kept:
-            words += f"; herding bound over random{metric}: {kept[0]:.2f}, {kept[1]:.2f}"
-    return name, "told", words
 
 
 def _cost(found: Sequence[Arms], arm: str, order: str) -> list[Row]:

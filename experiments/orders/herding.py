@@ -12,7 +12,6 @@ from experiments.orders.results import Records, tuned_rates
 from experiments.orders.tasks import Run, Task
 
 _TIMES = 5  # in a run
-_ARMS = (arms.LEADER, "d_grab_preconditioned")
 
 
 def wanted(task: Task, trained: Records, measured: Records) -> list[Run]:
@@ -20,8 +19,10 @@ def wanted(task: Task, trained: Records, measured: Records) -> list[Run]:
     if task.group:
         return []
     rates = tuned_rates(task, trained)
-    found = [Run(task, arm, rates[arm], task.seeds[0]) for arm in _ARMS if arm in rates]
-    return [run for run in found if run.key in trained and run.key not in measured]
+    if arms.LEADER not in rates:
+        return []
+    run = Run(task, arms.LEADER, rates[arms.LEADER], task.seeds[0])
+    return [run] if run.key in trained and run.key not in measured else []
 
 
 def measure(run: Run, data_dir: str | None) -> dict[str, Any]:

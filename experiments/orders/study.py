@@ -12,7 +12,6 @@ from experiments.orders.tasks import Task
 # Where gradients of single examples take too long.
 _LIGHT = (*TUNED, "shuffle_once")
 _BLOCKS = (*_LIGHT, "pair_balance")
-_ADAM = (*ALWAYS, "d_grab_preconditioned")
 _FEW = (BASELINE, LEADER, "block_reshuffling")  # of variants of a task
 _ENOUGH = 6  # epochs, for an order that is made anew of every second one
 
@@ -284,7 +283,7 @@ TASKS = {
             epochs=4,
             rates=(5e-4, 1.5e-3, 4.5e-3),
             millis=2.0,
-            arms=_ADAM,
+            arms=ALWAYS,
             every=8,
         ),
         _MNIST_WHOLE,
@@ -303,7 +302,7 @@ TASKS = {
             name="wikitext2_lstm_adam",
             rates=(1e-3, 3e-3, 9e-3),
             changes={**_STEPPED, "optimizer.name": "adam"},
-            arms=(*_LIGHT, "d_grab_preconditioned"),
+            arms=_LIGHT,
             **_LSTM,
         ),
         _head(
@@ -340,7 +339,7 @@ TASKS = {
             epochs=3,
             rates=(5e-4, 1.5e-3, 4.5e-3),
             millis=750.0,
-            arms=(*_LIGHT, "d_grab_preconditioned"),
+            arms=_LIGHT,
         ),
         _task(
             "cifar10_resnet8",

@@ -15,15 +15,12 @@ from numpy.typing import ArrayLike
 _CHUNK_NUMBERS = 1 << 19  # gathered at once; 4 MiB of float64
 
 
-def parallel_herding_bound(
-    vectors: ArrayLike, orders: ArrayLike, *, scale: ArrayLike | None = None
-) -> tuple[float, float]:
+def parallel_herding_bound(vectors: ArrayLike, orders: ArrayLike) -> tuple[float, float]:
     """Returns H(π) = max_l ‖Σ_{t≤l} Σ_j z_{j,π_j(t)}‖ in the ∞-norm and in the 2-norm.
 
     Args:
       vectors: f[n, m, d], for each of n workers a vector for each of its m examples.
       orders: i[n, m], for each worker a permutation of 0 .. m−1: the examples by timestep.
-      scale: f[d], multiplies each vector, such as 1 / √v̂ of Adam; None: ones.
 
     Returns:
       (inf_norm, two_norm), in the unit of the vectors. Each is the largest over l of its own norm.
@@ -46,7 +43,6 @@ def parallel_herding_bound(
     vectors, orders = np.asarray(vectors), np.asarray(orders)
     _check(vectors, orders)
     num_workers, _, dim = vectors.shape
-    factors = _checked_scale(scale, dim)
     mean = np.zeros(dim)
     for part in _chunks(vectors, orders):
         mean += part.sum(axis=0)
@@ -58,8 +54,6 @@ def parallel_herding_bound(
         part[0] += prefix
         sums = np.cumsum(part, axis=0, out=part)
         prefix = sums[-1].copy()
-        if factors is not None:
-            sums = sums * factors
         # np.maximum keeps a NaN, which max() would drop.
         inf_norm = float(np.maximum(inf_norm, np.abs(sums).max()))
         two_norm = float(np.maximum(two_norm, np.sqrt(np.einsum("td,td->t", sums, sums).max())))
@@ -77,15 +71,13 @@ class RunningBound:
 
     Args:
       mean: f[d], the mean vector of all examples. Flatten a pytree before.
-      scale: f[d], multiplies each vector, such as 1 / √v̂ of Adam; None: ones. Give the mean and
-        the sums without it.
 
     Attributes:
       inf_norm: the largest ∞-norm so far; 0 before the first round.
       two_norm: the largest 2-norm so far; 0 before the first round.
 
     Raises:
-      ValueError: the mean is not a vector, or the scale not one like it.
+      ValueError: the mean is not a vector.
 
     Example:
       >>> bound = RunningBound([1.0, 0.0])
@@ -95,14 +87,13 @@ class RunningBound:
       (4.0, True)
     """
 
-    def __init__(self, mean: ArrayLike, *, scale: ArrayLike | None = None):
+    def __init__(self, mean: ArrayLike):
         self._mean = np.array(mean, np.float64)
         if self._mean.ndim != 1 or not self._mean.size:
             raise ValueError(
                 f"mean has shape {self._mean.shape}; it must be f[d], one vector with d ≥ 1. "
                 "Flatten a pytree first, e.g. with jax.flatten_util.ravel_pytree."
             )
-        self._scale = _checked_scale(scale, self._mean.size)
         self._prefix = np.zeros_like(self._mean)
         self.inf_norm = self.two_norm = 0.0
 
@@ -125,23 +116,10 @@ class RunningBound:
         if not 0 <= count < np.inf:
             raise ValueError(f"count is {count}; it must be the round's number of examples, ≥ 0.")
         self._prefix += vector_sum - count * self._mean
-        scaled = self._prefix if self._scale is None else self._prefix * self._scale
-        self.inf_norm = float(np.maximum(self.inf_norm, np.abs(scaled).max()))
+        self.inf_norm = float(np.maximum(self.inf_norm, np.abs(self._prefix).max()))
         # No matrix product: its threads would wait for cores that other workers use.
-        squares = np.square(scaled).sum()
+        squares = np.square(self._prefix).sum()
         self.two_norm = float(np.maximum(self.two_norm, np.sqrt(squares)))
-
-
-def _checked_scale(scale: ArrayLike | None, dim: int) -> np.ndarray | None:
-    if scale is None:
-        return None
-    scale = np.asarray(scale, np.float64)
-    if scale.shape != (dim,):
-        raise ValueError(
-            f"scale has shape {scale.shape}; it must be f[{dim}], a number for each coordinate of "
-            "the vectors. Flatten a pytree first, e.g. with jax.flatten_util.ravel_pytree."
-        )
-    return scale
 
 
 def _check(vectors: np.ndarray, orders: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from hetjax.ordering import balance, halves, pairs
 from hetjax.ordering.ordering import Observer, Sizes
 
 
-def two_level(sizes: Sizes, *, block_pairs: int, preconditioned: bool = False) -> Observer:
+def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
     """Each worker balances its own pairs in blocks, then the workers' signed sums are balanced.
 
     Within a round each worker goes on from the common running sum r by itself; its signed sum
@@ -34,7 +34,7 @@ def two_level(sizes: Sizes, *, block_pairs: int, preconditioned: bool = False) -
         training", 2023, arXiv 2302.00845, for D-GraB; blocks, the matrix-free form and the
         second level are hetjax's own.
     """
-    own = alone(sizes, block_pairs=block_pairs, preconditioned=preconditioned)
+    own = alone(sizes, block_pairs=block_pairs)
     if sizes.num_workers == 1:
         return own._replace(coordinated=True, sizes=sizes)
 
@@ -61,7 +61,7 @@ def two_level(sizes: Sizes, *, block_pairs: int, preconditioned: bool = False) -
     )
 
 
-def alone(sizes: Sizes, *, block_pairs: int, preconditioned: bool = False) -> Observer:
+def alone(sizes: Sizes, *, block_pairs: int) -> Observer:
     """PairBalance in blocks by each worker alone, with a running sum of its own.
 
     With blocks of one pair the signs are those of PairBalance.
@@ -69,12 +69,9 @@ def alone(sizes: Sizes, *, block_pairs: int, preconditioned: bool = False) -> Ob
     del sizes
     return independent(
         trees.accumulator_zeros,
-        make_observe(block_pairs, preconditioned=preconditioned),
+        make_observe(block_pairs),
         new_pass=lambda running_sum: jax.tree.map(jnp.zeros_like, running_sum),
-    )._replace(
-        refusal=functools.partial(_refusal, block_pairs=block_pairs),
-        preconditioned=preconditioned,
-    )
+    )._replace(refusal=functools.partial(_refusal, block_pairs=block_pairs))
 
 
 def independent(init: Callable, observe: Callable, *, new_pass: Callable) -> Observer:
@@ -103,7 +100,7 @@ def independent(init: Callable, observe: Callable, *, new_pass: Callable) -> Obs
     )
 
 
-def make_observe(block_pairs: int, *, preconditioned: bool = False) -> Callable:
+def make_observe(block_pairs: int) -> Callable:
     """Makes `Observer.observe`; its `evidence` is the running sum that this worker goes on from.
 
     An odd example at the end of a pass has no partner; its block adds nothing to the sum. The
@@ -112,8 +109,6 @@ def make_observe(block_pairs: int, *, preconditioned: bool = False) -> Callable:
     Args:
         block_pairs: pairs of a block. A microbatch has blocks of this size and maybe a smaller
             one, or is one block (`halves.Microbatch.blocks`).
-        preconditioned: balance S g in place of the gradients g, with the diagonal S of
-            `shared.moments.scale()`: one product along S r, and r += S (G₊ - G₋).
     """
 
     def observe(
@@ -126,12 +121,10 @@ def make_observe(block_pairs: int, *, preconditioned: bool = False) -> Callable:
     ) -> tuple[tuple[jax.Array, Any], tuple, types.PyTree, jax.Array]:
         del position, rng
         size, params = microbatch.example_ids.shape[0], shared.params
-        scale = shared.moments.scale() if preconditioned else None
         batch = halves.Microbatch(losses, params, size, block_pairs)
         grad_parts, changes, signs = [], [], []
         for start, stop in batch.blocks:
-            along = private_sum if scale is None else _times(private_sum, scale)
-            dots = batch.products((start, stop), _direction(along, params))
+            dots = batch.products((start, stop), _direction(private_sum, params))
             first, second = pairs.split(dots)
             sign = jnp.where(first - second <= 0, 1, -1).astype(jnp.int8)
             plus, minus = (
@@ -141,8 +134,6 @@ def make_observe(block_pairs: int, *, preconditioned: bool = False) -> Callable:
             mask = microbatch.example_mask[start:stop]
             counted = jnp.sum(mask > 0) % 2 == 0
             change = jax.tree.map(lambda a, b, c=counted: (a - b) * c.astype(a.dtype), plus, minus)
-            if scale is not None:
-                change = _times(change, scale)
             if stop < size:
                 private_sum = jax.tree.map(jnp.add, private_sum, change)
             grad_parts.append((plus, minus))
@@ -166,10 +157,6 @@ def _direction(running_sum: types.PyTree, params: types.PyTree) -> types.PyTree:
         scale = 1 / jnp.where(largest > 0, largest, 1)
         running_sum = jax.tree.map(lambda r: r * scale.astype(r.dtype), running_sum)
     return jax.tree.map(lambda r, p: r.astype(p.dtype), running_sum, params)
-
-
-def _times(tree: types.PyTree, scale: types.PyTree) -> types.PyTree:
-    return jax.tree.map(lambda x, s: x * s.astype(x.dtype), tree, scale)
 
 
 def _sum(terms: list[types.PyTree]) -> types.PyTree:

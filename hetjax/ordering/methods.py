@@ -21,13 +21,6 @@ BlockPairs = Annotated[
 ]
 
 
-Precondition = Annotated[
-    bool,
-    parts.flag(
-        says="balance gradients over √v̂ of an optimiser like Adam, which is what it adds up"
-    ),
-]
-
 BalanceEvery = Annotated[
     int,
     parts.integer(
@@ -119,7 +112,6 @@ def block_reshuffling(
 def d_grab(
     *,
     block_pairs: BlockPairs = 16,
-    precondition: Precondition = False,
     balance_every: BalanceEvery = 1,
 ) -> Ordering:
     """Two-level balancing without gradients of single examples: the one to take for training.
@@ -127,10 +119,6 @@ def d_grab(
     Args:
         block_pairs: pairs that get their signs at once, by the running sum before them; all pairs
             of a microbatch if its loss has to be taken as a whole.
-        precondition: gradients are multiplied by S = 1 / (√v̂ + 1e-8), or by 1 where v̂ is 0. v̂ is
-            that of the optimiser's state at the beginning of the round. So the sum of S g, which
-            moves the parameters, stays small. r is not scaled anew when v̂ changes, so within a
-            pass it adds vectors of mixed units. The optimiser must keep v̂.
         balance_every: passes. Of so many passes the first makes the order anew. The others keep it;
             their steps are those of a run without an order.
 
@@ -138,12 +126,13 @@ def d_grab(
         Cooper, Guo, et al., "Coordinating distributed example orders for provably accelerated
         training", 2023, arXiv 2302.00845; `matrix_free.two_level` says how it departs from it.
     """
-    return _two_level(_every(balance_every), block_pairs, precondition)
+    return _two_level(_every(balance_every), block_pairs)
 
 
-def _two_level(balances: Balances, block_pairs: int, precondition: bool) -> Ordering:
-    options: dict[str, Any] = {"block_pairs": block_pairs, "preconditioned": precondition}
-    return _balanced("matrix_free", "two_level", coordinated=True, balances=balances, **options)
+def _two_level(balances: Balances, block_pairs: int) -> Ordering:
+    return _balanced(
+        "matrix_free", "two_level", coordinated=True, balances=balances, block_pairs=block_pairs
+    )
 
 
 @parts.factory
@@ -153,10 +142,9 @@ def frozen(
     freeze_after: Annotated[
         int, parts.integer(unit="passes", says="after which the order is kept")
     ] = 1,
-    precondition: Precondition = False,
 ) -> Ordering:
     """`d_grab` for `freeze_after` passes; then the order they led to is kept, with plain steps."""
-    return _two_level(lambda pass_index: pass_index < freeze_after, block_pairs, precondition)
+    return _two_level(lambda pass_index: pass_index < freeze_after, block_pairs)
 
 
 @parts.factory
@@ -182,34 +170,27 @@ def grab_random_sign(
 def pair_balance(
     *,
     block_pairs: BlockPairs = 16,
-    precondition: Precondition = False,
     balance_every: BalanceEvery = 1,
 ) -> Ordering:
     """PairBalance in blocks by each worker alone, without gradients of single examples."""
-    options: dict[str, Any] = {"block_pairs": block_pairs, "preconditioned": precondition}
-    return _balanced("matrix_free", "alone", balances=_every(balance_every), **options)
-
-
-@parts.factory
-def pair_balance_exact(
-    *, precondition: Precondition = False, balance_every: BalanceEvery = 1
-) -> Ordering:
-    """PairBalance by each worker alone, by the gradient of every example."""
     balances = _every(balance_every)
-    return _balanced("per_example", "pair_balance", balances=balances, preconditioned=precondition)
+    return _balanced("matrix_free", "alone", balances=balances, block_pairs=block_pairs)
 
 
 @parts.factory
-def d_grab_exact(
-    *, precondition: Precondition = False, balance_every: BalanceEvery = 1
-) -> Ordering:
+def pair_balance_exact(*, balance_every: BalanceEvery = 1) -> Ordering:
+    """PairBalance by each worker alone, by the gradient of every example."""
+    return _balanced("per_example", "pair_balance", balances=_every(balance_every))
+
+
+@parts.factory
+def d_grab_exact(*, balance_every: BalanceEvery = 1) -> Ordering:
     """D-GraB as in the paper, by the gradient of every example."""
     return _balanced(
         "per_example",
         "d_grab",
         coordinated=True,
         balances=_every(balance_every),
-        preconditioned=precondition,
     )
 
 

@@ -124,13 +124,6 @@ class Observer(NamedTuple):
     sizes: Sizes | None = None
     """The only sizes that it may be used for; None: any."""
 
-    preconditioned: bool = False
-    """`observe` multiplies gradients by `shared.moments.scale()`, as the optimiser does. So the
-    optimiser has to keep second moments."""
-
-    read_moments: Callable[[PyTree], Any] | None = None
-    """`opt_state -> shared.moments`; the run sets it if the observer is `preconditioned`."""
-
 
 def _asked(name: str, observe: Callable[..., Any]) -> Callable[..., Any]:
     """`observe`, with a check of its signs when it is traced."""

@@ -44,15 +44,12 @@ def _gradients(
     return (jnp.sum(values), weights.sum()), grad_sum, jnp.concatenate(flat, axis=1)
 
 
-def _of_pairs(
-    find: Callable[..., tuple[jax.Array, jax.Array]], *, preconditioned: bool
-) -> Callable:
+def _of_pairs(find: Callable[..., tuple[jax.Array, jax.Array]]) -> Callable:
     """Makes `Observer.observe` of a function that finds pairs' signs from gradient differences.
 
     Args:
         find: `(differences, evidence, position) -> (change, pair_signs i8[B / 2])`. A difference
             f[d] is the first gradient of a pair less the second, zero if the pair is not whole.
-        preconditioned: differences are multiplied by `shared.moments.scale()`.
     """
 
     def observe(
@@ -68,17 +65,13 @@ def _of_pairs(
         sums, grad_sum, gradients = _gradients(losses, shared.params, mask.shape[0])
         first, second = pairs.split(gradients)
         differences = jnp.where(pairs.whole(mask)[:, None], first - second, 0)
-        if preconditioned:
-            scales = jax.tree.leaves(shared.moments.scale())
-            flat = [scale.reshape(-1).astype(gradients.dtype) for scale in scales]
-            differences = differences * jnp.concatenate(flat)[None]
         change, signs = find(differences, evidence, position)
         return sums, (grad_sum,), change, pairs.example_signs(signs, mask)
 
     return observe
 
 
-def d_grab(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
+def d_grab(sizes: Sizes) -> Observer:
     """D-GraB: one running sum for all pairs of all workers, in the order (timestep, rank).
 
     The differences of a round are kept until its end. Then each worker gets its d/W coordinates of
@@ -123,17 +116,16 @@ def d_grab(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
     return Observer(
         init,
         begin_round,
-        _of_pairs(keep, preconditioned=preconditioned),
+        _of_pairs(keep),
         coordinate,
         coordinate_array,
         new_pass=jnp.zeros_like,
         coordinated=True,
         sizes=sizes,
-        preconditioned=preconditioned,
     )
 
 
-def pair_balance(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
+def pair_balance(sizes: Sizes) -> Observer:
     """PairBalance by each worker alone: the signs of its pairs one after the other."""
     del sizes
 
@@ -147,9 +139,7 @@ def pair_balance(sizes: Sizes, *, preconditioned: bool = False) -> Observer:
         signs, after = balance.balance_signs(differences, running_sum)
         return after - running_sum, signs
 
-    observe = _of_pairs(balanced, preconditioned=preconditioned)
-    own = independent(init, observe, new_pass=jnp.zeros_like)
-    return own._replace(preconditioned=preconditioned)
+    return independent(init, _of_pairs(balanced), new_pass=jnp.zeros_like)
 
 
 class GrabSums(NamedTuple):

@@ -17,13 +17,10 @@ from hetjax import types
 from hetjax.data import stream as stream_lib
 from hetjax.ordering import herding
 from hetjax.ordering import ordering as ordering_lib
-from hetjax.rounds import gradients, rules, run_state, second_moments, setup
+from hetjax.rounds import gradients, rules, run_state, setup
 from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import state as state_lib
 
 _COST_REPEATS = 5
-
-_SCALE = jax.jit(second_moments.SecondMoments.scale)
 
 
 class OrderTelemetry:
@@ -47,16 +44,7 @@ class OrderTelemetry:
             parts.feed.load(0, plan.example_ids[0], plan.passes[0]),
             parts.rng,
             per_example_rng=parts.per_example_rng,
-            moments=self._no_moments(),
         )
-
-    def _no_moments(self) -> Any:
-        """Of the optimiser before its first update, for an order that takes them."""
-        parts = self._parts
-        if parts.observer is None or parts.observer.read_moments is None:
-            return ()
-        like = parts.observer.read_moments(parts.state.opt_state)
-        return jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), like)
 
     def herding(
         self, epochs_done: int, model: types.PyTree, state: run_state.RunState
@@ -71,14 +59,12 @@ class OrderTelemetry:
         if not due or parts.config.debug:
             return None
         order = parts.stream.whole_pass(state.stream, state.rounds.full_quotas)
-        bounds = self._measure(model, order, epochs_done, opt_state=state.train.opt_state)
+        bounds = self._measure(model, order, epochs_done)
         return {"epoch": epochs_done, **bounds}
 
 
 class Herding:
     """The herding bound of the order to come, and of a random one, at the same parameters.
-
-    Where the optimiser keeps second moments, also that of the gradients over √v̂, as they are now.
 
     Costs three passes over the data, forward and backward (the mean gradient, then both orders),
     on one device; no gradient is kept but that of the round in hand, the mean and the sum so
@@ -100,16 +86,13 @@ class Herding:
         params: types.PyTree,
         rounds: Sequence[np.ndarray],
         epoch: int,
-        *,
-        opt_state: types.PyTree = (),
     ) -> dict[str, float]:
-        """Both bounds in both norms, `preconditioned_` too, and the seconds it took.
+        """Both bounds in both norms, and the seconds it took.
 
         Args:
             params: without worker axis, on the first worker's device; or a `Model`.
             rounds: for each round of the order the ids of its examples, i32[k].
             epoch: that begins; names the random order, and the views that a source has in it.
-            opt_state: the optimiser's, leaves `[W, ...]`.
         """
         began = time.perf_counter()
         stream = self._parts.stream
@@ -123,19 +106,13 @@ class Herding:
         for gradient_sum, num_examples in sums(rounds):
             mean, count = mean + gradient_sum, count + num_examples
         mean = mean / max(count, 1)
-        scales: dict[str, np.ndarray | None] = {"": None}
-        if self._parts.read_moments is not None:
-            own = state_lib.own_row(self._parts.read_moments(opt_state))
-            scales["preconditioned_"] = _flat(_SCALE(own))
         found = {}
         for whose, order in (("", rounds), ("random_", [shuffled[ids] for ids in rounds])):
-            bounds = {kind: herding.RunningBound(mean, scale=s) for kind, s in scales.items()}
+            bound = herding.RunningBound(mean)
             for gradient_sum, num_examples in sums(order):
-                for bound in bounds.values():
-                    bound.add(gradient_sum, num_examples)
-            for kind, bound in bounds.items():
-                found[f"{whose}{kind}inf_norm"] = bound.inf_norm
-                found[f"{whose}{kind}two_norm"] = bound.two_norm
+                bound.add(gradient_sum, num_examples)
+            found[f"{whose}inf_norm"] = bound.inf_norm
+            found[f"{whose}two_norm"] = bound.two_norm
         return {**found, "secs": time.perf_counter() - began}
 
     def _gradient_sums(
@@ -165,16 +142,15 @@ def cost(
     rng: jax.Array,
     *,
     per_example_rng: bool,
-    moments: Any = (),
 ) -> dict[str, float]:
     """Seconds of a microbatch with and without the order's signs, one device alone, and memory.
 
     Medians of a few calls, in turn. Bytes are those of one worker, `memory` and
-    `evidence` together. `moments` are those of `Shared`.
+    `evidence` together.
     """
     calls = []
     rule = gradients.gradient_sums(loss_fn, per_example_rng=per_example_rng)
-    shared = types.Shared(params, moments=moments)
+    shared = types.Shared(params)
     for own in (observer, None):
         steps = rules.with_observer(rule, own)
         carried = steps.begin(shared, (), () if own is None else own.init(params))

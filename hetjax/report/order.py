@@ -45,14 +45,11 @@ def draw_bounds(measured: Sequence[Record], *, width: int) -> str:
 def compared(measured: Sequence[Record]) -> str:
     """The last bound beside that of a random order, as a sentence."""
     for record in reversed(measured):
-        norms = "inf_norm", "two_norm", "preconditioned_inf_norm"
-        ratio, other, scaled = (_below(record, norm) for norm in norms)
+        ratio, other = (_below(record, norm) for norm in ("inf_norm", "two_norm"))
         epochs = words.plural(record.get("epoch"), "epoch")
         if ratio and epochs:
             aside = f" (2-norm: {other.removesuffix(' to')})" if other else ""
-            told = f"After {epochs} it is {ratio} that of a random order{aside}."
-            of_updates = f" Of gradients over √v̂ of the optimiser: {scaled} that of a random order."
-            return told + of_updates if scaled else told
+            return f"After {epochs} it is {ratio} that of a random order{aside}."
     return ""
 
 

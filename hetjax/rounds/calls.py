@@ -55,5 +55,5 @@ def finish(
 
 def without_row_axis(shared: types.Shared) -> types.Shared:
     """The values for one worker, of its rows `[1, ...]`."""
-    params, _, moments, model_state = trees.first_row(shared._replace(given=()))
-    return types.Shared(params, shared.given, moments, model_state)
+    params, _, model_state = trees.first_row(shared._replace(given=()))
+    return types.Shared(params, shared.given, model_state)

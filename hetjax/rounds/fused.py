@@ -24,7 +24,7 @@ from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.ordering import ordering as ordering_lib
 from hetjax.processes import waits
-from hetjax.rounds import calls, gradients, inputs, jitted, local, rules, second_moments, sync
+from hetjax.rounds import calls, gradients, inputs, jitted, local, rules, sync
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rule_identity as identity_lib
 
@@ -84,7 +84,7 @@ def make_fused_local(steps: rules.LocalSteps, mesh: Mesh) -> Callable:
     return jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(types.Shared(rows, P(), rows, rows), rows, rows, rows, rows),
+        in_specs=(types.Shared(rows, P(), rows), rows, rows, rows, rows),
         out_specs=(rows, rows),
         check_vma=False,
     )
@@ -173,9 +173,7 @@ def make_train_step(
     reduction = reducer_part.for_run(topology.Facts(mesh.size))
 
     @functools.cache
-    def programs(
-        observer: ordering_lib.Observer | None, *traced: Any
-    ) -> tuple[rules.LocalSteps, Callable, Callable, sync.SyncFn]:
+    def programs(*traced: Any) -> tuple[Callable, Callable, sync.SyncFn]:
         own = gradients.rule_of(
             rule, loss_fn, losses_lib.Traced(*traced), per_example_rng=per_example_rng
         )
@@ -191,9 +189,9 @@ def make_train_step(
             weighting=weighting,
             stop_on_nonfinite=stop_on_nonfinite,
         )
-        return steps, make_fused_local(steps, mesh), sync.make_begin(steps, mesh), synchronise
+        return make_fused_local(steps, mesh), sync.make_begin(steps, mesh), synchronise
 
-    programs(observer)  # refuses what does not fit, before the loss is traced
+    programs()  # refuses what does not fit, before the loss is traced
 
     def step(
         state: types.TrainState,
@@ -207,10 +205,8 @@ def make_train_step(
         _check_active(active, gossips=reducer_part.gossips)
         of_run = loss_fn, rule, optimizer, observer
         traced = _check_step(*of_run, state, microbatches, rng, per_example_rng=per_example_rng)
-        reads = second_moments.attach(observer, optimizer, _row_shapes(state.params))
-        steps, run_local, begin, synchronise = programs(reads, *traced)
-        moments = steps.moments(state.opt_state) if steps.moments else ()
-        shared = types.Shared(state.params, given, moments, state.model_state)
+        run_local, begin, synchronise = programs(*traced)
+        shared = types.Shared(state.params, given, state.model_state)
         rngs = jnp.broadcast_to(rng, (mesh.size, *rng.shape))
         shares = jnp.full(mesh.size, 1 / mesh.size) if shares is None else shares
         contributed, example_signs = run_local(
@@ -228,10 +224,6 @@ def make_train_step(
         return () if mixing is None else mixing.gossip.active(round_index)
 
     return TrainStep(step, observer, active)
-
-
-def _row_shapes(rows: types.PyTree) -> types.PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
 
 
 def _check_active(active: Any, *, gossips: bool) -> None:

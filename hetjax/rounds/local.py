@@ -219,7 +219,7 @@ class Stepped:
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, Work]:
-        of_workers = shared.params, shared.moments, shared.model_state, carried
+        of_workers = shared.params, shared.model_state, carried
         if self._mesh is None:
             rows = mesh_lib.rows_on(of_workers, self._devices)
         else:
@@ -234,12 +234,12 @@ class Stepped:
         tasks: list[concurrent.futures.Future] = []
         try:
             for index, worker in enumerate(self._workers):
-                params, moments, model_state, begun = rows[index]
+                params, model_state, begun = rows[index]
                 task = self._threads.submit(
                     self._work,
                     round_index,
                     worker,
-                    types.Shared(params, handed_out[index], moments, model_state),
+                    types.Shared(params, handed_out[index], model_state),
                     begun,
                     plan.microbatches(worker, int(limits[worker])),
                     int(plan.passes[worker]),

@@ -2,11 +2,10 @@
 
 import jax
 import numpy as np
-import optax
 
 from hetjax import debugging, kinds, messages, ordering, types
 from hetjax.config import experiment as config_lib
-from hetjax.rounds import batch_loss, contract, independence, programs, rules, second_moments
+from hetjax.rounds import batch_loss, contract, independence, programs, rules
 from hetjax.rounds import losses as losses_lib
 
 
@@ -18,7 +17,6 @@ def make(
     params: types.PyTree,
     examples: types.PyTree,
     keys: jax.Array,
-    optimizer: optax.GradientTransformation | None,
     *,
     leads: bool,
     changes_state: bool = False,
@@ -33,7 +31,6 @@ def make(
         params: the parameters.
         examples: a microbatch of them.
         keys: one key, or one an example: whether the loss is given one for each.
-        optimizer: whose second moments an order may take.
         leads: whether this process tells the user what is noticed.
         changes_state: a call of the loss changes the model's state.
 
@@ -41,9 +38,9 @@ def make(
         the part, None where the order needs none; and the reason, '' where it takes no dearer form.
 
     Raises:
-        ValueError: the method cannot work with this loss, or with this optimiser.
+        ValueError: the method cannot work with this loss.
     """
-    observer = second_moments.attach(method.observer(programs.sizes(config)), optimizer, params)
+    observer = method.observer(programs.sizes(config))
     if changes_state and observer is not None:
         raise ValueError(
             f"ordering.method: {kinds.name_of('ordering', method)!r} needs the gradient of each "
@@ -62,7 +59,7 @@ def make(
     if debugging.is_on():  # the first round says what is wrong
         return observer, ""
     try:
-        refusal = _refusal(observer, rule, loss_fn, params, examples, keys, optimizer)
+        refusal = _refusal(observer, rule, loss_fn, params, examples, keys)
     except contract.BrokenError as error:
         raise ValueError(
             f"{error}. It was given what observe of the order "
@@ -89,7 +86,6 @@ def _refusal(
     params: types.PyTree,
     examples: types.PyTree,
     keys: jax.Array,
-    optimizer: optax.GradientTransformation | None,
 ) -> str:
     """Lowers the local phase, without compiling: a custom_vjp is noticed then at the earliest."""
     size = jax.tree.leaves(examples)[0].shape[0]
@@ -104,9 +100,6 @@ def _refusal(
 
     steps, shared = rules.with_observer(rule, observer), types.Shared(params)
     carried = steps.begin(shared, rule.init(params), observer.init(params))
-    if steps.moments is not None and optimizer is not None:
-        state = jax.eval_shape(optimizer.init, params)
-        shared = shared._replace(moments=steps.moments(state))
     jax.jit(steps.add).lower(shared, carried, microbatch, jax.random.key(0))
     jax.eval_shape(refusal, params, microbatch, jax.random.key(0))
     return reasons[0]

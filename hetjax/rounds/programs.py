@@ -169,7 +169,7 @@ class Common(NamedTuple):
         # In one program with the update, where nothing stands between them. Gossip has no sum over
         # the workers there, and XLA would round in another way.
         late = packed and mesh is not None and optimizer is not None and one_pass
-        late = late and steps.moments is None and self.reducer.mixing is None
+        late = late and self.reducer.mixing is None
         return Programs(
             rule=rule,
             updates=optimizer is not None,

@@ -123,9 +123,6 @@ class LocalSteps(NamedTuple):
     finish: Callable[[types.Shared, types.Carried], types.Contribution]
     """`(shared, carried) -> contribution`. The leaves of `carried` may have a leading axis of 1."""
 
-    moments: Callable[[types.PyTree], Any] | None = None
-    """`opt_state -> shared.moments`, which `add` needs beside the parameters; computes nothing."""
-
 
 _ARGUMENTS = {"begin": 2, "add": 5, "finish": 3, "init": 1, "checked": 2}
 
@@ -215,7 +212,6 @@ def with_observer(
         functools.partial(_begin, rule, observer),
         functools.partial(_add, rule, observer),
         functools.partial(_finish, rule, updates),
-        None if observer is None else observer.read_moments,
     )
 
 

@@ -281,8 +281,6 @@ class Run(engine.Engine):
         train, carried = self.renewed(plan, train, carried)
         given = handed or plan.given
         shared = types.Shared(train.params, given, model_state=train.model_state)
-        if own.steps.moments is not None:
-            shared = shared._replace(moments=own.steps.moments(train.opt_state))
         return self.work(plan, train, shared, carried, **options)
 
     def commit(self, state: RunState, plan: Plan, executed: Executed) -> RunState:

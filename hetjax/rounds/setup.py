@@ -44,7 +44,6 @@ from hetjax.rounds import (
     replay,
     rule_identity,
     rules,
-    second_moments,
     state,
     sync,
 )
@@ -157,16 +156,6 @@ class RunParts:
         return leaves.signature(self.policy.init(len(self.devices), self.config.budget))
 
     @functools.cached_property
-    def read_moments(self) -> second_moments.Reader | None:
-        """`opt_state -> second moments`; None where the optimiser keeps none."""
-        params = self.state.params
-        row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params)
-        try:
-            return second_moments.reader(self.optimizer, row)
-        except ValueError:
-            return None
-
-    @functools.cached_property
     def copy_bytes(self) -> int:
         """Of what one worker sends of its parameters, and of embeddings; asked for every round."""
         params = self.state.params
@@ -225,7 +214,7 @@ def build(
         rule_identity.check(rule, *like, optimizer, per_example_rng=per_example_rng)
         rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
         so: Any = {"leads": where.leads, "changes_state": traced.changes_state}
-        observer, refusal = order.make(config, chosen.ordering, rule, *like, keys, optimizer, **so)
+        observer, refusal = order.make(config, chosen.ordering, rule, *like, keys, **so)
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     last = _last_of_pass(config, loss_fn, changes_state=traced.changes_state)

@@ -27,7 +27,7 @@ class Virtual:
         signed: whether the order takes signs.
         same_evidence: all workers begin a round with the same evidence, which then is not
             multiplied; it may be one row.
-        replicas_equal: all workers have the same parameters, moments and model's state, likewise.
+        replicas_equal: all workers have the same parameters and model's state, likewise.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Virtual:
         self._same_evidence = same_evidence
         self._keys: tuple[Any, jax.Array] | None = None
         own = None if replicas_equal else 0
-        shared_axes = types.Shared(own, None, own, own)
+        shared_axes = types.Shared(own, None, own)
 
         def common(shared: types.Shared) -> types.Shared:
             if not replicas_equal:
                 return shared
-            params, _, moments, model_state = trees.first_row(shared._replace(given=()))
-            return types.Shared(params, shared.given, moments, model_state)
+            params, _, model_state = trees.first_row(shared._replace(given=()))
+            return types.Shared(params, shared.given, model_state)
 
         def add(
             shared: types.Shared,

@@ -42,30 +42,6 @@ def test_the_bound_is_that_of_the_plain_loop_whatever_the_chunks(problem, chunk_
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(), st.data())
-def test_a_scale_is_as_good_as_scaled_vectors(problem, data):
-    vectors, orders = problem
-    dim = vectors.shape[2]
-    scale = np.array(data.draw(st.lists(st.floats(0.01, 100), min_size=dim, max_size=dim)))
-    right = slow_bound(vectors * scale, orders)
-    found = herding.parallel_herding_bound(vectors, orders, scale=scale)
-    np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-10)
-    num_workers, num_examples, _ = vectors.shape
-    bound = herding.RunningBound(vectors.mean(axis=(0, 1)), scale=scale)
-    for t in range(num_examples):
-        bound.add(sum(vectors[j, orders[j, t]] for j in range(num_workers)), num_workers)
-    np.testing.assert_allclose((bound.inf_norm, bound.two_norm), right, rtol=1e-9, atol=1e-10)
-
-
-def test_a_scale_of_another_length_is_refused():
-    for scale in (np.ones(2), 1.0):
-        with pytest.raises(ValueError, match=r"scale has shape .*it must be f\[3\]"):
-            herding.parallel_herding_bound(np.ones((1, 4, 3)), [[0, 1, 2, 3]], scale=scale)
-        with pytest.raises(ValueError, match=r"scale has shape .*it must be f\[3\]"):
-            herding.RunningBound(np.zeros(3), scale=scale)
-
-
-@settings(max_examples=100, deadline=None)
 @given(problems(), st.floats(-1e3, 1e3))
 def test_a_vector_added_to_all_changes_nothing(problem, constant):
     vectors, orders = problem

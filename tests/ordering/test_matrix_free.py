@@ -284,17 +284,6 @@ def test_signs_in_half_precision_are_those_of_the_running_sum(w, b):
     np.testing.assert_array_equal(signs, np.stack([sign, -sign], axis=1).ravel())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n for n, made in ordering.ORDERINGS.items() if "precondition" in parts.options_of(made)],
-)
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_an_order_that_takes_second_moments_says_so(name, num_workers):
-    for asked in (False, True):
-        order = ordering.ORDERINGS[name](precondition=asked)
-        assert order.observer(ordering.Sizes(num_workers, 8, 1)).preconditioned == asked
-
-
 def last_token(params, batch, rng):
     """Takes each example's row by its absolute position, below a head of zeros."""
     hidden = jnp.tanh(batch["x"] @ params["hidden"])

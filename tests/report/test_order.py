@@ -52,15 +52,6 @@ def test_a_bound_above_that_of_a_random_order_is_called_so():
     assert order.compared([equal]) == "After 3 epochs it is about equal to that of a random order."
 
 
-def test_the_bound_in_the_optimiser_s_metric_is_told_where_it_is_known():
-    both = runs.HERDING | {"preconditioned_inf_norm": 3.0, "random_preconditioned_inf_norm": 9.0}
-    told = order.compared([both])
-    assert told == (
-        order.compared([runs.HERDING])
-        + " Of gradients over √v̂ of the optimiser: 3.0 times below that of a random order."
-    )
-
-
 def test_the_last_measurement_with_numbers_is_compared():
     lost = runs.HERDING | {"epoch": 4, "inf_norm": None}
     assert order.compared([runs.HERDING, lost]) == order.compared([runs.HERDING])

@@ -63,11 +63,8 @@ def private_rounds():
     return lines, [line["quotas"] for line in result.history]
 
 
-def compare_with_reference(path, method, local, sharing, *, adam=None, **options):
-    """Unequal and changing quotas, an odd number of examples, a last partial microbatch.
-
-    Preconditioned by `adam`, if it is given: the reference's optimiser.
-    """
+def compare_with_reference(path, method, local, sharing, **options):
+    """Unequal and changing quotas, an odd number of examples, a last partial microbatch."""
     data, weights = problems.classification(103), problems.initial_weights()
     if sharing == "shared":
         totals = problems.round_totals(103, EPOCHS, SIZE, BUDGET)
@@ -76,13 +73,11 @@ def compare_with_reference(path, method, local, sharing, *, adam=None, **options
         lines, trace = private_rounds()
         (path / "metrics.jsonl").write_text(lines)
     commits, expected = reference_run(
-        data, weights, trace, method=method, sharing=sharing, adam=adam, **options
+        data, weights, trace, method=method, sharing=sharing, **options
     )
     optimizer = optax.sgd(LEARNING_RATE, momentum=MOMENTUM)
-    if adam is not None:
-        optimizer = optax.chain(optax.clip_by_global_norm(1e6), optax.adam(LEARNING_RATE))
     calls = []
-    order = recorded(made(method, precondition=adam is not None, **options), calls)
+    order = recorded(made(method, **options), calls)
     result = problems.fit(
         data,
         weights,

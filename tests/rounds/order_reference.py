@@ -110,33 +110,11 @@ class Balancer:
         return signs
 
 
-class Adam:
-    """In NumPy; its √v̂ divides the gradients that are balanced."""
-
-    def __init__(self, dim):
-        self.mean, self.square, self.count = np.zeros(dim), np.zeros(dim), 0
-
-    def update(self, gradient):
-        self.count += 1
-        self.mean = 0.9 * self.mean + 0.1 * gradient
-        self.square = 0.999 * self.square + 0.001 * gradient**2
-        corrected = self.mean / (1 - 0.9**self.count)
-        return corrected / (np.sqrt(self.square / (1 - 0.999**self.count)) + 1e-8)
-
-    def scale(self):
-        if not self.count:
-            return np.ones_like(self.square)
-        moment = self.square / (1 - 0.999**self.count)
-        return np.where(moment > 0, 1 / (np.sqrt(moment) + 1e-8), 1.0)
-
-
-def reference_run(
-    data, weights, trace, *, method, sharing, block_pairs, adam=None, balance_every=1
-):
+def reference_run(data, weights, trace, *, method, sharing, block_pairs, balance_every=1):
     """(examples of each commit, their signs), and the weights at the end.
 
-    With `adam` it updates by it, and the gradients are balanced by its scale. Passes between those
-    that are balanced keep their order; a round of such passes alone has no signs.
+    Passes between those that are balanced keep their order; a round of such passes alone has no
+    signs.
     """
     num_examples = len(data["y"])
     coordinated = method.startswith("d_grab")
@@ -173,11 +151,10 @@ def reference_run(
         gradients = [
             [example_gradients(data, weights, ids) for ids in microbatches] for microbatches in work
         ]
-        scale = 1.0 if adam is None else adam.scale()
         signed = any(index % balance_every == 0 for index in passes)
         signs = [[None] * sum(map(len, m)) for m in gradients]
         if signed:
-            signs = balancer.round([[scale * own for own in m] for m in gradients])
+            signs = balancer.round(gradients)
         total, divisor = np.zeros(weights.size), 0.0
         for worker, microbatches in enumerate(gradients):
             if not microbatches:
@@ -187,10 +164,7 @@ def reference_run(
                 total, divisor = total + mine.sum(axis=0), divisor + len(mine)
             else:
                 total, divisor = total + share[worker] * mine.mean(axis=0), divisor + share[worker]
-        if adam is None:
-            velocity = MOMENTUM * velocity + (total / divisor).reshape(weights.shape)
-        else:
-            velocity = adam.update(total / divisor).reshape(weights.shape)
+        velocity = MOMENTUM * velocity + (total / divisor).reshape(weights.shape)
         weights = weights - LEARNING_RATE * velocity
         done = [list(itertools.chain(*m)) for m in work]
         processed += sum(map(len, done))

@@ -21,10 +21,6 @@ CASES = {
     "matcha": {"reducer": {"name": "matcha", "graph": "ring"}},
     "d_grab": {"ordering": {"method": "d_grab", "herding_every": 0}},
     "d_grab_exact": {"ordering": {"method": "d_grab_exact", "herding_every": 0}},
-    "preconditioned": {
-        "ordering": {"method": "d_grab", "precondition": True, "herding_every": 0},
-        "optimizer": "adam",
-    },
     "d_grab_every_second": {
         "ordering": {"method": "d_grab", "balance_every": 2, "herding_every": 0}
     },
@@ -131,7 +127,6 @@ def train_gang(directory):
 
 SHARED = (
     "all_reduce",
-    "preconditioned",
     "d_grab_exact",
     "private",
     "streamed",
