@@ -324,7 +324,7 @@ def _check_neighbours(reducer: topology.Reducer, gate: gates.Gate) -> None:
     if not reducer.gossips:
         raise ValueError(
             f"wait_for='neighbours' does not go with reducer={kinds.name_of('reducer', reducer)!r},"
-            " whose sums need every worker; take d_psgd, matcha or matcha_direct, or "
+            " whose sums need every worker; take d_psgd or matcha, or "
             "wait_for='all'."
         )
     if gate.needs_news:

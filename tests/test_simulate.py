@@ -12,7 +12,7 @@ from tests.rounds import problems
 
 LINK = links.LinkModel(0.25, 1000.0)
 PARAM_BYTES = 500
-GOSSIPING = ("d_psgd", "d_psgd", "matcha")  # matcha_direct takes long to plan: a test of its own
+GOSSIPING = ("d_psgd", "d_psgd", "matcha")
 
 
 def worker_round(ends, closes, drop):
@@ -61,9 +61,8 @@ def slow(policy, cluster, num_rounds, *, budget, gate, drop, reducer, wait_for):
     num_workers = cluster.num_workers
     starts = [0.0] * num_workers
     schedule, name, graph = None, reducer["name"], reducer.get("graph")
-    if name.startswith("matcha"):
-        direct = name == "matcha_direct"
-        schedule = gossip.matcha(graph, 0.5, seed=cluster.seed, direct=direct)
+    if name == "matcha":
+        schedule = gossip.matcha(graph, 0.5, seed=cluster.seed)
     state, lines = policy.init(num_workers, budget), []
     for index in range(num_rounds):
         present = cluster.present_at(index)
@@ -149,22 +148,6 @@ def cases(draw):
 @hypothesis.given(cases())
 def test_rounds_are_those_of_a_slow_loop(case):
     check_against_slow(*case)
-
-
-@pytest.mark.parametrize(("wait_for", "gate"), [("all", "first"), ("neighbours", "deadline")])
-def test_rounds_of_matcha_direct_are_those_of_a_slow_loop(wait_for, gate):
-    cluster = emulate.EmulatedCluster((1.0, 2.0, 1.0, 4.0, 1.0), delay="exponential", seed=2)
-    setting = {
-        "budget": 20,
-        "gate": {"trigger": gate, **({"deadline_secs": 5.0} if gate == "deadline" else {})},
-        "drop": False,
-        "reducer": {
-            "name": "matcha_direct",
-            "graph": graphs.make_graph("0-1,1-2,2-3,3-4,0-2", 5),
-        },
-        "wait_for": wait_for,
-    }
-    check_against_slow(quota.adaptive(), cluster, setting)
 
 
 def check_against_slow(policy, cluster, setting):

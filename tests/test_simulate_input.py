@@ -20,7 +20,7 @@ from hetjax.topology import gossip, graphs, links
         ({"gate": "frist"}, "gate.trigger: got 'frist'.*Did you mean 'first'"),
         ({"gate": "quorum"}, "gate.quorum: got 0, must be from 1 to budget=8"),
         ({"gate": "deadline"}, "gate.deadline_secs: got 0.0"),
-        ({"reducer": "gossip"}, "all_reduce, ring, d_psgd, matcha, matcha_direct"),
+        ({"reducer": "gossip"}, "all_reduce, ring, d_psgd, matcha"),
         ({"wait_for": "everybody"}, "all, neighbours"),
         ({"wait_for": "neighbours"}, "reducer='all_reduce'.*take d_psgd"),
         (

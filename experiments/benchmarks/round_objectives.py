@@ -23,7 +23,7 @@ from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
 
 SUMS = ("all_reduce", "ring")
-GOSSIPS = ("d_psgd", "matcha", "matcha_direct")
+GOSSIPS = ("d_psgd", "matcha")
 WEIGHTINGS = ("shard", "example", "shard_mean")
 GATES = ("none", "first", "quorum", "deadline")
 _SIZE, _BUDGET, _WORKERS, _ROUNDS = 2, 8, 4, 48

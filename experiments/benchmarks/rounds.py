@@ -40,50 +40,23 @@ BASE_MATCHINGS = (  # MATCHA's first base graph, 8 workers
 )
 
 
-def matcha_rows(num_graphs: int = 20) -> list[Row]:
-    """The schedule's values on the base graph, and `matcha_direct` against it."""
+def matcha_rows() -> list[Row]:
+    """The schedule's values on the base graph."""
     import numpy as np
 
     from hetjax import topology
-    from hetjax.topology import activation, contraction, graphs, mixing
+    from hetjax.topology import mixing
 
     base = [np.array(m) for m in BASE_MATCHINGS]
     half, full = (topology.matcha_schedule(base, 8, b) for b in (0.5, 1.0))
     alpha, rho = mixing.constant_weights(np.concatenate(base), 8)
-    rows = [
+    return [
         Row(
             "MATCHA's base graph: lambda2 and rho at budget 0.5; rho at 1; plain alpha and rho",
             "0.561202, 0.6440; 0.6538; 0.285714, 0.653777",
             f"{half.lambda2:.6f}, {half.rho:.4f}; {full.rho:.4f}; {alpha:.6f}, {rho:.6f}",
         )
     ]
-    budgets = [0.1 * k for k in range(1, 11)]
-    cases = [(base, 8)]
-    for seed in range(num_graphs):
-        size = int(np.random.default_rng(seed).integers(6, 17))
-        graph = graphs.random_graph(size, degree=4, seed=seed)
-        cases.append((list(topology.decompose_matchings(graph.edges, size)), size))
-    gains, worse = [], 0
-    for index, (matchings, size) in enumerate(cases):
-        problem = activation.Problem(matchings, size, 1.0, None)
-        search = contraction.Search(problem)  # matcha_direct's; asked again it need not begin anew
-        for budget in budgets:
-            plain = topology.matcha_schedule(matchings, size, budget)
-            direct = problem.best_alpha(search.at(budget)).rho
-            worse += direct > plain.rho + 1e-12
-            gains.append(1 - direct / plain.rho)
-            if index == 0 and budget == 0.5:
-                at_half = direct
-    rows.append(
-        Row(
-            f"matcha_direct: budgets 0.1 to 1 of the base graph and {num_graphs} random ones where "
-            "rho is above MATCHA's; rho at 0.5 of the base graph; rho lower by, mean and most",
-            "0; 0.6329",
-            f"{worse} of {len(gains)}; {at_half:.4f}; {statistics.mean(gains):.2%}, "
-            f"{max(gains):.2%}",
-        )
-    )
-    return rows
 
 
 def reduction_rows() -> list[Row]:
@@ -97,7 +70,7 @@ def reduction_rows() -> list[Row]:
     tree = {"w": rng.normal(size=(8, 100_000)).astype(np.float32)}
     mean = tree["w"].astype(np.float64).mean(axis=0)
     drift, rows = 0.0, []
-    for name in ("d_psgd", "matcha", "matcha_direct"):
+    for name in ("d_psgd", "matcha"):
         for graph in graphs.GRAPHS:
             if name != "d_psgd" and graph == "one_peer_exponential":
                 continue

@@ -5,7 +5,7 @@
 - `graphs` says who is linked with whom, and `shown` shows it.
 - `matchings` divides the links into matchings.
 - `mixing` has fixed weights; `schedules` has MATCHA's random ones.
-- `activation`, `contraction` and `spectra` solve for these schedules.
+- `activation` and `spectra` solve for these schedules.
 - `gossip` says which exchanges a round has; `links` says how long they take.
 
 A graph and MATCHA's communication budget go in; the exchanges of each round, and what is sent, come
@@ -21,7 +21,6 @@ from hetjax.topology.methods import (
     d_psgd,
     gossiping,
     matcha,
-    matcha_direct,
     ring,
 )
 from hetjax.topology.mixing import (
@@ -50,7 +49,6 @@ __all__ = [
     "gossiping",
     "make_graph",
     "matcha",
-    "matcha_direct",
     "matcha_schedule",
     "metropolis_weights",
     "mixing_matrices",

@@ -46,9 +46,6 @@ class Problem:
         self.budget = float(budget)
         self.secs = secs / secs.sum() if self.num_matchings else secs
 
-    def with_budget(self, budget: float) -> "Problem":
-        return Problem(self.matchings, self.num_workers, budget, self.secs)
-
     def scaled(self, probabilities: np.ndarray) -> np.ndarray:
         """Probabilities in the same proportions, as large as the budget and 1 allow."""
         for _ in range(self.num_matchings):  # what is cut off at 1 is spent on the others
@@ -83,7 +80,7 @@ class Problem:
             if least - lower <= spectra.GAP * abs(least) or wider.shape[1] == basis.shape[1]:
                 return best
             basis = wider
-            probabilities, lower, _ = spectra.least_top_eigenvalue(
+            probabilities, lower = spectra.least_top_eigenvalue(
                 np.zeros((basis.shape[1],) * 2),
                 -self.forms(basis, basis),
                 start=best,

@@ -87,7 +87,6 @@ def matcha(
     budget: float,
     *,
     seed: int,
-    direct: bool = False,
     solve_once: SolveOnce = solve_here,
 ) -> Gossip:
     """Each matching of the graph in a share of the rounds, drawn from the seed.
@@ -97,8 +96,6 @@ def matcha(
         budget: MATCHA's communication budget, in (0, 1]: the mean share of the matchings that is
             active.
         seed: of the draws.
-        direct: choose the probabilities and the weight that shrink the consensus distance the
-            most, by `matcha_direct`. MATCHA maximises the connectivity of the mean graph.
         solve_once: gives the solution. All processes of a run must have the same, to the bit,
             because the draws of a round are compared with it.
 
@@ -107,15 +104,13 @@ def matcha(
         decomposition sampling", 2019, arXiv 1905.09435.
     """
     pieces = matchings.decompose_matchings(graph.edges, graph.num_workers)
-    solve = schedules.matcha_direct if direct else schedules.matcha_schedule
 
     def solved() -> list[float]:
-        found = solve(pieces, graph.num_workers, budget)
+        found = schedules.matcha_schedule(pieces, graph.num_workers, budget)
         return [found.alpha, found.lambda2, found.rho, *found.probabilities.tolist()]
 
     about = repr((graph.num_workers, budget, [piece.tolist() for piece in pieces]))
-    name = "matcha_direct" if direct else "matcha"
-    problem = f"{name}-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+    problem = f"matcha-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
     alpha, lambda2, rho, *probabilities = solve_once(problem, solved)
     schedule = schedules.Schedule(pieces, np.array(probabilities), alpha, lambda2, rho)
     partners = _partners(pieces, graph)

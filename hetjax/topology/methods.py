@@ -129,20 +129,13 @@ def matcha(
         decomposition sampling", 2019, arXiv 1905.09435.
     """
     made = functools.partial(_undirected, graph, degree=degree, seed=graph_seed)
-    return _drawn(made, budget, direct=False)
 
+    def plan(facts: Facts) -> gossip_lib.Gossip:
+        return gossip_lib.matcha(
+            made(facts.num_workers), budget, seed=facts.seed, solve_once=facts.solve_once
+        )
 
-@parts.factory
-def matcha_direct(
-    *,
-    graph: GraphOption = "ring",
-    budget: Budget = 0.5,
-    degree: Degree = 4,
-    graph_seed: GraphSeed = 0,
-) -> Reducer:
-    """As `matcha`, with probabilities and weight that shrink the consensus distance the most."""
-    made = functools.partial(_undirected, graph, degree=degree, seed=graph_seed)
-    return _drawn(made, budget, direct=True)
+    return gossiping(plan, before_update=False)._replace(most_workers=_MATCHA_WORKERS)
 
 
 def gossiping(plan: Callable[[Facts], gossip_lib.Gossip], *, before_update: bool) -> Reducer:
@@ -164,19 +157,6 @@ def gossiping(plan: Callable[[Facts], gossip_lib.Gossip], *, before_update: bool
         gossips=True,
         network=network,
     )
-
-
-def _drawn(make_graph: Callable[[int], graphs.Graph], budget: float, *, direct: bool) -> Reducer:
-    def plan(facts: Facts) -> gossip_lib.Gossip:
-        return gossip_lib.matcha(
-            make_graph(facts.num_workers),
-            budget,
-            seed=facts.seed,
-            direct=direct,
-            solve_once=facts.solve_once,
-        )
-
-    return gossiping(plan, before_update=False)._replace(most_workers=_MATCHA_WORKERS)
 
 
 def _graph(
@@ -206,5 +186,4 @@ REDUCERS: dict[str, Callable[..., Reducer]] = {
     "ring": ring,
     "d_psgd": d_psgd,
     "matcha": matcha,
-    "matcha_direct": matcha_direct,
 }

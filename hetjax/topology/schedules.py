@@ -2,18 +2,17 @@
 
 Each matching is active with a probability of its own, so a round uses a share of the links:
 MATCHA's communication budget. In expectation the squared distance to the mean shrinks at least by
-the factor ρ = ‖E[WᵀW] − 11ᵀ/n‖₂. `activation` has the problem, `contraction` the search for the
-least ρ.
+the factor ρ = ‖E[WᵀW] − 11ᵀ/n‖₂. `activation` has the problem.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hetjax.report import words
-from hetjax.topology import activation, contraction, spectra
+from hetjax.topology import activation, spectra
 
 _MOST_SHOWN = 12  # probabilities
 _FLAG_STREAM = 0x6D61  # keeps the flags apart from other draws of (seed, round)
@@ -108,45 +107,9 @@ def matcha_schedule(
       programs; the costs τ are not in it.
     """
     problem = activation.Problem(matchings, num_workers, budget, link_secs)
-    return _schedule(problem, problem.most_connected)
-
-
-def matcha_direct(
-    matchings: Sequence[ArrayLike],
-    num_workers: int,
-    budget: float,
-    link_secs: ArrayLike | None = None,
-) -> Schedule:
-    """The probabilities and α with the least ρ itself, within MATCHA's communication budget.
-
-    MATCHA's p has the largest λ₂, which is not the least ρ: the variance of the flags counts,
-    too, and rises and falls with p. ρ is not convex in (p, α); on dense graphs many choices of
-    matchings are minima of their own. So this searches from many starts, at budgets 0.1, 0.2, …
-    in turn. Each search also starts from the solutions before. It improves the best ones by steps
-    in a trust region (`contraction`).
-
-    What is sure: ρ never rises with the budget, whichever two budgets are compared. At the budgets
-    0.1, 0.2, …, 1 it is not above MATCHA's. That nothing is better is not proven.
-
-    Args, Returns, Raises: as `matcha_schedule`.
-
-    Example:
-      >>> pairs = [[(0, 1), (2, 3)], [(1, 2)], [(0, 2)]]
-      >>> matcha_direct(pairs, 4, 0.5).rho < matcha_schedule(pairs, 4, 0.5).rho
-      True
-
-    References:
-      The problem is that of Wang et al., 2019, arXiv 1905.09435; minimising ρ over p is not
-      from there.
-    """
-    problem = activation.Problem(matchings, num_workers, budget, link_secs)
-    return _schedule(problem, lambda: contraction.Search(problem).at(budget))
-
-
-def _schedule(problem: activation.Problem, solve: Callable[[], np.ndarray]) -> Schedule:
     if problem.num_workers == 1:
         return Schedule((), np.zeros(0), 0.0, 0.0, 0.0)
-    probabilities = solve()
+    probabilities = problem.most_connected()
     found = problem.best_alpha(probabilities)
     lambda2 = float(spectra.eigh(problem.mean_laplacian(probabilities))[0][1])
     return Schedule(problem.matchings, probabilities, found.alpha, lambda2, found.rho)

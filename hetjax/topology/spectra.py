@@ -16,7 +16,7 @@ _MOST_PARABOLAS = 60  # 4 to 12 are usual
 
 
 def eigh(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All eigenvalues, f64[..., n], ascending, and their vectors, f64[..., n, n].
+    """All eigenvalues, f64[n], ascending, and their vectors, f64[n, n].
 
     By divide and conquer; if that fails, by QR iterations, which are slower. LAPACK's third solver,
     for a part of the eigenvalues, failed on complete graphs, where nearly all are equal.
@@ -26,9 +26,6 @@ def eigh(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     except np.linalg.LinAlgError:
         from scipy import linalg
 
-        if matrix.ndim > 2:
-            values, vectors = zip(*map(eigh, matrix), strict=True)
-            return np.array(values), np.array(vectors)
         return linalg.eigh(matrix, driver="ev")
 
 
@@ -47,8 +44,6 @@ class Alpha(NamedTuple):
 
     alpha: float
     rho: float
-    vectors: np.ndarray  # f64[n, k], the largest eigenvectors of E[WᵀW] at this α
-    values: np.ndarray  # f64[k], their eigenvalues, less those of 11ᵀ/n
 
 
 def best_alpha(mean: np.ndarray, second: np.ndarray) -> Alpha:
@@ -65,7 +60,7 @@ def best_alpha(mean: np.ndarray, second: np.ndarray) -> Alpha:
     for _ in range(_MOST_PARABOLAS):
         values, vectors = top_eigenpairs(rest - 2 * alpha * mean + alpha**2 * second)
         if found is None or values[0] < found.rho:
-            found = Alpha(alpha, float(values[0]), vectors, values)
+            found = Alpha(alpha, float(values[0]))
         image = mean @ vectors[:, 0]
         slope, bend = float(vectors[:, 0] @ image), float(vectors[:, 0] @ second @ vectors[:, 0])
         sides[int(alpha * bend > slope)] = slope, bend
@@ -99,28 +94,25 @@ def least_top_eigenvalue(
     high: np.ndarray,
     costs: np.ndarray,
     limit: float,
-    gain: float = 0.0,
-) -> tuple[np.ndarray, float, float]:
+) -> tuple[np.ndarray, float]:
     """Minimises the largest eigenvalue of A(x) = constant + Σ x_j slopes_j, f64[k, k].
 
     It searches low ≤ x ≤ high, costs·x ≤ limit. Each unit vector v gives a cut, vᵀA(x)v ≤ s.
     Several eigenvalues meet at the optimum, and there eigenvectors alone converge slowly. The sums
     and differences of two of them bring in the entries off the diagonal.
 
-    Returns the best x, a lower bound of the minimum, and the value at x. Bound and value differ by
-    1e-7 of the value, or by `gain` of what was gained from the start.
+    Returns the best x and a lower bound of the minimum, 1e-7 of it below the value at x.
     """
     from scipy import optimize
 
-    x, best, least, lower, first_value = start, start, np.inf, -np.inf, np.inf
+    x, best, least, lower, scale = start, start, np.inf, -np.inf, 0.0
     cuts, ends = np.zeros((0, len(x))), np.zeros(0)
     for _ in range(_MOST_CUTS):
         values, vectors = eigh(constant + np.tensordot(x, slopes, 1))
         if values[-1] < least:
             best, least = x, float(values[-1])
-        if first_value == np.inf:
-            first_value, scale = least, max(abs(least), 1e-12)  # HiGHS's tolerances are absolute
-        if least - lower <= max(GAP * abs(least), gain * (first_value - least)):
+        scale = scale or max(abs(least), 1e-12)  # HiGHS's tolerances are absolute
+        if least - lower <= GAP * abs(least):
             break
         top = vectors[:, -8:]
         i, j = np.triu_indices(top.shape[1], 1)
@@ -152,7 +144,7 @@ def least_top_eigenvalue(
         # The tight cuts keep the bound; most of the others never matter again.
         kept = np.argsort(ends - cuts @ x, kind="stable")[: 5 * len(x) + 40]
         cuts, ends = cuts[kept], ends[kept]
-    return best, lower, least
+    return best, lower
 
 
 def joined(basis: np.ndarray, vectors: np.ndarray) -> np.ndarray:

@@ -67,8 +67,7 @@ def main(process_id, num_processes, coordinator, case, out):
     weights = problems.initial_weights(np.float32)
     if place.process_id == 1:
         if case["other"] == "last bits":
-            for name in ("matcha_schedule", "matcha_direct"):
-                setattr(schedules, name, with_other_last_bits(getattr(schedules, name)))
+            schedules.matcha_schedule = with_other_last_bits(schedules.matcha_schedule)
         if case["other"] == "flags":
             schedules.Schedule.flags = with_other_flags(schedules.Schedule.flags)
         if case["other"] == "parameters":

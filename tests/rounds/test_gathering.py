@@ -23,9 +23,8 @@ def run_two(directory, other, *, shared_memory=False, **fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["matcha", "matcha_direct"])
-def test_all_processes_take_the_schedule_of_one_to_the_bit(name, tmp_path):
-    reducer = {"name": name, "graph": "0-1,1-2,2-3,0-2", "budget": 0.4}
+def test_all_processes_take_the_schedule_of_one_to_the_bit(tmp_path):
+    reducer = {"name": "matcha", "graph": "0-1,1-2,2-3,0-2", "budget": 0.4}
     told = run_two(tmp_path / "out", "last bits", epochs=1, reducer=reducer)
     assert [code for code, _ in told] == [0, 0], told
     first, second = (np.load(tmp_path / "out" / f"{index}.npz") for index in range(2))

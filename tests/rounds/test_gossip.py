@@ -112,7 +112,7 @@ def private_trace(path):
         ("matcha", "ring", "private", "shard", False, ("stepped",)),
         ("d_psgd", "ring", "shared", "shard", True, FORMS),
         ("matcha", "ring", "shared", "example", True, ("fused",)),
-        ("matcha_direct", "ring", "shared", "shard_mean", True, ("virtual",)),
+        ("matcha", "ring", "shared", "shard_mean", True, ("virtual",)),
         ("d_psgd", "one_peer_exponential", "private", "example", True, ("virtual",)),
         ("matcha", "ring", "private", "shard", True, ("stepped", "virtual")),
     ],

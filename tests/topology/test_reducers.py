@@ -24,7 +24,6 @@ GOSSIP = [
     ("d_psgd", "0-1,1-2,2-3,3-4,4-5,5-6,6-7,0-4"),
     ("matcha", "torus"),
     ("matcha", "random"),
-    ("matcha_direct", "random"),
 ]
 
 
