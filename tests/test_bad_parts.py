@@ -1,6 +1,5 @@
 """What bad parts get: the contract, what was given and an example, before anything is computed."""
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -184,46 +183,7 @@ def test_an_option_of_another_part_is_named_with_whose_it_is():
             make(**fields)
 
 
-# --- States and plans ---
-
-
-def test_a_plan_of_another_run_or_a_spent_one_computes_nothing():
-    with make(seed=1) as run, make(seed=2) as other:
-        state = run.init()
-        plan = run.plan(state)
-        with pytest.raises(ValueError, match="another run's, and nothing was computed"):
-            other.execute(plan)
-        executed = run.execute(plan)
-        with pytest.raises(ValueError, match=r"spent.*generation 0.*newest is 1"):
-            run.execute(plan)
-        with pytest.raises(ValueError, match="plan is of another state"):
-            other.commit(other.init(), plan, executed)
-        new = run.commit(state, plan, executed)
-        before = jax.device_get(new.train), new.stream.examples_processed
-        with pytest.raises(ValueError, match="generation 0 is committed already"):
-            run.commit(state, plan, executed)
-        for call in (other.round, other.plan):
-            with pytest.raises(ValueError, match="another run's"):
-                call(new)
-        jax.tree.map(np.testing.assert_array_equal, before[0], jax.device_get(new.train))
-        assert run.round(new)[0].stream.examples_processed > before[1]
-
-
-def test_a_plan_is_committed_with_its_own_work_alone():
-    with make() as run, make() as other:
-        state, theirs = run.init(), other.init()
-        plan, second = run.plan(state), run.plan(state)
-        executed, foreign = run.execute(plan), other.execute(other.plan(theirs))
-        for wrong_plan, work in ((second, executed), (plan, foreign), (second, foreign)):
-            with pytest.raises(ValueError, match=r"work of another plan.*run\.execute\(plan\)"):
-                run.commit(state, wrong_plan, work)
-        with pytest.raises(ValueError, match=r"got a Work; give what run\.execute"):
-            run.commit(state, plan, executed.work)
-        new = run.commit(state, plan, executed)
-        for work in (executed, foreign):  # that of the round before, for the one that follows
-            with pytest.raises(ValueError, match="work of another plan"):
-                run.commit(new, run.plan(new), work)
-        assert run.round(new)[0].rounds_done == 2
+# --- States ---
 
 
 def test_a_state_that_is_none_and_a_closed_run_are_told():

@@ -209,22 +209,35 @@ class Engine:
 
     # --- What a round is made of ---
 
-    def opened(self, state: Any, **asked: Any) -> Plan:
+    def opened(
+        self, state: Any, *, kind: str, given: types.PyTree, again: stream.Assignment | None
+    ) -> Plan:
         """What the next round is to do, which begins now: with it the last one ends.
 
         Args:
             state: that it spends.
-            **asked: of `plan`.
+            kind, given, again: as of `Run.round`.
+
+        Raises:
+            ValueError: the state is spent, or another run's; `given` or the trace does not fit.
         """
         rounds = run_state.check_state(state, self)
         self.parts.feed.compare(self.parts.stream.epoch(rounds.stream))
         began = time.perf_counter()
         at = "computing" if self.config.local == "fused" else "waiting"
         self.beacons.at(at, rounds.rounds_done)
-        plan = self.plan(state, **asked)
+        if (shapes := self._warm[kind]) or jax.tree.leaves(given):
+            run_state.check_given(given, shapes)
+        if again is None and (ended := self.end_of_source(rounds)):
+            raise ValueError(ended)
+        plan = planning.plan(self.parts, rounds, kind=kind, given=given, again=again)
+        if self.parts.feed.reads_ahead and again is None:
+            workers = range(self.num_workers) if self.parts.feed.reads_all else self.parts.workers
+            upcoming = self.parts.stream.upcoming(rounds.stream, plan.quotas, workers)
+            self.parts.feed.read_ahead(*upcoming)
         if self._last is not None:
             self._last.end(began)
-        return plan._replace(began=began)
+        return plan._replace(state=state, began=began)
 
     def check_last(self, first: Callable[[], None] | None = None) -> None:
         """While the workers compute: waits for the numbers of the last round.
@@ -242,8 +255,8 @@ class Engine:
 
     def closed(self, plan: Plan, executed: Executed) -> tuple[RoundsState, round_report.Report]:
         """What the rounds to come depend on after a round, and its report."""
-        rounds = run_state.check_commit(plan.state, plan, executed, self)
-        new = planning.commit(self.parts, rounds, plan, executed)
+        rounds = plan.rounds
+        new = planning.commit(self.parts, plan, executed)
         processed, sums = new.stream.examples_processed, executed.sums
         examples = processed - rounds.stream.examples_processed
         if plan.is_again:
@@ -261,34 +274,6 @@ class Engine:
         self._last, self._last_made = report, (sums.state, sums.mean, sums.own)
         self._tail_secs = time.perf_counter() - self._gathered
         return new, report
-
-    def plan(
-        self,
-        state: Any,
-        *,
-        kind: str = programs.MAIN,
-        given: types.PyTree = (),
-        again: stream.Assignment | None = None,
-    ) -> Plan:
-        """What the next round is to do; has no effect, but that the feed hears what comes.
-
-        Raises:
-            ValueError: the state is spent, or another run's; `given` or the trace does not fit.
-        """
-        rounds = run_state.check_state(state, self)
-        shapes = self._warm.get(kind)
-        if shapes is None:
-            self.parts.check_kind(kind)
-        elif shapes or jax.tree.leaves(given):
-            run_state.check_given(given, shapes)
-        if again is None and (ended := self.end_of_source(rounds)):
-            raise ValueError(ended)
-        plan = planning.plan(self.parts, rounds, kind=kind, given=given, again=again)
-        if self.parts.feed.reads_ahead and again is None:
-            workers = range(self.num_workers) if self.parts.feed.reads_all else self.parts.workers
-            upcoming = self.parts.stream.upcoming(rounds.stream, plan.quotas, workers)
-            self.parts.feed.read_ahead(*upcoming)
-        return plan._replace(state=state)
 
     def add_up(self, plan: Plan, point: types.PyTree, kept: types.Kept, **options: Any) -> Executed:
         """A round without update; arguments as of `work`."""
@@ -319,7 +304,7 @@ class Engine:
         """Does a round: local phase, gathering, sync phase.
 
         Args:
-            plan: from `plan`; its state is spent.
+            plan: from `opened`; its state is spent.
             before: what the synchronisation takes, leaves `[W, ...]`; used up.
             shared: what is handed out, leaves `[W, ...]` but those of `given`.
             carried: begun with it; used up.

@@ -129,21 +129,15 @@ def warm_up_plan(
     )
 
 
-def commit(
-    parts: setup.RunParts,
-    state: RoundsState,
-    plan: Plan,
-    executed: Executed,
-) -> RoundsState:
+def commit(parts: setup.RunParts, plan: Plan, executed: Executed) -> RoundsState:
     """The state after a round; waits for the signs of its examples, where there are any.
 
     Args:
         parts: of the run.
-        state: before the round.
-        plan: what it was to do.
+        plan: what the round was to do.
         executed: what came of it.
     """
-    policy, work = plan.policy, executed.work
+    state, policy, work = plan.rounds, plan.policy, executed.work
     if _asks_policy(parts):
         policy = parts.policy.observe(policy, _times(work, plan.present))
         _check_kept(parts, policy, "observe(state, times)")

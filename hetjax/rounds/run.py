@@ -1,8 +1,7 @@
 """A run that steps: one round goes in as a state and comes out as the next one.
 
-`plan` says what a round is to do, `execute` does it, `commit` makes the next state of what was
-done; `round` is the three of them. `plan` and `commit` have no effects. Everything that the rounds
-to come depend on is in the state; `Run` holds what never changes.
+A round is planned, executed and committed; planning and committing (`planning`) have no effects.
+Everything that the rounds to come depend on is in the state; `Run` holds what never changes.
 """
 
 import functools
@@ -21,7 +20,6 @@ from hetjax.rounds import (
     engine,
     gathering,
     inputs,
-    planning,
     programs,
     resume,
     round_report,
@@ -210,7 +208,7 @@ class Run(engine.Engine):
         request: gathering.Request = gathering.Request.NOTHING,
         meanwhile: Callable[[], None] | None = None,
     ) -> tuple[RunState, round_report.Report]:
-        """One round: plan, execute, commit.
+        """One round: planned, executed, committed.
 
         Args:
             state: from `init`, `restore` or the round before; it is spent.
@@ -239,20 +237,15 @@ class Run(engine.Engine):
         report.mean, report.own = executed.sums.mean, executed.sums.own
         return self.next_state(state, executed, rounds), report
 
-    # --- The steps of a round ---
+    # --- What a round is made of ---
 
     def execute(self, plan: Plan, **options: Any) -> Executed:
         """Does a round, and spends the plan's state: local phase, gathering, sync phase.
 
         Args:
-            plan: from `plan`.
+            plan: from `opened`, or of a warm-up.
             **options: `request` and `meanwhile` of `work`.
-
-        Raises:
-            ValueError: the state of the plan is spent, or of another run.
         """
-        run_state.check_state(plan.state, self)
-        assert isinstance(plan.state, RunState)
         if self.parts.embedding is not None and plan.kind == programs.MAIN:
             return embeddings.execute(self, plan, **options)
         return self.execute_pass(plan, **options)
@@ -261,7 +254,7 @@ class Run(engine.Engine):
         """As `execute`; the last pass of a round, handed what the ones before it found.
 
         Args:
-            plan: from `plan`.
+            plan: from `opened`.
             handed: values for the rule, in place of those of the plan.
             **options: as for `execute`.
         """
@@ -282,17 +275,6 @@ class Run(engine.Engine):
         given = handed or plan.given
         shared = types.Shared(train.params, given, model_state=train.model_state)
         return self.work(plan, train, shared, carried, **options)
-
-    def commit(self, state: RunState, plan: Plan, executed: Executed) -> RunState:
-        """The state after a round, of what `execute(plan)` returned: see `planning.commit`.
-
-        Raises:
-            ValueError: the plan is of another state, or is committed already, or `executed` is of
-                another plan.
-        """
-        rounds = run_state.check_commit(state, plan, executed, self)
-        rounds = planning.commit(self.parts, rounds, plan, executed)
-        return self.next_state(state, executed, rounds)
 
     def next_state(self, state: RunState, executed: Executed, rounds: RoundsState) -> RunState:
         """The state after a round, of what was made on the devices and of what is on the host."""

@@ -20,7 +20,7 @@ class Generations:
     """
 
     def __init__(self, run: Any) -> None:
-        self.run, self.newest, self.committed = run, 0, 0
+        self.run, self.newest = run, 0
 
 
 class RoundsState(NamedTuple):
@@ -67,7 +67,21 @@ def check_state(state: Any, run: Any) -> RoundsState:
     Raises:
         ValueError: it is one of them, or the run is closed; says which state to give.
     """
-    rounds = _checked(state, run)
+    if not isinstance(state, RunState | RoundsState):
+        raise ValueError(
+            f"Run: got a {type(state).__name__}; give the state that init, restore or the round "
+            "before returned"
+        )
+    rounds = state.rounds if isinstance(state, RunState) else state
+    if rounds.generations.run is not run:
+        raise ValueError(
+            "Run: this state is another run's, and nothing was computed; give one that this run's "
+            "init, restore or round returned"
+        )
+    if run.is_closed:
+        raise ValueError(
+            "Run: this run is closed; make another Run, and restore the state from a checkpoint"
+        )
     if rounds.generation != rounds.generations.newest:
         raise ValueError(
             f"Run: this state is spent: it is of generation {rounds.generation}, and the newest is "
@@ -100,59 +114,6 @@ def shapes_of(given: types.PyTree) -> Shapes:
 def _described(shapes: Shapes) -> str:
     of_each = [f"{path} {list(shape)}".strip() for path, shape in shapes.items()]
     return f"arrays of shapes {', '.join(of_each)}" if shapes else "no arrays"
-
-
-def check_commit(state: Any, plan: "Plan", executed: Any, run: Any) -> RoundsState:
-    """Refuses to commit a plan to another state than its own, with the work of another plan, and
-    twice; notes that it is done.
-
-    Returns:
-        what of the state lies on the host.
-
-    Raises:
-        ValueError: it is one of them.
-    """
-    rounds = _checked(state, run)
-    if plan.state is not state:
-        raise ValueError(
-            "Run.commit: this plan is of another state; give the state that run.plan was given"
-        )
-    if rounds.generation < rounds.generations.committed:
-        raise ValueError(
-            f"Run.commit: the round of generation {rounds.generation} is committed already, and "
-            "its state is spent; go on with the state that was returned"
-        )
-    if not isinstance(executed, Executed):
-        raise ValueError(
-            f"Run.commit: got a {type(executed).__name__}; give what run.execute(plan) returned"
-        )
-    if executed.plan is not plan:
-        raise ValueError(
-            f"Run.commit: this is the work of another plan, of round {executed.plan.round_index}; "
-            "give the plan that was executed, and what run.execute(plan) returned"
-        )
-    rounds.generations.newest = rounds.generations.committed = rounds.generation + 1
-    return rounds
-
-
-def _checked(state: Any, run: Any) -> RoundsState:
-    """What of a state lies on the host."""
-    if not isinstance(state, RunState | RoundsState):
-        raise ValueError(
-            f"Run: got a {type(state).__name__}; give the state that init, restore or the round "
-            "before returned"
-        )
-    rounds = state.rounds if isinstance(state, RunState) else state
-    if rounds.generations.run is not run:
-        raise ValueError(
-            "Run: this state is another run's, and nothing was computed; give one that this run's "
-            "init, restore or round returned"
-        )
-    if run.is_closed:
-        raise ValueError(
-            "Run: this run is closed; make another Run, and restore the state from a checkpoint"
-        )
-    return rounds
 
 
 class Plan(NamedTuple):

@@ -60,12 +60,10 @@ def test_rounds_by_hand_are_those_of_fit(local):
 def test_a_spent_state_is_refused_and_nothing_is_computed():
     with make() as run:
         first = run.init()
-        plan = run.plan(first)
         second, _ = run.round(first)
         before = jax.device_get(second.train)
-        for call, given in ((run.round, first), (run.plan, first), (run.execute, plan)):
-            with pytest.raises(ValueError, match=r"spent.*generation 0.*newest is 1"):
-                call(given)
+        with pytest.raises(ValueError, match=r"spent.*generation 0.*newest is 1"):
+            run.round(first)
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(second.train), before)
         run.round(second)
 
@@ -83,19 +81,6 @@ def test_states_of_two_beginnings_do_not_disturb_each_other():
         (one, _), (alone, _) = step(run, run.init(), 3), step(run, run.init())
         one, _ = step(run, one)
         np.testing.assert_array_equal(run.params(one)[0], run.params(alone)[0])
-
-
-def test_plan_and_commit_have_no_effect_of_their_own():
-    with make(gate={"trigger": "quorum", "quorum": 5}) as run:
-        state, _ = step(run, run.init(), 3)
-        plan, again = run.plan(state), run.plan(state)
-        np.testing.assert_array_equal(plan.assigned.example_ids, again.assigned.example_ids)
-        np.testing.assert_array_equal(plan.quotas, again.quotas)
-        executed = run.execute(plan)
-        new = run.commit(state, plan, executed)
-        assert new.rounds_done == state.rounds_done + 1
-        assert new.stream.examples_processed > state.stream.examples_processed
-        step(run, new)
 
 
 def test_a_report_waits_when_it_is_read_and_knows_what_fit_tells():
@@ -190,8 +175,8 @@ def test_kinds_of_rounds_have_a_rule_and_a_policy_of_their_own(local, float64):
     with make(data, np.float64, **fields) as run:
         state, _ = run.round(run.init())
         params, vector = run.params(state)[0], np.random.default_rng(1).normal(size=weights.shape)
-        ids = run.plan(state, kind="product", given=vector).assigned.example_ids.reshape(-1)
         state, report = run.round(state, kind="product", given=vector)
+        ids = report.done.example_ids.reshape(-1)
         batch = {name: leaf[ids] for name, leaf in data.items()}
 
         def mean(params):
@@ -247,4 +232,4 @@ def test_a_batch_is_done_again_by_other_quotas_with_the_same_sum():
         assert state.stream is stream  # no example of the order was taken, none was counted
         others = held._replace(example_ids=np.tile(held.example_ids, (9, 1)))
         with pytest.raises(ValueError, match=r"again: 72 microbatches .* may have"):
-            run.plan(state, again=others)
+            run.round(state, again=others)
