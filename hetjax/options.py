@@ -336,7 +336,7 @@ def one_or_several(one: Option, *, says: str = "") -> Option:
 
 def count_or(prefix: str, *, says: str = "") -> Option:
     """A whole number, or a text of a prefix and a number of at least 1."""
-    count = integer().rule
+    count = integer(at_least=1).rule
 
     def parse(value: Any) -> Any:
         if not isinstance(value, str):

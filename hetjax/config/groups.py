@@ -31,7 +31,7 @@ LINE_SEARCH = (
 
 _READERS = count_or(
     "processes:",
-    says="threads that read a source; 0: several where they help; 'processes:4': as many processes",
+    says="threads that read a source; 'processes:4': as many processes",
 )
 
 
@@ -48,7 +48,7 @@ class DataConfig:
             says="all data on each device, or read ahead; auto: ahead where a source changes",
         ),
     ] = "auto"
-    readers: Annotated[int | str, _READERS] = 0
+    readers: Annotated[int | str, _READERS] = 1
     last: Annotated[
         str,
         choice(

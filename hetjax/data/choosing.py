@@ -1,4 +1,4 @@
-"""Which feed a run takes, how many threads read for it, and what its user is told of both."""
+"""Which feed a run takes, and what its user is told of it."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -32,14 +32,13 @@ def training_feed(
     agree: Agree,
     progress: bool = False,
 ) -> feed_lib.Feed:
-    """The feed of a run, after a few examples were read twice.
+    """The feed of a run; unless it is to be streamed, a few examples are read twice before.
 
     Args:
         source: a data source.
         devices: the device of each worker.
         asked: 'auto', 'resident' or 'streamed', as `data.feed`.
-        num_readers: threads that read; 0: several if they are found to help; 'processes:N', as
-            `data.readers`.
+        num_readers: threads that read, or 'processes:N', as `data.readers`.
         leads: whether this process tells the user.
         agree: makes all processes take the same feed.
         progress: show a bar if a resident set takes long to read.
@@ -49,41 +48,26 @@ def training_feed(
     """
     if isinstance(source, iterables.Streamed):
         return iterable_feed.IterableFeed(source, devices, leads=leads)
+    crew = _crew(source, num_readers)
     looked: list[trial.Trial] = []
-    crew = readers.asked(num_readers)
-    num_tried = 1 if crew.processes else crew.size  # their own copies need not be thread-safe
-    knows_epochs = sources.knows_epochs(source)
 
     def changes() -> list[float]:
-        narrow = feed_lib.is_narrow()
-        looked.append(trial.look(source, num_readers=num_tried, narrow=narrow))
-        changing = looked[0].difference is not None or knows_epochs
+        looked.append(trial.look(source))
+        changing = looked[0].difference is not None or sources.knows_epochs(source)
         return [float(changing or bool(_too_large(source, looked[0], devices)))]
 
     name = asked
     if asked == AUTO:
         name = "streamed" if agree("source-changes", changes)[0] else "resident"
-    if asked == "streamed" and crew == (1, False):  # nothing is left to find out
-        looked.append(trial.Trial())
-    if not looked:
-        changes()
-    (found,) = looked
+    is_streamed, held = name == "streamed", None
     if leads:
-        large = "" if asked == "streamed" else _too_large(source, found, devices)
-        for line in _lines(source, found, asked=asked, num_asked=num_tried, large=large):
-            messages.say(line)
-        if crew.processes and found.difference is not None:
-            messages.say(
-                f"{crew.size} processes read copies of {type(source).__name__}: a random "
-                "generator in it draws the same numbers in each. hetjax.augmented(source, f) "
-                "gives f a generator for each example and epoch"
-            )
-    if not crew.processes:
-        crew = crew._replace(size=found.num_readers)
-    is_streamed, same_again = name == "streamed", found.difference is None
-    held = None
-    if leads:
-        values = same_again and not is_streamed
+        values = False
+        if asked != "streamed":
+            found = looked[0] if looked else trial.look(source)
+            large = _too_large(source, found, devices)
+            for line in _lines(source, found, asked=asked, crew=crew, large=large):
+                messages.say(line)
+            values = found.difference is None and not is_streamed
         held = held_lib.Held(source, name="the source", values=values, way=_STREAM)
     if is_streamed:
         return feed_lib.StreamedFeed(source, devices, crew=crew, held=held)
@@ -91,22 +75,26 @@ def training_feed(
         return feed_lib.ResidentFeed(source, devices, crew=crew, on_read=on_read, held=held)
 
 
-def evaluation_feed(source: Any, device: jax.Device, *, progress: bool = False) -> feed_lib.Feed:
+def evaluation_feed(
+    source: Any, device: jax.Device, *, num_readers: int | str = 1, progress: bool = False
+) -> feed_lib.Feed:
     """The examples of an evaluation, on the device. Tells the user if the source changes them.
 
     Args:
         source: a data source; read once, as a whole, where there is memory for it.
         device: of the evaluation.
+        num_readers: as of `training_feed`.
         progress: show a bar if that takes long.
 
     Raises:
-        ValueError: an example cannot be read.
+        ValueError: as of `training_feed`.
     """
     if isinstance(source, iterables.Streamed):
         raise ValueError(
             "eval_source: got a hetjax.stream, whose examples come once, and each evaluation is of "
             "the same ones. Give a source by index, such as list(itertools.islice(iterable, 1000))"
         )
+    crew = _crew(source, num_readers)
     found = trial.look(source)
     if found.difference is not None:
         messages.say(
@@ -120,7 +108,6 @@ def evaluation_feed(source: Any, device: jax.Device, *, progress: bool = False) 
             "evaluation has those of the first. To evaluate the examples themselves, give an "
             "eval_source without augmentation."
         )
-    crew = readers.Crew(found.num_readers)
     large = _too_large(source, found, [device])
     if large and found.difference is None:
         messages.say(f"eval_source: {large}. So each evaluation reads it anew.")
@@ -133,6 +120,17 @@ def evaluation_feed(source: Any, device: jax.Device, *, progress: bool = False) 
     )
     with _bar(len(source), "reading the eval_source", shown=progress) as on_read:
         return feed_lib.ResidentFeed(source, [device], crew=crew, on_read=on_read, held=held)
+
+
+def _crew(source: Any, num_readers: int | str) -> readers.Crew:
+    """Who reads; several threads only what does not say that one has to."""
+    crew = readers.asked(num_readers)  # copies of processes need not be thread-safe
+    if crew.size > 1 and not crew.processes and getattr(source, "thread_safe", None) is False:
+        raise ValueError(
+            f"data.readers: got {num_readers}, but {type(source).__name__} says thread_safe = "
+            "False, so that one thread reads it. Set data.readers to 1"
+        )
+    return crew
 
 
 def _too_large(source: Any, found: trial.Trial, devices: Sequence[jax.Device]) -> str:
@@ -175,10 +173,16 @@ def _changed(source: Any, difference: trial.Difference) -> str:
 
 
 def _lines(
-    source: Any, found: trial.Trial, *, asked: str, num_asked: int, large: str
+    source: Any, found: trial.Trial, *, asked: str, crew: readers.Crew, large: str
 ) -> Iterator[str]:
     """What the user is told of what the trial found."""
     name = type(source).__name__
+    if crew.processes and found.difference is not None:
+        yield (
+            f"{crew.size} processes read copies of {name}: a random generator in it draws the "
+            "same numbers in each. hetjax.augmented(source, f) gives f a generator for each "
+            "example and epoch"
+        )
     if large and asked == "resident":
         yield f"{large}, where data.feed='resident' keeps them; data.feed='streamed' reads ahead."
     if sources.knows_epochs(source):
@@ -210,24 +214,11 @@ def _lines(
             "epochs have the same values. data.feed='streamed' reads the examples anew in each "
             "epoch."
         )
-    if found.unsafe:
+    if found.difference is not None and asked == AUTO and crew.size > 1 and not crew.processes:
         yield (
-            f"{name} cannot be read by several threads at once ({found.unsafe}), so one reads it. "
-            "thread_safe = False in its class says so beforehand, or data.readers=1."
-        )
-    if found.difference is None or asked == "resident":
-        return
-    if found.num_readers > 1:
-        yield (
-            f"{found.num_readers} threads read {name}: values that it draws from one random "
+            f"{crew.size} threads read {name}: values that it draws from one random "
             "generator are others in each run. With data.readers=1 they are drawn in the order of "
             "the run."
-        )
-    elif not num_asked and found.secs_per_example >= trial.SLOW_SECS:
-        yield (
-            f"one thread reads {name}, {found.secs_per_example * 1e3:.1f} ms an example: whether "
-            "several may read it cannot be seen where values are random. If they may, "
-            f"data.readers={trial.NUM_READERS} reads up to {trial.NUM_READERS} times as fast."
         )
 
 

@@ -96,13 +96,8 @@ def check_narrow(arrays: types.PyTree, example_ids: np.ndarray | None = None) ->
         arrays: leaves `[k, ...]`.
         example_ids: of these examples; None: 0 to k - 1.
     """
-    if is_narrow():
+    if jax.dtypes.canonicalize_dtype(np.int64) == np.int32:
         leaves.check_narrow(arrays, example_ids)
-
-
-def is_narrow() -> bool:
-    """Whether JAX keeps whole numbers in 32 bits, as by default."""
-    return jax.dtypes.canonicalize_dtype(np.int64) == np.int32
 
 
 def rows(example_ids: Any, xp: Any) -> Any:

@@ -33,11 +33,11 @@ _PROCESSES = "processes:"
 
 
 def asked(text: int | str) -> Crew:
-    """Who is to read, by `data.readers`: a number of threads (0: to be found out), or processes.
+    """Who is to read, by `data.readers`: a number of threads, or processes.
 
     Example:
-        >>> asked("processes:4"), asked(0)
-        (Crew(size=4, processes=True), Crew(size=0, processes=False))
+        >>> asked("processes:4"), asked(8)
+        (Crew(size=4, processes=True), Crew(size=8, processes=False))
     """
     if isinstance(text, str):
         return Crew(int(text.removeprefix(_PROCESSES)), processes=True)

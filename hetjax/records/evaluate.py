@@ -132,6 +132,7 @@ class Evaluator:
         params: without worker axis; for shapes alone.
         device: where parameters given to `__call__` lie.
         on_batch: called before each batch.
+        num_readers: who reads the source, as `data.readers`.
         progress: show a bar where the source takes long to read.
 
     Raises:
@@ -146,10 +147,13 @@ class Evaluator:
         device: jax.Device,
         *,
         on_batch: Callable[[], None] = lambda: None,
+        num_readers: int | str = 1,
         progress: bool = False,
     ) -> None:
         self._on_batch, self._num_done = on_batch, 0
-        self._feed = choosing.evaluation_feed(source, device, progress=progress)
+        self._feed = choosing.evaluation_feed(
+            source, device, num_readers=num_readers, progress=progress
+        )
         ids = np.arange(len(source), dtype=np.int32)
         batch_size = min(_BATCH_SIZE, len(ids))
         padding = np.full(-len(ids) % batch_size, stream.PADDING, np.int32)

@@ -124,6 +124,7 @@ def make(
                 params,
                 parts.own_device,
                 on_batch=lambda: parts.beacons.at("evaluating"),
+                num_readers=parts.config.data.readers,
                 progress=progress,
             )
             for name, source in (sets.items() if parts.leads else ())

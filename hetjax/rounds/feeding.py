@@ -56,7 +56,7 @@ def check(config: config_lib.ExperimentConfig, source: Any, chosen: kinds.Parts)
             f"ordering.herding_every: got {config.ordering.herding_every} with a hetjax.stream: "
             "the bound takes three passes over examples that come once. Set it to 0"
         )
-    if config.data.feed == "resident" or config.data.readers not in (0, 1):
+    if config.data.feed == "resident" or config.data.readers != 1:
         raise ValueError(
             f"data: got feed={config.data.feed!r} and readers={config.data.readers!r} with a "
             "hetjax.stream, which one thread reads ahead. Leave both out; a loader may have "

@@ -37,15 +37,6 @@ class Augmented(Waiting):
         return {**super().__getitem__(index), "noise": noise}
 
 
-class OnePosition(Waiting):
-    """A file that is moved to a record and then read: between the two another thread may come."""
-
-    def __getitem__(self, index):
-        self.position = index
-        super().__getitem__(index)
-        return {"x": np.full(3, self.position, np.float32), "y": np.int32(self.position)}
-
-
 class OfOneThread(Waiting):
     """As a connection of sqlite3."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hetjax
-from hetjax.data import choosing, feed, readers, sources, trial
+from hetjax.data import choosing, feed, readers, sources
 from tests.data import examples
 from tests.rounds import problems
 
@@ -82,8 +82,7 @@ def test_a_run_reads_by_processes_to_the_bit(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_copies_of_a_generator_are_told_of(capsys, monkeypatch):
-    monkeypatch.setattr(trial, "SLOW_SECS", np.inf)
+def test_copies_of_a_generator_are_told_of(capsys):
     source = choosing.training_feed(
         examples.Augmented(),
         [jax.devices()[0]],
