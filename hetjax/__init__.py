@@ -6,7 +6,6 @@ the launcher) start without it. `hetjax.quota`, `hetjax.gates`, `hetjax.ordering
 """
 
 import importlib
-import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -54,33 +53,6 @@ _HOMES = {
 _ROOMS = ("bilevel", "gates", "ordering", "parts", "quota", "ray", "topology", "writers")
 
 __all__ = sorted([*_HOMES, *_ROOMS])
-
-_MOVED = {  # since the release before
-    "hetjax.data.builders": "hetjax.zoo.builders",
-    "hetjax.data.datasets": "hetjax.zoo.datasets",
-    "hetjax.data.prepare": "hetjax.zoo.prepare",
-    "hetjax.data.series": "hetjax.zoo.series",
-    "hetjax.data.text": "hetjax.zoo.text",
-    "hetjax.models": "hetjax.zoo.models",
-    "hetjax.optimizers": "hetjax.zoo.optimizers",
-}
-
-
-class _Finder:
-    """Finds moved modules by their old names."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if not fullname.startswith("hetjax."):
-            return None
-        for old, new in _MOVED.items():
-            if fullname == old or fullname.startswith(f"{old}."):
-                from hetjax import moved
-
-                return moved.spec(fullname, new + fullname.removeprefix(old))
-        return None
-
-
-sys.meta_path.insert(0, _Finder())
 
 
 def __getattr__(name: str) -> Any:

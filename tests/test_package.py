@@ -1,7 +1,6 @@
 """The package as a whole: who imports whom, and what starts without JAX."""
 
 import ast
-import importlib.util
 import inspect
 import pathlib
 import re
@@ -21,7 +20,6 @@ LAYERS = {
     "compiled": 0,
     "extras": 0,
     "messages": 0,
-    "moved": 0,
     "starting": 0,
     "types": 0,
     "options": 0,
@@ -171,52 +169,6 @@ def test_a_missing_extra_is_asked_for(call, missing):
     done = run(f"{NEEDED}\n{call}")
     assert done.returncode == 1
     assert re.search(rf"this needs {missing}.*pip install 'hetjax\[experiments\]'", done.stderr)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("hetjax.models", "hetjax.zoo.models"),
-        ("hetjax.models.layers", "hetjax.zoo.models.layers"),
-        ("hetjax.optimizers", "hetjax.zoo.optimizers"),
-        ("hetjax.data.text", "hetjax.zoo.text"),
-        ("hetjax.data.series", "hetjax.zoo.series"),
-        ("hetjax.data.datasets", "hetjax.zoo.datasets"),
-        ("hetjax.data.prepare", "hetjax.zoo.prepare"),
-        ("hetjax.data.builders.digits", "hetjax.zoo.builders.digits"),
-    ],
-)
-def test_old_import_paths_lead_to_the_same_modules_and_say_so(old, new):
-    code = f"import {old}, {new} as new, sys\nassert sys.modules[{old!r}] is new"
-    done = run(f"{code}\nassert new.__spec__.name == {new!r} == new.__name__", "-Wdefault")
-    assert done.returncode == 0, done.stderr
-    assert f"<string>:1: DeprecationWarning: {old} is {new} now" in done.stderr
-
-
-def test_old_names_of_the_configuration_lead_to_the_new_ones_and_say_so():
-    done = run(
-        "from hetjax import config\nfrom hetjax.zoo import config as new\n"
-        "assert config.validate(config.base()) == new.ExperimentConfig()",
-        "-Wdefault",
-    )
-    assert done.returncode == 0, done.stderr
-    for name in ("validate", "base"):
-        said = f"<string>:3: DeprecationWarning: hetjax.config.{name} is hetjax.zoo.config.{name}"
-        assert said in done.stderr
-    done = run("from hetjax import config; config.valid")
-    assert "module 'hetjax.config' has no attribute 'valid'" in done.stderr
-
-
-def test_what_never_was_is_not_found_by_an_old_path():
-    assert importlib.util.find_spec("hetjax.data.nothing") is None
-    assert importlib.util.find_spec("hetjax.zoo.nothing") is None
-
-
-def test_the_old_command_goes_on_and_says_so():
-    command = [sys.executable, "-m", "hetjax.data.prepare", "--list"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    assert "digits" in done.stdout
-    assert "hetjax.data.prepare is hetjax.zoo.prepare now" in done.stderr
 
 
 ROOMS = sorted(path.parent for path in SOURCES if path.name == "__init__.py")

@@ -6,11 +6,3 @@ it with that of a workdir. Imports the parts, by `kinds`, whose options are fiel
 Configuration files, and the fields of data sets, models and optimisers by name, are in
 `hetjax.zoo.config`.
 """
-
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    from hetjax import moved
-
-    return moved.attribute(__name__, name)
