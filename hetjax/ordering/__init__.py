@@ -3,8 +3,7 @@
 - `ordering` says what an ordering is; `methods` are the factories, by name in `ORDERINGS`.
 - `orders` places examples on the host.
 - `matrix_free` and `per_example` find signs on the devices; `balance` has the rule of signs.
-- `pairs` splits a microbatch into pairs; `halves` computes the gradients of parts of it.
-- `by_rows` proves that a program treats each example by itself, with `row_walk` and `row_rules`.
+- `pairs` splits a microbatch into pairs.
 - `herding` measures how good an order is.
 
 Signs go in; the order of the next pass comes out. Imports `parts`, `trees` and `types`. The host's

@@ -1,9 +1,10 @@
 """Balancing without any gradient of a single example.
 
 One `jax.jvp` of the vector of losses along the running sum gives its inner products with all
-gradients of a block of pairs. They give the signs. The examples of sign + and those of sign - are
-two half blocks. The gradient sums of the halves (`halves`) give both the update, G₊ + G₋, and the
-change of the running sum, G₊ - G₋. Within a block all signs use the running sum from before it.
+gradients of a block of pairs. They give the signs. Pulled back, the signs give the change of the
+running sum, and ones give the update, both from one forward pass. This is right for every loss of
+which each example has a gradient of its own. Within a block all signs use the running sum from
+before it.
 """
 
 import functools
@@ -14,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import trees, types
-from hetjax.ordering import balance, halves, pairs
-from hetjax.ordering.ordering import Observer, Sizes
+from hetjax.ordering import balance, pairs
+from hetjax.ordering.ordering import Losses, Observer, Sizes
 
 
 def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
@@ -26,8 +27,8 @@ def two_level(sizes: Sizes, *, block_pairs: int) -> Observer:
     r += s_j u_j. s_j = -1 flips all signs of worker j's round. So one vector a worker and round is
     coordinated, whatever the quota. With one worker there is nothing to coordinate.
 
-    Memory a worker: 2 copies of the parameters (float32), r and r + u_j, and the gradient sum of a
-    half block beside the ordinary one.
+    Memory a worker: 2 copies of the parameters (float32), r and r + u_j, and the change of a block
+    beside the gradient sum.
 
     References:
         Cooper, Guo, et al., "Coordinating distributed example orders for provably accelerated
@@ -66,12 +67,18 @@ def alone(sizes: Sizes, *, block_pairs: int) -> Observer:
 
     With blocks of one pair the signs are those of PairBalance.
     """
-    del sizes
+    size, dear = sizes.microbatch_size, ""
+    if size > 2 * block_pairs:
+        dear = (
+            f"block_pairs={block_pairs} divides a microbatch of {size} into "
+            f"{-(-size // (2 * block_pairs))} blocks, and each takes a backward pass of the whole "
+            f"microbatch. block_pairs={size // 2} takes one"
+        )
     return independent(
         trees.accumulator_zeros,
         make_observe(block_pairs),
         new_pass=lambda running_sum: jax.tree.map(jnp.zeros_like, running_sum),
-    )._replace(refusal=functools.partial(_refusal, block_pairs=block_pairs))
+    )._replace(dear=dear)
 
 
 def independent(init: Callable, observe: Callable, *, new_pass: Callable) -> Observer:
@@ -107,12 +114,12 @@ def make_observe(block_pairs: int) -> Callable:
     update is the gradient of the losses of the whole microbatch, as without any order.
 
     Args:
-        block_pairs: pairs of a block. A microbatch has blocks of this size and maybe a smaller
-            one, or is one block (`halves.Microbatch.blocks`).
+        block_pairs: pairs of a block. Each block takes a forward derivative and a backward pass of
+            the whole microbatch.
     """
 
     def observe(
-        losses: halves.Losses,
+        losses: Losses,
         shared: types.Shared,
         private_sum: types.PyTree,
         microbatch: types.Microbatch,
@@ -121,32 +128,28 @@ def make_observe(block_pairs: int) -> Callable:
     ) -> tuple[tuple[jax.Array, Any], tuple, types.PyTree, jax.Array]:
         del position, rng
         size, params = microbatch.example_ids.shape[0], shared.params
-        batch = halves.Microbatch(losses, params, size, block_pairs)
-        grad_parts, changes, signs = [], [], []
-        for start, stop in batch.blocks:
-            dots = batch.products((start, stop), _direction(private_sum, params))
+        values, pull, weights = jax.vjp(lambda p: losses(p, None), params, has_aux=True)
+        (grads,) = pull(jnp.ones_like(values))
+        changes, signs = [], []
+        for start in range(0, size, 2 * block_pairs):
+            block = slice(start, min(start + 2 * block_pairs, size))
+            tangents = ((params,), (_direction(private_sum, params),))
+            dots = jax.jvp(lambda p: losses(p, None)[0], *tangents)[1][block]
             first, second = pairs.split(dots)
             sign = jnp.where(first - second <= 0, 1, -1).astype(jnp.int8)
-            plus, minus = (
-                jax.tree.map(lambda g, r: g.astype(r.dtype), half, private_sum)
-                for half in batch.half_sums((start, stop), sign)
-            )
-            mask = microbatch.example_mask[start:stop]
+            mask = microbatch.example_mask[block]
             counted = jnp.sum(mask > 0) % 2 == 0
-            change = jax.tree.map(lambda a, b, c=counted: (a - b) * c.astype(a.dtype), plus, minus)
-            if stop < size:
+            signed = jnp.where(counted, pairs.join(sign, -sign), 0).astype(values.dtype)
+            (change,) = pull(jnp.zeros_like(values).at[block].set(signed))
+            change = jax.tree.map(lambda g, r: g.astype(r.dtype), change, private_sum)
+            if block.stop < size:
                 private_sum = jax.tree.map(jnp.add, private_sum, change)
-            grad_parts.append((plus, minus))
             changes.append(change)
             signs.append(pairs.example_signs(sign, mask))
-        sums = jnp.sum(batch.values), batch.weights.sum()
-        return sums, _sum(grad_parts), _sum(changes), jnp.concatenate(signs)
+        sums = jnp.sum(values), weights.sum()
+        return sums, (grads,), _sum(changes), jnp.concatenate(signs)
 
     return observe
-
-
-def _refusal(losses: halves.Losses, params: types.PyTree, size: int, *, block_pairs: int) -> str:
-    return halves.Microbatch(losses, params, size, block_pairs).refusal
 
 
 def _direction(running_sum: types.PyTree, params: types.PyTree) -> types.PyTree:

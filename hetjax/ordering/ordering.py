@@ -13,6 +13,9 @@ import numpy as np
 from hetjax import parts
 
 PyTree = Any
+Losses = Callable[..., tuple[Any, Any]]
+"""`(params, positions) -> (weight * loss f[k], weights f[k])` of a microbatch's examples at
+`positions i32[k]`, all of them where None. The weights may be a record with a `sum()`."""
 
 
 class OrderState(Protocol):
@@ -117,9 +120,8 @@ class Observer(NamedTuple):
     same_memory: bool = False
     """The memory is the same numbers on all workers: on one device it is kept once."""
 
-    refusal: Callable[..., str] = lambda losses, params, microbatch_size: ""
-    """`(losses, params, microbatch_size) -> why the method has to take the dearer of its forms
-    with this loss`, '' if it does not have to; to be traced, as `observe`."""
+    dear: str = ""
+    """What makes it slow with these sizes, and how to mend it, for the user; '' if nothing does."""
 
     sizes: Sizes | None = None
     """The only sizes that it may be used for; None: any."""

@@ -286,12 +286,9 @@ class TrainingSummary(Summary):
                 "returned_fraction": 1 - microbatches / max(given, 1),
                 "in_flight": self._parts.config.gate.in_flight,
             }
-        method, second_pass = self._parts.config.ordering.method, self._parts.second_pass
         if self.order_cost:
             cost = {**self.order_cost, "herding_secs": self._herding_secs}
-            out["ordering"] = {"method": method, **cost}
-        if second_pass:
-            out.setdefault("ordering", {"method": method})["second_backward_pass"] = second_pass
+            out["ordering"] = {"method": self._parts.config.ordering.method, **cost}
         if self._referenced:
             optimal, bound, equal = self._references / self._referenced
             out |= {

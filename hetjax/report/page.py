@@ -173,12 +173,6 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
             "these made no update."
         )
     notes += series.not_finite(history)
-    ordering = series.part(summary, "ordering")
-    if reason := ordering.get("second_backward_pass"):
-        notes.append(
-            f"The order {ordering.get('method')} took one more backward pass for each microbatch "
-            f"than for losses whose program shows that it treats each example by itself: {reason}"
-        )
     bad = int(np.sum(np.isnan(series.column(history, "loss"))))
     if history and bad == len(history):
         notes.append(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hetjax import debugging, forwarding, stateful, trees, types
 from hetjax import weights as weights_lib
-from hetjax.ordering import halves
+from hetjax.ordering import ordering
 from hetjax.rounds import inputs
 
 LossFn = Callable[[types.PyTree, types.PyTree, jax.Array], Any]
@@ -302,7 +302,7 @@ def masked(
     per_example_rng: bool = False,
     metrics: Sequence[str] = (),
     divisor: int = 1,
-) -> halves.Losses:
+) -> ordering.Losses:
     """`(params, positions=None) -> (weight * loss f32[k], weights f32[k])` of a microbatch.
 
     Of the examples at positions `positions i32[k]`, all of them where None; 0 for padding. Of an

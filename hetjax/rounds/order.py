@@ -1,4 +1,4 @@
-"""The order that a run asks for, tried on its loss: does it work, and by which of its forms?"""
+"""The order that a run asks for, tried on its loss: does it work?"""
 
 import jax
 import numpy as np
@@ -20,8 +20,8 @@ def make(
     *,
     leads: bool,
     changes_state: bool = False,
-) -> tuple[ordering.Observer | None, str]:
-    """The order's part on the devices, and why it takes its dearer form with this loss.
+) -> ordering.Observer | None:
+    """The order's part on the devices; None where the order needs none.
 
     Args:
         config: of the run.
@@ -33,9 +33,6 @@ def make(
         keys: one key, or one an example: whether the loss is given one for each.
         leads: whether this process tells the user what is noticed.
         changes_state: a call of the loss changes the model's state.
-
-    Returns:
-        the part, None where the order needs none; and the reason, '' where it takes no dearer form.
 
     Raises:
         ValueError: the method cannot work with this loss.
@@ -50,16 +47,16 @@ def make(
             "(use_running_average=True)"
         )
     if changes_state or isinstance(loss_fn, batch_loss.BatchLoss):
-        return None, ""  # that they see each other is meant
+        return None  # that they see each other is meant
     if observer is None:
         independence.check(config.loss_over, loss_fn, params, examples, keys, leads=leads)
-        return None, ""
+        return None
     rules.with_observer(rule, observer)  # or the rule computes something else
     independence.refuse(loss_fn, params, examples, keys)
     if debugging.is_on():  # the first round says what is wrong
-        return observer, ""
+        return observer
     try:
-        refusal = _refusal(observer, rule, loss_fn, params, examples, keys)
+        _lower(observer, rule, params, examples)
     except contract.BrokenError as error:
         raise ValueError(
             f"{error}. It was given what observe of the order "
@@ -74,43 +71,22 @@ def make(
             "which a custom_vjp has not. Where the loss has metrics, one of your own gives back "
             f"weights.sum(): {str(error).splitlines()[0]}"
         ) from error
-    if refusal and leads:
-        messages.say(_dearer(config.ordering.method, refusal))
-    return observer, refusal
+    if observer.dear and leads:
+        messages.say(f"ordering.method={kinds.name_of('ordering', method)!r}: {observer.dear}")
+    return observer
 
 
-def _refusal(
+def _lower(
     observer: ordering.Observer,
     rule: rules.LocalRule,
-    loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     examples: types.PyTree,
-    keys: jax.Array,
-) -> str:
+) -> None:
     """Lowers the local phase, without compiling: a custom_vjp is noticed then at the earliest."""
     size = jax.tree.leaves(examples)[0].shape[0]
     microbatch = types.Microbatch(
         np.arange(size, dtype=np.int32), np.ones(size, np.float32), examples
     )
-    per_example_rng, reasons = keys.ndim > 0, []
-
-    def refusal(params: types.PyTree, microbatch: types.Microbatch, rng: jax.Array) -> None:
-        losses = losses_lib.masked(loss_fn, microbatch, rng, per_example_rng=per_example_rng)
-        reasons.append(observer.refusal(losses, params, size))
-
     steps, shared = rules.with_observer(rule, observer), types.Shared(params)
     carried = steps.begin(shared, rule.init(params), observer.init(params))
     jax.jit(steps.add).lower(shared, carried, microbatch, jax.random.key(0))
-    jax.eval_shape(refusal, params, microbatch, jax.random.key(0))
-    return reasons[0]
-
-
-def _dearer(name: str, refusal: str) -> str:
-    """What to tell a person of the reason that `make` gave."""
-    return (
-        f"ordering.method={name!r} takes a backward pass more for each microbatch than "
-        "with a loss whose program shows that each example is computed by itself. This one's does "
-        f"not: {refusal}. The gradients are right all the same. For the faster form, write it "
-        "without positions in the batch, such as jnp.take_along_axis(x, y[:, None], 1)[:, 0] for "
-        "x[jnp.arange(B), y], or as the jax.vmap of one example's loss."
-    )

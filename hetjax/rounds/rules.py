@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import parts, trees, types
-from hetjax.ordering import halves, ordering
+from hetjax.ordering import ordering
 from hetjax.rounds import contract
 
 
@@ -59,7 +59,7 @@ class LocalRule(NamedTuple):
     keeps_worker: bool = False
     """`worker` goes from round to round. It is in `TrainState.worker` and in checkpoints."""
 
-    losses: Callable[[types.Microbatch, jax.Array], halves.Losses] | None = None
+    losses: Callable[[types.Microbatch, jax.Array], ordering.Losses] | None = None
     """`(microbatch, rng) -> losses` for an order's observer: `losses.masked` of the run's
     `loss_fn`; others are refused. None where the contribution is not the gradient of the objective:
     then such orders are refused."""

@@ -74,7 +74,6 @@ class RunParts:
     method: ordering.Ordering
     observer: ordering.Observer | None  # the order's part on the devices
     gate: gates.Gate
-    second_pass: str  # why the method takes one more backward pass with this loss; '' = it does not
     loss_fn: losses_lib.LossFn
     per_example_rng: bool
     state: types.TrainState
@@ -214,7 +213,7 @@ def build(
         rule_identity.check(rule, *like, optimizer, per_example_rng=per_example_rng)
         rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
         so: Any = {"leads": where.leads, "changes_state": traced.changes_state}
-        observer, refusal = order.make(config, chosen.ordering, rule, *like, keys, **so)
+        observer = order.make(config, chosen.ordering, rule, *like, keys, **so)
     programs_lib.check(more_rules, observer)
     reducer = chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved))
     last = _last_of_pass(config, loss_fn, changes_state=traced.changes_state)
@@ -252,7 +251,6 @@ def build(
         gate=chosen.gate,
         loss_fn=loss_fn,
         per_example_rng=per_example_rng,
-        second_pass=refusal,
         state=state.make_train_state(params, optimizer, **of_state, mesh=where.mesh),
         shares=mesh_lib.put_everywhere(stream.shares, where.mesh),
         optimizer=optimizer,

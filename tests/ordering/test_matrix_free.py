@@ -1,4 +1,4 @@
-"""The gradients of a microbatch's halves: right for every loss, and cheap where that is proven."""
+"""Balancing without gradients of single examples: signs, changes, updates are right."""
 
 import functools
 
@@ -7,128 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import hetjax
-from experiments import problems as classifiers
-from experiments import tasks
 from experiments.benchmarks import ordering_losses
 from hetjax import ordering, parts, types
-from hetjax.ordering import halves
 from hetjax.rounds import gradients as gradients_lib
-from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules
-from hetjax.zoo import models
 from tests.rounds import problems
 
 LOSSES = {**ordering_losses.HARD, **ordering_losses.EASY}
 SIZE = ordering_losses.MICROBATCH
-# Hard for a person to judge, and yet the derivative of each example's loss is its own.
-PROVEN = {
-    "position_weights",
-    "first_half",
-    "batch_size",
-    "until_converged",
-    "own_derivative",
-    "called_back",
-}
-
-
-def first_examples(count=8):
-    return {name: x[:count] for name, x in problems.classification(dtype=np.float32).items()}
-
-
-def refusal(loss_fn, params, examples, *, block_pairs=16, per_example_rng=False):
-    """Why not all comes from one forward pass and two halves of a backward pass; or ''."""
-    size = len(jax.tree.leaves(examples)[0])
-    microbatch = types.Microbatch(np.arange(size, dtype=np.int32), np.ones(size), examples)
-    reasons = []
-
-    def trace(params):
-        losses = losses_lib.masked(
-            loss_fn, microbatch, jax.random.key(0), per_example_rng=per_example_rng
-        )
-        reasons.append(halves.Microbatch(losses, params, size, block_pairs).refusal)
-
-    jax.eval_shape(trace, params)
-    return reasons[0]
-
-
-def _integers(most, shape):
-    return np.random.default_rng(0).integers(most, size=shape, dtype=np.int32)
-
-
-# By the field of an example that a model takes: its shape, what the model gives, eight examples.
-EXAMPLES = {
-    "image": ((16, 16, 1), 10, classifiers.images(8, (16, 16, 1))),
-    "words": ((50,), 2, {"words": _integers(50, (8, 5)), "label": _integers(2, 8)}),
-    "tokens": ((7,), 11, {"tokens": _integers(11, (8, 7))}),
-    "past": (
-        (20,),
-        6,
-        {name: np.float32(_integers(9, (8, size))) for name, size in (("past", 20), ("future", 6))},
-    ),
-}
-
-
-@functools.cache
-def reference(name, dtype):
-    """(loss, parameters, examples) of a reference model."""
-    kind = models.TAKES[name][0]
-    shape, num_outputs, batch = EXAMPLES[kind]
-    options = {"input_max": 255.0} if kind == "image" else {}
-    model = models.make(name, shape, num_outputs, rngs=nnx.Rngs(0), param_dtype=dtype, **options)
-    return *hetjax.nnx_loss(model, tasks.measures_of(kind, num_outputs).loss), batch
-
-
-# Of all eight examples every model is proven. In smaller blocks those are that have layers which no
-# other has, and in blocks of one pair, whose halves are not asked about, those with most kinds.
-OF_MODELS = [
-    *[(name, 16) for name in models.MODELS],
-    *[(name, 2) for name in models.MODELS if name not in ("logistic", "small_cnn")],
-    *[(name, 1) for name in ("resnet8", "lstm", "transformer")],
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "block_pairs"), OF_MODELS)
-def test_nothing_is_computed_twice_for_the_reference_models(name, block_pairs):
-    dtype = jnp.bfloat16 if block_pairs == 2 else jnp.float32
-    loss_fn, params, batch = reference(name, dtype)
-    assert refusal(loss_fn, params, batch, block_pairs=block_pairs) == ""
-
-
-class Block(nnx.Module):
-    """What models are made of beside convolutions: embedding, attention, norms, dropout."""
-
-    def __init__(self, *, dropout, rngs):
-        self.embed = nnx.Embed(11, 8, rngs=rngs)
-        self.norm = nnx.LayerNorm(8, rngs=rngs)
-        self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5 if dropout else 0.0, rngs=rngs)
-        self.dense = nnx.Linear(8, 4, rngs=rngs)
-
-    def __call__(self, tokens):
-        x = self.embed(tokens)
-        x = x + self.attention(self.norm(x))
-        return self.dense(nnx.gelu(self.dropout(x)).mean(axis=1))
-
-
-@pytest.mark.parametrize("dropout", [False, True])
-@pytest.mark.parametrize("per_example_rng", [False, True])
-def test_nothing_is_computed_twice_for_a_transformer(dropout, per_example_rng):
-    loss_fn, params = hetjax.nnx_loss(
-        Block(dropout=dropout, rngs=nnx.Rngs(0)),
-        lambda model, batch: optax.softmax_cross_entropy_with_integer_labels(
-            model(batch["tokens"]), batch["label"]
-        ),
-    )
-    rng = np.random.default_rng(0)
-    batch = {"tokens": rng.integers(11, size=(8, 6)), "label": rng.integers(4, size=8)}
-    checkpointed = jax.checkpoint(loss_fn)
-    assert refusal(loss_fn, params, batch, per_example_rng=per_example_rng) == ""
-    if per_example_rng or not dropout:
-        assert refusal(checkpointed, params, batch, per_example_rng=per_example_rng) == ""
 
 
 @functools.cache
@@ -177,24 +65,13 @@ def check_exact(loss_fn, method, block_pairs, *, num_workers=1):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_gradients_are_exact_for_every_loss(name, monkeypatch):
+def test_gradients_are_exact_for_every_loss(name):
     """Without flags nothing of the hard terms can be seen; with them it must be right too."""
-    reasons = []
-
-    class Watched(halves.Microbatch):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            reasons.append(self.refusal)
-
-    monkeypatch.setattr(halves, "Microbatch", Watched)
     check_exact(ordering_losses.with_term(LOSSES[name]), "pair_balance", SIZE // 2)
-    (reason,) = reasons  # both microbatches are one program's
-    assert (reason == "") == (name in PROVEN or name in ordering_losses.EASY), reason
 
 
 # All three orders take `matrix_free.make_observe`, and differ in what is done between rounds alone.
-# So one of them meets every block size, and the others show that they take it, too. A microbatch of
-# `indices` or `centred` is one block, whatever is asked for.
+# So one of them meets every block size, and the others show that they take it, too.
 ORDERS = [
     *[
         (name, block_pairs, "d_grab")
@@ -216,7 +93,7 @@ def test_gradients_are_exact_for_every_order_and_block_size(name, method, block_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["random_reshuffling", "pair_balance", "d_grab"])
-def test_a_run_whose_flags_come_late_learns_as_any_order_does(method, capsys, tmp_path):
+def test_a_run_whose_flags_come_late_learns_as_any_order_does(method):
     """512 examples, the first four microbatches without flags: 0.53 where positions are kept."""
     result = hetjax.fit(
         ordering_losses.with_term(ordering_losses.indices),
@@ -229,35 +106,25 @@ def test_a_run_whose_flags_come_late_learns_as_any_order_does(method, capsys, tm
         ordering={"method": method, "herding_every": 0},
         cluster={"num_workers": 1},
         local="virtual",
-        workdir=tmp_path,
     )
     losses = ordering_losses.with_term(ordering_losses.indices)(
         result.params, ordering_losses.problem(512, 64), None
     )
     assert losses.mean() == pytest.approx(0.342, abs=0.003)
-    told = capsys.readouterr().err
-    if method == "random_reshuffling":
-        assert "backward pass" not in told
-        assert "ordering" not in result.summary
-        return
-    assert f"ordering.method={method!r} takes a backward pass more" in told
-    assert "gather: it takes examples by their place in the batch" in told
-    assert "ordering_losses.py" in told
-    reason = result.summary["ordering"]["second_backward_pass"]
-    assert reason in told
-    assert "takes examples by their place in the batch" in (tmp_path / "report.html").read_text()
 
 
-def test_nothing_is_said_of_a_loss_that_is_proven(capsys):
-    result = problems.fit(
+@pytest.mark.parametrize(("block_pairs", "told"), [(16, ""), (2, ""), (1, "into 2 blocks")])
+def test_blocks_that_take_more_backward_passes_are_said(block_pairs, told, capsys):
+    problems.fit(
         problems.classification(64, np.float32),
         problems.initial_weights(np.float32),
-        ordering={"method": "d_grab", "herding_every": 0},
+        ordering={"method": "d_grab", "herding_every": 0, "block_pairs": block_pairs},
         epochs=1,
         local="virtual",
     )
-    assert "backward pass" not in capsys.readouterr().err
-    assert "ordering" not in result.summary
+    said = capsys.readouterr().err
+    assert told in said
+    assert ("block_pairs=2 takes one" in said) == bool(told)
 
 
 def of_two_leaves(params, batch, rng):

@@ -72,7 +72,7 @@ def plain(dtype):
         ("d_grab", squares),
         ("d_grab_exact", squares),
     ],
-    ids=["plain", "varying", "in_halves", "per_example"],
+    ids=["plain", "varying", "in_blocks", "per_example"],
 )
 def test_a_gradient_of_a_mean_that_is_finite_is_finite_here(dtype, order, loss_fn):
     expected, values = plain(dtype)
