@@ -62,6 +62,11 @@ def compiled(program: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def compiled_now(program: Callable[..., Any]) -> Callable[..., Any]:
+    """As `compiled`, where JAX is told now to look into programs; else the program itself."""
+    return compiled(program) if any(_settings(jax.config)) else program
+
+
 def shapes(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function returns, for its shapes and types: abstract, or in debugging as it is."""
     if not is_on():

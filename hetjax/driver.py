@@ -144,7 +144,8 @@ class Driver:
                     if self._asked.ends or self._trace_ends() or self._source_ends():
                         break
                     with watch.taking_part():
-                        self._step()
+                        self._asked |= task.step(self._ask, self._report)
+                        self._after_step()
                 if not self._by_signal:
                     task.measure_at_end()
                 with watch.taking_part():
@@ -210,10 +211,9 @@ class Driver:
             messages.say(f"{told}. The run ends here, after {task.how_far}; nothing of it is lost.")
         return bool(told)
 
-    def _step(self) -> None:
-        """One step, the line of the one before, and what is due after it."""
+    def _after_step(self) -> None:
+        """What is due after a step."""
         task, request = self._task, gathering.Request
-        self._asked |= task.step(self._ask, self._report)
         task.measure()
         if task.reports_at_once:
             self._report()

@@ -103,7 +103,7 @@ class Step:
         )
         jax.block_until_ready(contributed)
         between = time.perf_counter()
-        done = self.parts.main.sync(self._state, contributed, self.parts.shares, ())
+        done = self.parts.main.sync.call(self._state, contributed, self.parts.shares, ())
         self._state, self._carried = done.state, done.carried
         jax.block_until_ready(done)
         return between - began, time.perf_counter() - between

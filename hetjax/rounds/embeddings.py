@@ -323,8 +323,8 @@ def execute(
     is_finite = bool(np.all(counted.nonfinite_microbatch < 0))
     with debugging.eager(run.config.debug):
         handed = passes.handed(params, first.sums.mean, done, is_finite=is_finite)
-    run.between_passes()
-    of_second = plan._replace(limits=limits, may_close=False, closing=None, began=None)
+    run.clock.closes()
+    of_second = plan._replace(limits=limits, may_close=False, closing=None)
     second = run.execute_pass(of_second, handed, request=request)
     return second._replace(plan=plan, work=_both(first.work, second.work))
 

@@ -21,6 +21,7 @@ from hetjax.processes import board as board_lib
 from hetjax.processes import join, solutions, waits, watch
 from hetjax.rounds import (
     arguments,
+    clock,
     feeding,
     gathering,
     inputs,
@@ -125,10 +126,8 @@ class Engine:
         self.is_closed = False
         self._warm: dict[str, run_state.Shapes] = {}  # what each kind of round is given
         self._pass_keys = local.PassKeys(parts.rng, parts.devices, parts.workers)
-        self._last: round_report.Report | None = None  # whose round may not be over yet
+        self.clock = clock.Clock()
         self._last_made: types.PyTree = None  # by the last round
-        self._gathered = self._exchange_from = 0.0  # perf_counter; before it by the time of posting
-        self._tail_secs = 0.0  # of the last round, after its gathering
 
     def __enter__(self) -> Self:
         return self
@@ -199,17 +198,17 @@ class Engine:
         run_state.check_state(state, self)
         if not self.is_warm(kind):
             warm_up.of_sums(self, state, point, kind, given)
-        plan = self.opened(state, kind=kind, given=given, again=again)
+        plan = self.open(state, kind=kind, given=given, again=again)
         with jax.profiler.StepTraceAnnotation("round", step_num=plan.round_index):
             executed = self.add_up(
                 plan, point, types.Kept(), request=request, meanwhile=self.check_last
             )
-            new, report = self.closed(plan, executed)
+            new, report = self.close_round(executed)
         return new, executed.sums, report
 
     # --- What a round is made of ---
 
-    def opened(
+    def open(
         self, state: Any, *, kind: str, given: types.PyTree, again: stream.Assignment | None
     ) -> Plan:
         """What the next round is to do, which begins now: with it the last one ends.
@@ -235,8 +234,7 @@ class Engine:
             workers = range(self.num_workers) if self.parts.feed.reads_all else self.parts.workers
             upcoming = self.parts.stream.upcoming(rounds.stream, plan.quotas, workers)
             self.parts.feed.read_ahead(*upcoming)
-        if self._last is not None:
-            self._last.end(began)
+        self.clock.begins(began)
         return plan._replace(state=state, began=began)
 
     def check_last(self, first: Callable[[], None] | None = None) -> None:
@@ -250,38 +248,43 @@ class Engine:
         """
         if first is not None:
             first()
-        if self._last is not None:
-            self._last.check()
+        if self.clock.last is not None:
+            self.clock.last.check()
 
-    def closed(self, plan: Plan, executed: Executed) -> tuple[RoundsState, round_report.Report]:
+    def close_round(self, executed: Executed) -> tuple[RoundsState, round_report.Report]:
         """What the rounds to come depend on after a round, and its report."""
-        rounds = plan.rounds
+        plan, sums = executed.plan, executed.sums
         new = planning.commit(self.parts, plan, executed)
-        processed, sums = new.stream.examples_processed, executed.sums
-        examples = processed - rounds.stream.examples_processed
+        processed = new.stream.examples_processed
+        examples = processed - plan.rounds.stream.examples_processed
         if plan.is_again:
             examples = stream.examples_in(plan.assigned.example_ids)
         report = round_report.Report(
             self.parts,
             executed,
             settle=self.settle,
-            state_of=lambda report: self._last_made[0] if report is self._last else None,
+            state_of=lambda report: self._last_made[0] if report is self.clock.last else None,
             examples=examples,
             examples_processed=processed,
         )
-        if self._last is None:
+        if self.clock.last is None:
             report.check_reducer(sums)
-        self._last, self._last_made = report, (sums.state, sums.mean, sums.own)
-        self._tail_secs = time.perf_counter() - self._gathered
+        self.clock.last, self._last_made = report, (sums.state, sums.mean, sums.own)
+        self.clock.closes()
         return new, report
 
     def add_up(self, plan: Plan, point: types.PyTree, kept: types.Kept, **options: Any) -> Executed:
-        """A round without update; arguments as of `work`."""
+        """A round without update, at a point with leaves `[W, ...]`; `options` are of `compute`."""
         own = plan.programs
         carried = own.begin(point, kept, plan.given)
         kept, carried = self.renewed(plan, kept, carried)
         shared = types.Shared(point, plan.given, model_state=kept.model_state)
-        return self.work(plan, kept, shared, carried, **options)
+        with watch.taking_part():
+            contributed, work, metrics, asked = self.compute(plan, shared, carried, **options)
+            others = self.parts.shares, plan.active, metrics, plan.given
+            with waits.Wait("synchronise"):
+                sums = own.sync.call(kept, contributed, *others)
+        return Executed(plan, work, sums._replace(metrics=metrics or sums.metrics), asked)
 
     def renewed(self, plan: Plan, kept: Any, carried: Any) -> tuple[Any, Any]:
         """What is kept and carried, where the order begins new passes."""
@@ -291,87 +294,74 @@ class Engine:
         memory, carried = self.parts.new_pass(kept.memory, carried, begins)
         return kept._replace(memory=memory), carried
 
-    def work(
+    def compute(
         self,
         plan: Plan,
-        before: types.TrainState | types.Kept,
         shared: types.Shared,
         carried: types.Carried,
         *,
         request: gathering.Request = gathering.Request.NOTHING,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> Executed:
-        """Does a round: local phase, gathering, sync phase.
+    ) -> tuple[types.Contribution, local.Work, Any, gathering.Request]:
+        """The local phase of a round, and what all processes tell each other of it.
 
         Args:
-            plan: from `opened`; its state is spent.
-            before: what the synchronisation takes, leaves `[W, ...]`; used up.
+            plan: from `open`; its state is spent.
             shared: what is handed out, leaves `[W, ...]` but those of `given`.
             carried: begun with it; used up.
             request: what this process asks of all of them.
             meanwhile: called while the workers compute.
+
+        Returns:
+            what the synchronisation takes; what all workers did; the `SyncMetrics` of all, or ()
+            where the synchronisation is to gather them; and what any process asked.
         """
-        with watch.taking_part():
-            began = time.perf_counter() if plan.began is None else plan.began
-            parts, own = self.parts, plan.programs
-            plan.rounds.generations.newest = plan.rounds.generation + 1
-            contributed, work = own.local.run(
-                plan.round_index,
-                shared,
-                carried,
-                plan.assigned,
-                rngs=self._pass_keys(plan.assigned.passes),
-                limits=plan.limits,
-                may_close=plan.may_close,
-                meanwhile=functools.partial(self._begun, meanwhile),
-            )
-            host_secs, asked = 0.0, request
-            metrics: types.SyncMetrics | tuple[()] = ()  # the sync phase is to gather them
-            ended = time.perf_counter()
-            own.sums.post(contributed)
-            posted = time.perf_counter()
-            if own.sums.meet_before and parts.host_is_own:
-                host_secs = self._tail_secs + posted - began - work.compute_secs.max()
-            if plan.round_index is None:
-                self.begins.detail("the synchronisation")
-            if parts.gather is not None:
-                work, asked, metrics = parts.gather(
-                    contributed, work, plan.digests(), request, host_secs
-                )
-            self._gathered = time.perf_counter()
-            self._exchange_from = self._gathered - (posted - ended)
-            contributed = own.sums.total(contributed, work.host_secs)  # all have posted
-            with waits.Wait("synchronise"):
-                sums = own.sync(before, contributed, parts.shares, plan.active, metrics, plan.given)
-            if (closing := plan.closing) is not None:
-                work = work._replace(compute_secs=closing.compute_secs)
-            local_secs = work.compute_secs.max() if closing is None else closing.round_secs
-            work = work._replace(local_secs=float(local_secs))
-            return Executed(plan, work, sums._replace(metrics=metrics or sums.metrics), asked)
+        parts, own, clock = self.parts, plan.programs, self.clock
+        plan.rounds.generations.newest = plan.rounds.generation + 1
 
-    def _begun(self, meanwhile: Callable[[], None]) -> None:
-        if self._last is not None:  # what the workers have begun with was made by it
-            self._last.exchanged(time.perf_counter() - self._exchange_from)
-        meanwhile()
+        def once_begun() -> None:
+            clock.computes()
+            meanwhile()
 
-    def between_passes(self) -> None:
-        """Notes what the host needed after the gathering of the pass before, in the same round."""
-        self._tail_secs = time.perf_counter() - self._gathered
+        contributed, work = own.local.run(
+            plan.round_index,
+            shared,
+            carried,
+            plan.assigned,
+            rngs=self._pass_keys(plan.assigned.passes),
+            limits=plan.limits,
+            may_close=plan.may_close,
+            meanwhile=once_begun,
+        )
+        clock.stamp("computed")
+        own.sums.post(contributed)
+        clock.stamp("posted")
+        if plan.round_index is None:
+            self.begins.detail("the synchronisation")
+        metrics: types.SyncMetrics | tuple[()] = ()
+        if parts.gather is not None:
+            is_known = own.sums.meet_before and parts.host_is_own
+            host_secs = clock.host_secs(work.compute_secs.max()) if is_known else 0.0
+            told = plan.digests(), request, host_secs
+            work, request, metrics = parts.gather(contributed, work, *told)
+        clock.stamp("gathered")
+        contributed = own.sums.total(contributed, work.host_secs)  # all have posted
+        if (closing := plan.closing) is not None:
+            work = work._replace(compute_secs=closing.compute_secs)
+        local_secs = work.compute_secs.max() if closing is None else closing.round_secs
+        return contributed, work._replace(local_secs=float(local_secs)), metrics, request
 
     def settle(self) -> None:
         """Waits for the last update, which belongs to its round, and ends that round.
 
         Call it before a pause: the run's clock stands still from there to the next round.
         """
-        if self._last is None:
+        if self.clock.last is None:
             return
-        began = time.perf_counter()
+        since = time.perf_counter()
         with waits.Wait("synchronise", is_vain=False):  # they may have come to their exit by then
             jax.block_until_ready(self._last_made)
-        now = time.perf_counter()
-        self._tail_secs += now - began
-        self._last.exchanged(now - self._exchange_from)
-        self._last.end(now)
+        self.clock.settled(since)
 
     def is_warm(self, kind: str) -> bool:
         """Whether the programs of a kind are compiled, and have run."""
@@ -381,5 +371,5 @@ class Engine:
 
     def warmed_up(self, kind: str, given: types.PyTree) -> None:
         """Notes that a kind is warm; its rounds are given values of these shapes."""
-        self.between_passes()
+        self.clock.closes()
         self._warm[kind] = run_state.shapes_of(given)

@@ -346,7 +346,7 @@ class Fused:
         with waits.Wait("synchronise"):
             jax.block_until_ready((shared, carried))
         start = time.perf_counter()
-        contributed, signs = self._run(
+        contributed, signs = self._run.call(
             shared,
             carried,
             microbatches,

@@ -18,22 +18,27 @@ class InPlace:
 
     Args:
         function: what is jitted.
-        argnum: of the argument that is not needed any more.
+        argnum: of the argument that is not needed any more; None: all are.
         **options: of `jax.jit`.
+
+    Attributes:
+        call: the program. JAX's own from the second call on.
     """
 
-    def __init__(self, function: Callable, argnum: int, **options: Any) -> None:
+    def __init__(self, function: Callable, argnum: int | None, **options: Any) -> None:
         self._function, self._argnum, self._options = function, argnum, options
         self._jitted: Any = None
         self._ahead: threading.Thread | None = None
+        self.call: Callable = self._first_call
 
     @debugging.compiled
-    def __call__(self, *args: Any) -> Any:
+    def _first_call(self, *args: Any) -> Any:
         if self._ahead is not None:
             self._ahead.join()
             self._ahead = None
         if self._jitted is None:
             self._jitted = self._decide(args)
+        self.call = debugging.compiled_now(self._jitted)
         return self._jitted(*args)
 
     def compile_ahead(self, *args: Any) -> None:
@@ -55,9 +60,10 @@ class InPlace:
             self._jitted = None
 
     def _decide(self, args: tuple) -> Any:
-        made = jax.eval_shape(self._function, *args)
-        fits = _sizes(args[self._argnum]) <= _sizes(made)
-        donated = (self._argnum,) if fits else ()
+        donated: tuple[int, ...] = ()
+        if self._argnum is not None:
+            made = jax.eval_shape(self._function, *args)
+            donated = (self._argnum,) if _sizes(args[self._argnum]) <= _sizes(made) else ()
         return jax.jit(self._function, donate_argnums=donated, **self._options)
 
 

@@ -334,7 +334,7 @@ class Stepped:
         if ends is not None and self._clock.virtual:
             stamps = ends[: len(stamps)].tolist()
         first, last = (stamps[0], stamps[-1]) if stamps else (np.nan, 0.0)
-        contributed: Any = carried if self._finish is None else self._finish(shared, carried)
+        contributed: Any = carried if self._finish is None else self._finish.call(shared, carried)
         if self._mesh is None:
             contributed = jax.device_put(contributed, self._devices[0])
         return contributed, len(stamps), first, last, overruns, signs

@@ -37,7 +37,7 @@ class Programs(NamedTuple):
     updates: bool  # the parameters, by what is added up
     local: local.LocalPhase
     begin: Callable  # (params, kept, given=()) -> carried
-    sync: sync.SyncFn
+    sync: jitted.InPlace
     sums: shared_sums.Sums
     steps: rules.LocalSteps
     finishes_late: bool  # what the workers carry is finished in the synchronisation
@@ -55,7 +55,7 @@ class Programs(NamedTuple):
             *others: what the synchronisation takes after what the workers contribute.
         """
         leaf = jax.tree.leaves(params)[0]
-        if not isinstance(self.sync, jitted.InPlace) or len(leaf.devices()) < leaf.shape[0]:
+        if self.sums.meet_before or len(leaf.devices()) < leaf.shape[0]:
             return
         if not leaf.is_fully_addressable:
             return
@@ -266,8 +266,8 @@ def _make_sync(
     sums: shared_sums.Sums,
     *,
     finishes: bool,
-) -> sync.SyncFn:
-    """Jitted; what the workers contributed is used up, unless all devices read it in one place."""
+) -> jitted.InPlace:
+    """What the workers contributed is used up, unless all devices read it in one place."""
     config, reducer, where = common.config, common.reducer, common.where
     synchronise = sync.make_sync(
         optimizer,
@@ -288,9 +288,7 @@ def _make_sync(
         rows, whole = mesh_lib.worker_sharding(where.mesh), mesh_lib.everywhere(where.mesh)
         placed: Any = rows, rows, whole, whole, rows, rows, rows
         options["out_shardings"] = sync.Synchronised(*placed)
-    if sums.meet_before:
-        return debugging.compiled(jax.jit(synchronise, **options))
-    return jitted.InPlace(synchronise, 1, **options)
+    return jitted.InPlace(synchronise, None if sums.meet_before else 1, **options)
 
 
 def _make_local(

@@ -15,6 +15,7 @@ import optax
 from hetjax import stateful, types
 from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
+from hetjax.processes import waits, watch
 from hetjax.rounds import (
     embeddings,
     engine,
@@ -229,11 +230,12 @@ class Run(engine.Engine):
         if not self.is_warm(kind):
             run_state.check_state(state, self)
             state = warm_up.of_run(self, state, kind, given)
-        plan = self.opened(state, kind=kind, given=given, again=again)
+        plan = self.open(state, kind=kind, given=given, again=again)
         with jax.profiler.StepTraceAnnotation("round", step_num=plan.round_index):
-            host_work = functools.partial(self.check_last, meanwhile)
-            executed = self.execute(plan, request=request, meanwhile=host_work)
-            rounds, report = self.closed(plan, executed)
+            executed = self.execute(
+                plan, request=request, meanwhile=lambda: self.check_last(meanwhile)
+            )
+            rounds, report = self.close_round(executed)
         report.mean, report.own = executed.sums.mean, executed.sums.own
         return self.next_state(state, executed, rounds), report
 
@@ -243,19 +245,20 @@ class Run(engine.Engine):
         """Does a round, and spends the plan's state: local phase, gathering, sync phase.
 
         Args:
-            plan: from `opened`, or of a warm-up.
-            **options: `request` and `meanwhile` of `work`.
+            plan: from `open`, or of a warm-up.
+            **options: `request` and `meanwhile` of `compute`.
         """
-        if self.parts.embedding is not None and plan.kind == programs.MAIN:
-            return embeddings.execute(self, plan, **options)
-        return self.execute_pass(plan, **options)
+        with watch.taking_part():
+            if self.parts.embedding is not None and plan.kind == programs.MAIN:
+                return embeddings.execute(self, plan, **options)
+            return self.execute_pass(plan, plan.given, **options)
 
-    def execute_pass(self, plan: Plan, handed: types.PyTree = (), **options: Any) -> Executed:
+    def execute_pass(self, plan: Plan, handed: types.PyTree, **options: Any) -> Executed:
         """As `execute`; the last pass of a round, handed what the ones before it found.
 
         Args:
-            plan: from `opened`.
-            handed: values for the rule, in place of those of the plan.
+            plan: from `open`.
+            handed: values for the rule: those of the plan, or of the passes before.
             **options: as for `execute`.
         """
         assert isinstance(plan.state, RunState)
@@ -263,8 +266,7 @@ class Run(engine.Engine):
         if not own.updates:
             is_main = plan.kind == programs.MAIN
             kept = train.kept if is_main else types.Kept(model_state=train.model_state)
-            given = plan._replace(given=handed or plan.given)
-            executed = self.add_up(given, train.params, kept, **options)
+            executed = self.add_up(plan._replace(given=handed), train.params, kept, **options)
             if is_main:
                 train = train._replace(**executed.sums.state._asdict())
             return executed._replace(plan=plan, sums=executed.sums._replace(state=train))
@@ -272,9 +274,12 @@ class Run(engine.Engine):
         if jax.tree.leaves(plan.given) or plan.signed != plan.state.signed:
             carried = own.begin(train.params, train.kept, plan.given)
         train, carried = self.renewed(plan, train, carried)
-        given = handed or plan.given
-        shared = types.Shared(train.params, given, model_state=train.model_state)
-        return self.work(plan, train, shared, carried, **options)
+        shared = types.Shared(train.params, handed, model_state=train.model_state)
+        contributed, work, metrics, asked = self.compute(plan, shared, carried, **options)
+        others = self.parts.shares, plan.active, metrics, plan.given
+        with waits.Wait("synchronise"):
+            sums = own.sync.call(train, contributed, *others)
+        return Executed(plan, work, sums._replace(metrics=metrics or sums.metrics), asked)
 
     def next_state(self, state: RunState, executed: Executed, rounds: RoundsState) -> RunState:
         """The state after a round, of what was made on the devices and of what is on the host."""

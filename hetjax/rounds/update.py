@@ -71,18 +71,11 @@ def update(
         with jax.named_scope("mix"):
             return form.mix((params, model_state), active)
 
-    def one(
-        state: types.TrainState,
-        base: tuple[types.PyTree, types.PyTree],
-        reduced: Reduced,
-        kept: types.Kept,
-    ) -> types.TrainState:
-        return _update_worker(how, state, *base, reduced, kept, metrics)
-
     with jax.named_scope("update"):
         first = mixing is not None and mixing.before_update
         base = state.params, state.model_state
         base = mix(*base) if first else base
+        one = functools.partial(_update_worker, how, metrics)
         new = form.each(one)(state, base, reduced, kept)
         updated = new.params
         if mixing is not None and not first:
@@ -147,20 +140,20 @@ def _mean(reduced: Reduced) -> types.PyTree:
 
 def _update_worker(
     how: How,
+    metrics: types.SyncMetrics,
     state: types.TrainState,
-    base: types.PyTree,
-    base_state: types.PyTree,
+    base: tuple[types.PyTree, types.PyTree],
     reduced: Reduced,
     kept: types.Kept,
-    metrics: types.SyncMetrics,
 ) -> types.TrainState:
     """One worker's optimiser update, leaves without worker axis.
 
-    The update, computed at the worker's parameters, is added to `base`, and the change of the
-    model's state to `base_state`. With a reducer that gossips
-    a worker that did nothing has no update, and its optimiser's state stays.
+    The update, computed at the worker's parameters, is added to those of `base`, and the change of
+    the model's state to its state. With a reducer that gossips a worker that did nothing has no
+    update, and its optimiser's state stays.
     """
     assert how.optimizer is not None
+    base_params, base_state = base
     scale = _scale(reduced)
     grads = jax.tree.map(lambda g, p: (g * scale).astype(p.dtype), reduced.sums, state.params)
     updates, opt_state = how.optimizer.update(
@@ -170,10 +163,10 @@ def _update_worker(
         value=metrics.loss_sum / jnp.where(metrics.weight_sum > 0, metrics.weight_sum, 1),
         progress=state.progress_rounds,
     )
-    params = optax.apply_updates(base, updates)
+    params = optax.apply_updates(base_params, updates)
     if how.mixing is not None:
         params, opt_state = trees.select(
-            reduced.weight > 0, (params, opt_state), (base, state.opt_state)
+            reduced.weight > 0, (params, opt_state), (base_params, state.opt_state)
         )
     examples = jnp.sum(metrics.example_count).astype(state.progress_rounds.dtype)
     progress = state.progress_rounds + examples / how.nominal_examples

@@ -130,7 +130,7 @@ class Virtual:
         if trees.is_shared_row(carried.evidence, carried.tally):  # nobody has added to it
             spread = functools.partial(jnp.repeat, repeats=self._num_workers, axis=0)
             carried = carried._replace(evidence=jax.tree.map(spread, carried.evidence))
-        return self._finish(shared, carried), local.Work(
+        return self._finish.call(shared, carried), local.Work(
             microbatches_done=np.asarray(limits),
             first_secs=first_secs,
             compute_secs=compute_secs,

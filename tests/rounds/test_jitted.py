@@ -43,7 +43,7 @@ def test_what_is_compiled_ahead_is_not_compiled_again(compiled):
     given = jax.device_put((np.zeros(5), np.ones(3)), jax.devices()[1])
     compiled.names.clear()
     program.compile_ahead(*shapes(given))
-    a, b = program(*given)
+    a, b = program.call(*given)
     assert compiled.names == ["jit(plus_one)"]
     assert given[0].is_deleted()
     assert not given[1].is_deleted()
@@ -54,7 +54,7 @@ def test_what_is_compiled_ahead_is_not_compiled_again(compiled):
 def test_an_argument_without_a_place_among_the_results_stays():
     program = jitted.InPlace(lambda a: jnp.sum(a), 0)
     given = jnp.ones(5)
-    assert program(given) == 5
+    assert program.call(given) == 5
     assert not given.is_deleted()
 
 
@@ -65,7 +65,7 @@ def test_what_goes_wrong_ahead_goes_wrong_in_the_call():
     program = jitted.InPlace(refuses, 0)
     program.compile_ahead(jax.ShapeDtypeStruct((2,), np.float32))
     with pytest.raises(ValueError, match=r"not of \(2,\)"):
-        program(jnp.zeros(2))
+        program.call(jnp.zeros(2))
 
 
 def test_a_call_that_comes_at_once_compiles_nothing_again(compiled):
@@ -78,7 +78,7 @@ def test_a_call_that_comes_at_once_compiles_nothing_again(compiled):
     given = jax.device_put(np.eye(4, dtype=np.float32), jax.devices()[1])
     compiled.names.clear()
     program.compile_ahead(shapes(given))
-    program(given)
+    program.call(given)
     assert compiled.names == ["jit(slow_to_compile)"]
 
 

@@ -244,7 +244,7 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
                 rngs=[parts.rng] * 4,
                 limits=plan.quotas,
             )
-            done = parts.main.sync(state, contributed, parts.shares, ())
+            done = parts.main.sync.call(state, contributed, parts.shares, ())
             state, carried, flips = done.state, done.carried, np.asarray(done.flips)
             signs = [s * f for s, f in zip(work.example_signs, flips, strict=True)]
             at = stream.commit(at, plan, work.microbatches_done, signs)
