@@ -3,9 +3,10 @@
     python -m experiments.benchmarks.round_path [--before=DIR]
 
 Of this checkout, and of another one beside it: the functions and files of hetjax that are called in
-one round (the README's network on four workers) and in one outer step of a bilevel run; how many
-functions of hetjax lie between `fit` and the update; the records that a round makes. A round of
-`fit`, and an outer step, are what is between two callbacks; one of `Run` is its call of `round`.
+one round (the README's network on four workers) and in one outer step of a bilevel run; which
+functions of hetjax lie between `fit` and the optimiser's update; the records that a round makes, and
+the widest record of `hetjax.rounds`. A round of `fit`, and an outer step, are what is between two
+callbacks; one of `Run` is its call of `round`.
 
 Only public names are asked for, so that other checkouts answer, too: the program that updates is
 the one in which the optimiser was traced, and that of a worker the one in which the loss was. A
@@ -40,10 +41,11 @@ ROWS = {
     "those of `quota`": "quota",
     "those of `data`": "data",
     "functions in files of a round of `Run`": "round",
+    "functions in files of a round of `Run`, `virtual`": "virtual round",
+    "functions in files from `fit` to the optimiser's update, `virtual`": "way",
+    "fields of the widest record of `rounds`": "widest",
     "functions in files of a round of `fit`, its driver with it": "fit",
     "functions in files of an outer step of `fit_bilevel`": "step",
-    "hops from `fit` to the program that updates": "to the update",
-    "hops in that program, to the optimiser": "in the update",
     "hops from `fit` to a worker's program": "to the worker",
     "hops from `fit_bilevel` to a worker's program": "to the level's worker",
     "classes of records that a round of `fit` makes": "records",
@@ -73,8 +75,8 @@ class Watch:
         self.looks = False
         self.called: set[tuple[str, str, int]] = set()  # file, function, line
         self.records: set[type] = set()  # made, or traced
-        self.hops: dict[str, int] = {}  # to a program, by whose function was traced in it
-        self.traced_hops: dict[str, int] = {}  # from its program to a function
+        self.ways: dict[str, list[str]] = {}  # to a program, by whose function was traced in it
+        self.traced: dict[str, list[str]] = {}  # the way from its program to a function
 
     @contextlib.contextmanager
     def profiling(self) -> Iterator[None]:
@@ -99,7 +101,7 @@ class Watch:
             program = self._traced_program()
             if program is not None:
                 program.names.add(name)
-                self.traced_hops[name] = self._depth() - program.depth
+                self.traced[name] = self._way()[len(program.way) :]
             return function(*args, **fields)
 
         return same
@@ -130,7 +132,7 @@ class Watch:
         @functools.wraps(function)
         def traced(*args: Any, **fields: Any) -> Any:
             outer = self._traced_program()
-            self._thread.program, program.depth = program, self._depth()
+            self._thread.program, program.way = program, self._way()
             try:
                 return function(*args, **fields)
             finally:
@@ -142,16 +144,18 @@ class Watch:
     def begun(self, program: "_Program") -> None:
         """A program is called."""
         for name in program.names if self.looks else ():
-            self.hops[name] = max(self.hops.get(name, 0), self._depth())
+            self.ways[name] = max(self.ways.get(name, []), self._way(), key=len)
 
-    def _depth(self) -> int:
-        """Functions of the package that this thread is in."""
+    def _way(self) -> list[str]:
+        """The functions of the package that this thread is in, as `file:name`, the outermost first."""
         frame: Any = inspect.currentframe()
-        depth = 0
+        way: list[str] = []
         while frame is not None:
-            depth += frame.f_code.co_filename.startswith(self._package)
+            code = frame.f_code
+            if code.co_filename.startswith(self._package):
+                way.append(f"{code.co_filename.removeprefix(self._package)}:{code.co_qualname}")
             frame = frame.f_back
-        return depth
+        return way[::-1]
 
 
 class _Program:
@@ -161,7 +165,7 @@ class _Program:
         self._watch = watch
         self.jitted: Any = None
         self.names: set[str] = set()  # of the user's functions that were traced in it
-        self.depth = 0  # of the stack where it was traced
+        self.way: list[str] = []  # to where it was traced
 
     def __call__(self, *args: Any, **fields: Any) -> Any:
         self._watch.begun(self)
@@ -195,6 +199,8 @@ def look() -> dict[str, list[int]]:
         return watch
 
     of_run, of_fit, of_step = watched(_rounds), watched(_fit), watched(_fit_bilevel)
+    played = watched(_fit, "virtual")
+    way = played.ways["update"] + played.traced["update"]
     rooms = {
         room: {found for found in of_run.called if found[0].startswith(room + os.sep)}
         for room in ("quota", "data")
@@ -212,15 +218,27 @@ def look() -> dict[str, list[int]]:
         "round": _sizes(of_run.called),
         "fit": _sizes(of_fit.called),
         "step": _sizes(of_step.called),
-        "to the update": [of_fit.hops["update"]],
-        "in the update": [of_fit.traced_hops["update"]],
-        "to the worker": [watched(_fit, "virtual").hops["loss"]],
-        "to the level's worker": [watched(_fit_bilevel, "virtual").hops["loss"]],
+        "virtual round": _sizes(watched(_rounds, "virtual").called),
+        "way": [len(way), len({step.split(":")[0] for step in way})],
+        "widest": [max(len(_fields_of(made)) for made in _records_of("hetjax.rounds"))],
+        "to the worker": [len(played.ways["loss"])],
+        "to the level's worker": [len(watched(_fit_bilevel, "virtual").ways["loss"])],
         "records": [len(of_fit.records)],
         "of work": [len(of_work)],
         "outside": [len(outside)],
         **{name: [len(found & outside)] for name, found in held.items()},
     }
+
+
+def _records_of(package: str) -> list[type]:
+    """The classes of records that its modules define, but for lines and states that are kept."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(package)]
+    return [
+        found
+        for module in modules
+        for found in vars(module).values()
+        if isinstance(found, type) and found.__module__ == module.__name__
+    ]
 
 
 def _sizes(called: set[tuple[str, str, int]]) -> list[int]:
