@@ -59,12 +59,12 @@ def _lines(
         if not is_main:
             continue
         later = sum(task.examples_of(line) for line in found[len(lines[name]) :])
-        if len(lines[name]) < done and task.parts.leads:
+        if len(lines[name]) < done and task.setup.where.leads:
             messages.say(
                 f"{str(directory / file)!r} has {len(lines[name])} whole lines of the {done} "
                 f"{task.unit}s that are done ({wrong}); the report lacks the others"
             )
-    return lines, keeper.agreed(task.parts, later)
+    return lines, keeper.agreed(task.setup, later)
 
 
 class Driver:
@@ -94,28 +94,28 @@ class Driver:
         self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
         self._signal: Callable[[], signal.Signals | None] = lambda: None
         self._told_of_signal: list[str] = []
-        parts, fingerprint = task.parts, {}
-        if directory is not None and parts.leads:
+        setup, fingerprint = task.setup, {}
+        if directory is not None and setup.where.leads:
             stack.enter_context(lock.held(workdir.made_directory(directory)))
             fingerprint = task.fingerprint()
         start = keeper.find(
             directory,
             task.recorded,
-            parts=parts,
+            setup=setup,
             fingerprint=fingerprint,
             resume=resume,
             may_grow=task.may_grow,
             unit=task.unit,
         )
         lines, later = _lines(task, directory, start)
-        self._keeper = keeper.Keeper(directory, parts, fingerprint=fingerprint)
+        self._keeper = keeper.Keeper(directory, setup, fingerprint=fingerprint)
         stack.enter_context(self._keeper)
         self._recorder = workdir.Recorder(
-            directory if parts.leads else None,
+            directory if setup.where.leads else None,
             task.recorded,
             files=task.files,
             lines=lines,
-            bar=self._bar if progress and parts.leads else None,
+            bar=self._bar if progress and setup.where.leads else None,
         )
         stack.callback(self._recorder.close)
         if start.saved is None:
@@ -127,7 +127,7 @@ class Driver:
             task.recorded, directory, task.steps_done, tuple(task.evaluate.names)
         )
         self._callbacks = Callbacks([*callbacks, *hearing.callbacks(told_of)])
-        self._writers = background.Background(writers if parts.leads else (), told_of)
+        self._writers = background.Background(writers if setup.where.leads else (), told_of)
         stack.callback(self._writers.close, "interrupted")  # where nothing has closed them
 
     def _bar(self) -> Any:
@@ -162,7 +162,8 @@ class Driver:
                 raise
             status = "finished" if self._is_finished else "interrupted"
             result = self._result(interrupted=not self._is_finished, status=status)
-        task.parts.meeting.close()  # not after an error: who failed is to be the first that is gone
+        # Not after an error: who failed is to be the first that is gone.
+        task.setup.company.meeting.close()
         return result
 
     def unless_stopped(self, result: Any) -> Any:
@@ -183,21 +184,21 @@ class Driver:
             error = KeyboardInterrupt(*self._told_of_signal)
         error.result = result
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-        if shell is not None and self._task.parts.leads:
+        if shell is not None and self._task.setup.where.leads:
             messages.say("the result so far: import sys; result = sys.last_value.result")
         raise error
 
     def _ask(self) -> gathering.Request:
         """What this process asks of all; alone, all have heard it at once."""
         self._asks |= _ASK_OF_SIGNAL[self._signal()]
-        if self._task.parts.meeting.alone:
+        if self._task.setup.company.meeting.alone:
             self._asked |= self._asks
         return self._asks
 
     def _trace_ends(self) -> bool:
         """Whether the trace that is replayed has no more rounds; process 0 says so."""
         trace, task = self._task.ended_trace(), self._task
-        if trace and task.parts.leads:
+        if trace and task.setup.where.leads:
             messages.say(
                 f"the trace {trace!r} ends after {task.steps_done} {task.unit}s; so does this run, "
                 "before its end."
@@ -207,7 +208,7 @@ class Driver:
     def _source_ends(self) -> bool:
         """Whether an iterable has ended before the run; process 0 says so."""
         told, task = self._task.ended_source(), self._task
-        if told and task.parts.leads:
+        if told and task.setup.where.leads:
             messages.say(f"{told}. The run ends here, after {task.how_far}; nothing of it is lost.")
         return bool(told)
 
@@ -219,7 +220,7 @@ class Driver:
             self._report()
         self._ask()
         if request.SAVE in self._asked or is_due(
-            task.steps_done, task.parts.config.checkpoint.every_rounds
+            task.steps_done, task.setup.config.checkpoint.every_rounds
         ):
             self._save()
         self._asked &= ~request.SAVE
@@ -229,7 +230,7 @@ class Driver:
 
     def _report(self) -> None:
         """Records the newest step, whose numbers have arrived by now, and calls the callbacks."""
-        task, beacons = self._task, self._task.parts.beacons
+        task, beacons = self._task, self._task.setup.company.beacons
         found = task.line()
         if found is None:
             return
@@ -255,7 +256,7 @@ class Driver:
         with watch.taking_part():
             self._report()
         self._ask()
-        task.parts.beacons.at("checkpointing", task.steps_done)
+        task.setup.company.beacons.at("checkpointing", task.steps_done)
         self._keeper.save(
             **task.saved(),
             done=task.steps_done,
@@ -294,7 +295,7 @@ class Driver:
         task.compare_sources()
         self._ask()
         task.summary.stopped_by = self._stopped_by
-        if not task.parts.leads:
+        if not task.setup.where.leads:
             return
         told = task.told_at_end()
         if self._asked.ends and not task.is_complete:

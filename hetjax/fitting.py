@@ -163,25 +163,27 @@ def fit(
                 **fields,
             )
         )
-        parts, began = run.parts, params if init_state is None else init_state
+        setup, began = run.setup, params if init_state is None else init_state
         if metrics_fn is None:
             metrics_fn = evaluate_lib.metrics_of_loss(
-                parts.loss_fn, per_example_rng=parts.per_example_rng
+                setup.loss_fn, per_example_rng=setup.per_example_rng
             )
-        elif parts.is_stateful:
+        elif setup.is_stateful:
             metrics_fn = evaluate_lib.of_model(metrics_fn)
         model = params
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)
-        evaluate = evaluations.make(parts, metrics_fn, eval_sets, model, progress=progress)
-        best = {"best_by": run.config.best_by, "best_mode": run.config.best_mode}
-        judge = evaluations.judge(evaluate.names, **best) if parts.leads else evaluations.Judge()
+        evaluate = evaluations.make(setup, metrics_fn, eval_sets, model, progress=progress)
+        judge = evaluations.Judge()
+        if setup.where.leads:
+            best = {"best_by": run.config.best_by, "best_mode": run.config.best_mode}
+            judge = evaluations.judge(evaluate.names, **best)
         task = training.Training(
             run,
             init_state,
-            summary=summary.TrainingSummary(parts, started=started, judge=judge, begins=begins),
+            summary=summary.TrainingSummary(setup, started=started, judge=judge, begins=begins),
             evaluate=evaluate,
-            fingerprint=lambda: fingerprint.make(loss_fn, began, optimizer, source, parts=parts),
+            fingerprint=lambda: fingerprint.make(loss_fn, began, optimizer, source, setup=setup),
         )
         drives = driver.Driver(
             stack,

@@ -5,6 +5,7 @@ worker's row is its part along that axis. The mesh is made here and nowhere else
 """
 
 import ctypes
+import dataclasses
 import functools
 import os
 import sys
@@ -29,6 +30,25 @@ _MORE_DEVICES = (
     "hetjax.use_cpu_workers({n}) before JAX is used for the first time (where JAX finds a GPU, set "
     "JAX_PLATFORMS=cpu, too); or take local='virtual', which plays all workers on one device"
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the workers of a run are."""
+
+    mesh: Mesh | None  # None: what they share lies on the first device
+    devices: list[jax.Device]  # of each worker
+    own: list[int]  # the workers of this process
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process evaluates, writes and reports."""
+        return self.own[0] == 0
+
+    @property
+    def own_device(self) -> jax.Device:
+        """Of this process's first worker."""
+        return self.devices[self.own[0]]
 
 
 def use_cpu_workers(num_workers: int) -> None:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from hetjax import types
 from hetjax.checkpoints import checkpoint
 from hetjax.records import evaluations, workdir
-from hetjax.rounds import engine, gathering, setup
+from hetjax.rounds import engine, gathering
+from hetjax.rounds import setup as setup_lib
 
 Asks = Callable[[], gathering.Request]
 """What this process asks of all of them, when a round begins."""
@@ -52,9 +53,9 @@ class Task(abc.ABC):
         self.best: types.PyTree = None
 
     @property
-    def parts(self) -> setup.RunParts:
+    def setup(self) -> setup_lib.Setup:
         """What all runs have in common: processes, workers, checkpoints."""
-        return self.runs[0].parts
+        return self.runs[0].setup
 
     def settle(self) -> None:
         """Waits for the last rounds. The run's clock stands still from there to the next one."""
@@ -64,7 +65,7 @@ class Task(abc.ABC):
     def compare_sources(self) -> None:
         """Tells of sources that have changed since the run began."""
         for run in self.runs:
-            run.parts.feed.compare(-1)
+            run.setup.feed.compare(-1)
 
     @abc.abstractmethod
     def begin(self) -> None:

@@ -54,7 +54,7 @@ class Training(task_lib.Task):
         super().__init__([run], run.recorded, summary, evaluate)
         self._run, self._init_state = run, init_state
         self.fingerprint = fingerprint
-        self._telemetry = telemetry.OrderTelemetry(run.parts)
+        self._telemetry = telemetry.OrderTelemetry(run.setup)
         self._pending: round_report.Report | None = None  # of which no line is made yet
         self._measured: dict[str, Any] = {}  # after its round: eval, consensus, herding
         self._evaluated_at = -1  # rounds that were done then
@@ -80,7 +80,7 @@ class Training(task_lib.Task):
     def _measure_order(self) -> None:
         self._begins_at = self.state.stream.examples_processed
         params, _ = self._run.params(self.state)  # all processes take part
-        if self.parts.leads:
+        if self.setup.where.leads:
             self.summary.order_cost = self._telemetry.cost(params, self.state.stream)
 
     def examples_of(self, line: workdir.Line) -> int:
@@ -95,7 +95,7 @@ class Training(task_lib.Task):
 
     @property
     def _of_epochs(self) -> int:
-        return self._run.config.epochs * self.parts.stream.examples_per_epoch
+        return self._run.config.epochs * self.setup.stream.examples_per_epoch
 
     @property
     def steps_done(self) -> int:
@@ -113,13 +113,13 @@ class Training(task_lib.Task):
 
     @property
     def how_far(self) -> str:
-        epochs = self.state.stream.examples_processed / self.parts.stream.examples_per_epoch
+        epochs = self.state.stream.examples_processed / self.setup.stream.examples_per_epoch
         return f"{self.steps_done} rounds, {epochs:.4g} of {self._run.config.epochs} epochs"
 
     # --- A round and what comes after it ---
 
     def step(self, asks: task_lib.Asks, meanwhile: Callable[[], None]) -> gathering.Request:
-        run, stream = self._run, self.parts.stream
+        run, stream = self._run, self.setup.stream
         epoch = stream.epoch(self.state.stream)
         self.state, self._pending = run.round(self.state, request=asks(), meanwhile=meanwhile)
         self._epoch_ended = stream.epoch(self.state.stream) > epoch
@@ -133,9 +133,9 @@ class Training(task_lib.Task):
                 self._evaluate_between_epochs()
             return
         run.settle()
-        epochs_done = self.parts.stream.epoch(self.state.stream)
+        epochs_done = self.setup.stream.epoch(self.state.stream)
         model, self._measured["consensus"] = run.model(self.state)
-        if self.parts.leads:
+        if self.setup.where.leads:
             self._measured["herding"] = self._telemetry.herding(epochs_done, model, self.state)
         if not epochs_done % config.eval_every or epochs_done >= config.epochs:
             self._evaluate_at(model)
@@ -155,7 +155,7 @@ class Training(task_lib.Task):
         self._evaluated_at = self.steps_done
         average = self._average()
         values = self.evaluate(model, after=f"{self._evaluated_at} rounds", average=average)
-        if not self.parts.reducer.keeps_replicas_equal:
+        if not self.setup.methods.reducer.keeps_replicas_equal:
             values |= self._worst()
         if not self.evaluate:
             return
@@ -168,7 +168,7 @@ class Training(task_lib.Task):
         if not self._run.config.ema:
             return None
         found = self._run.average(self.state)
-        return found if self.parts.is_stateful else found.params
+        return found if self.setup.is_stateful else found.params
 
     def _worst(self) -> dict[str, float]:
         """The metrics of the replica with the highest loss; every process gives its replicas."""
@@ -176,11 +176,11 @@ class Training(task_lib.Task):
         for worker in range(self._run.num_workers):
             train = self.state.train
             rows = train.params
-            if self.parts.is_stateful:
+            if self.setup.is_stateful:
                 rows = types.Model(rows, train.model_state)
             replica = state_lib.worker_row(rows, worker)
             if self.evaluate:
-                placed = jax.device_put(replica, self.parts.own_device)
+                placed = jax.device_put(replica, self.setup.where.own_device)
                 after = f"{self._evaluated_at} rounds, worker {worker}"
                 found.append(self.evaluate(placed, after=after))
         return self.evaluate.worst(found)
@@ -193,7 +193,7 @@ class Training(task_lib.Task):
         if self._checked is None:
             return None
         line = self.summary.round_done(self._checked, **measured)
-        if line.round + 1 == _TOLD_OF_FINER and self.parts.leads:
+        if line.round + 1 == _TOLD_OF_FINER and self.setup.where.leads:
             self._tell_of_finer()
         quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
         loss = "no loss" if np.isnan(line.loss) else f"loss {line.loss:.3f}"
@@ -208,7 +208,7 @@ class Training(task_lib.Task):
         assert self._checked is not None
         self._checked.check()
         self._checked = None
-        if report.weight_sum is None or not self.parts.leads or self._told_of_weights:
+        if report.weight_sum is None or not self.setup.where.leads or self._told_of_weights:
             return
         self._told_of_weights = True
         messages.say(
@@ -225,7 +225,7 @@ class Training(task_lib.Task):
             if state is None:
                 return report.params()  # raises
             rows = getattr(state.train, name)
-            if self.parts.reducer.keeps_replicas_equal:
+            if self.setup.methods.reducer.keeps_replicas_equal:
                 return jax.device_get(state_lib.own_row(rows))
             return state_lib.own_mean(rows)
 
@@ -233,7 +233,7 @@ class Training(task_lib.Task):
             average = of_train("average")
             if not average:
                 raise ValueError(f"report.ema_{of}: {round_report.NO_AVERAGE}")
-            return state_lib.narrowed(getattr(average, name), getattr(self.parts.state, of))
+            return state_lib.narrowed(getattr(average, name), getattr(self.setup.begun, of))
 
         yield dataclasses.replace(
             report,
@@ -249,11 +249,11 @@ class Training(task_lib.Task):
 
     def saved(self) -> dict[str, Any]:
         return {
-            "arrays": resume.to_arrays(self.state, self.best, self.parts),
-            "params": self.parts.state.params,
-            "model_state": leaves.form_of(self.parts.state.model_state),
-            "quota": resume.policy_of(self.parts),
-            "source": self.parts.feed.saved(self.state.stream) if self.parts.leads else None,
+            "arrays": resume.to_arrays(self.state, self.best, self.setup),
+            "params": self.setup.begun.params,
+            "model_state": leaves.form_of(self.setup.begun.model_state),
+            "quota": resume.policy_of(self.setup),
+            "source": self.setup.feed.saved(self.state.stream) if self.setup.where.leads else None,
             "examples_recomputed": self.summary.examples_recomputed,
         }
 

@@ -212,17 +212,17 @@ class _Timed:
         options = {**fields, **same, "microbatch_size": size}
         # The update is not computed here; that there is one is part of the program.
         with run_lib.Run(loss_fn, params, optax.sgd(0.0), source, **options) as run:
-            parts, train = run.parts, run.parts.state
-            steps = parts.main.steps
-            begun = parts.main.begin(train.params, train.kept)
+            setup, train = run.setup, run.setup.begun
+            steps = setup.programs.main.steps
+            begun = setup.programs.main.begin(train.params, train.kept)
             of_worker = train.params, train.model_state, begun
             own, model_state, self._carried = mesh_lib.worker_rows(of_worker)[0]
             ids = np.arange(size, dtype=np.int32)
-            examples = parts.feed.lend(0, ids, 0)
-            rng = jax.device_put(jax.random.fold_in(parts.rng, 0), parts.own_device)
+            examples = setup.feed.lend(0, ids, 0)
+            rng = jax.device_put(jax.random.fold_in(setup.rng, 0), setup.where.own_device)
             self._shared = types.Shared(own, (), model_state)
             self._given = examples, rng
-            self._device = parts.own_device
+            self._device = setup.where.own_device
             jitted = calls.jit_add(steps).__wrapped__
             self._program = jitted.lower(self._shared, self._carried, *self._given).compile()
 

@@ -83,12 +83,12 @@ def loop_rows(sizes: Sizes) -> Iterator[Row]:
     for model in models(sizes):
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(rounds_of(model))
-            parts = ours.run.parts
-            num_workers = len(parts.devices)
+            setup = ours.run.setup
+            num_workers = len(setup.where.devices)
             threads = stack.enter_context(local.worker_threads(num_workers))
             ids = np.arange(model.budget * model.microbatch_size, dtype=np.int32)
             ids = ids.reshape(num_workers, -1, model.microbatch_size)
-            bare = quota_overhead.bare_loop(parts, accelerator_models.sgd(), ids, threads)
+            bare = quota_overhead.bare_loop(setup, accelerator_models.sgd(), ids, threads)
             secs = turns({"bare loop": bare, "hetjax": ours}, sizes.secs / 8)
         yield Row(
             f"a round over the bare loop of the same calls, {_titled(model)}",

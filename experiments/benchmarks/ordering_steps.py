@@ -19,7 +19,7 @@ from experiments import problems
 from experiments.benchmarks.rows import Row
 from hetjax import types
 from hetjax.data import sources
-from hetjax.rounds import calls, packing, rules, setup
+from hetjax.rounds import build, calls, packing, rules
 from hetjax.zoo import config as config_lib
 
 _MICROBATCH, _SHAPE = 32, (32, 32, 3)
@@ -60,7 +60,7 @@ class Step:
             "ordering": ordering,
         }
         config = config_lib.validate(fields)
-        self.parts = setup.build(
+        self.setup = build.build(
             loss_fn,
             params,
             optax.sgd(1e-4, momentum=0.9) if optimizer is None else optimizer,
@@ -68,11 +68,11 @@ class Step:
             config=config,
             per_example_rng=False,
         )
-        stream = self.parts.stream
+        stream = self.setup.stream
         self._plan = stream.plan(stream.init(), np.array([quota]))
-        self._state = state = self.parts.state
-        self._carried = self.parts.main.begin(state.params, state.kept)
-        self._keys = [self.parts.rng]
+        self._state = state = self.setup.begun
+        self._carried = self.setup.programs.main.begin(state.params, state.kept)
+        self._keys = [self.setup.rng]
         self()
 
     def held_bytes(self) -> tuple[int, int, int]:
@@ -84,8 +84,8 @@ class Step:
                 (self._state.memory, packing.unpack(self._carried).evidence),
             )
         )
-        microbatch = self.parts.feed.load(0, self._plan.assigned(0)[0])
-        steps = rules.with_observer(self.parts.main.rule, self.parts.observer)
+        microbatch = self.setup.feed.load(0, self._plan.assigned(0)[0])
+        steps = rules.with_observer(self.setup.programs.main.rule, self.setup.methods.observer)
         shared, add = types.Shared(self._state.params), calls.jit_add(steps).__wrapped__
         compiled = add.lower(shared, self._carried, microbatch, self._keys[0]).compile()
         return params, kept, compiled.memory_analysis().temp_size_in_bytes
@@ -93,7 +93,7 @@ class Step:
     def __call__(self) -> tuple[float, float]:
         """Runs one round; seconds of the local and of the sync phase."""
         began = time.perf_counter()
-        contributed, _ = self.parts.main.local.run(
+        contributed, _ = self.setup.programs.main.local.run(
             None,
             types.Shared(self._state.params),
             self._carried,
@@ -103,7 +103,7 @@ class Step:
         )
         jax.block_until_ready(contributed)
         between = time.perf_counter()
-        done = self.parts.main.sync.call(self._state, contributed, self.parts.shares, ())
+        done = self.setup.programs.main.sync.call(self._state, contributed, self.setup.shares, ())
         self._state, self._carried = done.state, done.carried
         jax.block_until_ready(done)
         return between - began, time.perf_counter() - between
@@ -116,7 +116,7 @@ def _steps(makers: Sequence[Callable[[], Step]]) -> Iterator[list[Step]]:
         yield steps
     finally:
         for step in steps:
-            step.parts.close()
+            step.setup.close()
 
 
 def in_turn(steps: Sequence[Step], repeats: int) -> np.ndarray:
@@ -188,7 +188,7 @@ def memory_rows() -> list[Row]:
                 kept.append(state[0] / params)
                 temporary.append(state[1] / params)
                 sizes.append(params)
-                step.parts.close()
+                step.setup.close()
         rows.append(
             Row(
                 f"memory of the matrix-free form, {model}, copies of the parameters a worker, "

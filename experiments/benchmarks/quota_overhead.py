@@ -71,11 +71,11 @@ class Rounds:
 
 
 def bare_loop(
-    parts: Any, optimizer: Any, rows: np.ndarray, threads: concurrent.futures.Executor
+    setup: Any, optimizer: Any, rows: np.ndarray, threads: concurrent.futures.Executor
 ) -> Callable[[], None]:
     """The same compiled microbatch calls in threads of its own, one jitted psum and update."""
-    axis, num_workers, mesh = mesh_lib.WORKER_AXIS, len(parts.devices), parts.mesh
-    add = calls.jit_add(rules.with_observer(parts.main.rule))
+    axis, num_workers, mesh = mesh_lib.WORKER_AXIS, len(setup.where.devices), setup.where.mesh
+    add = calls.jit_add(rules.with_observer(setup.programs.main.rule))
 
     def update(state: Any, sums: Any) -> tuple[Any, Any]:
         one, mine = jax.tree.map(lambda x: x[0], (state, packing.unpack(sums)))
@@ -90,12 +90,15 @@ def bare_loop(
     spec = P(axis)
     body = jax.shard_map(update, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec))
     step = jax.jit(body, donate_argnums=(1,))
-    carry = {"state": parts.state, "sums": parts.main.begin(parts.state.params, parts.state.kept)}
-    keys = [jax.device_put(parts.rng, device) for device in parts.devices]
+    carry = {
+        "state": setup.begun,
+        "sums": setup.programs.main.begin(setup.begun.params, setup.begun.kept),
+    }
+    keys = [jax.device_put(setup.rng, device) for device in setup.where.devices]
 
     def work(worker: int, state: Any, sums: Any) -> Any:
         for example_ids in rows[worker]:
-            microbatch = parts.feed.lend(worker, example_ids)
+            microbatch = setup.feed.lend(worker, example_ids)
             sums, _ = add(state, sums, microbatch, keys[worker])
             jax.tree.leaves(sums)[-1].block_until_ready()
         return sums
@@ -159,7 +162,7 @@ def overhead_rows(num_rounds: int = 1500, quota: int = 4) -> list[Row]:
             local.worker_threads(_NUM_WORKERS) as threads,
             Rounds(loss_fn, params, optimizer, data, **fields) as ours,
         ):
-            bare = bare_loop(ours.run.parts, optimizer, ids, threads)
+            bare = bare_loop(ours.run.setup, optimizer, ids, threads)
             secs = in_turn({"loop": ours, "bare": bare, "bare again": bare}, num_rounds)
         rows.append(
             Row(
@@ -247,7 +250,7 @@ def host_rows(num_rounds: int = 3000, num_workers: int = _NUM_WORKERS) -> list[R
             began = time.process_time()
             secs = in_turn({"loop": ours}, num_rounds)["loop"]
             cpu_secs = (time.process_time() - began) / (_WARM_UP + num_rounds)
-            bare = bare_loop(ours.run.parts, optimizer, ids.reshape(num_workers, 1, 2), threads)
+            bare = bare_loop(ours.run.setup, optimizer, ids.reshape(num_workers, 1, 2), threads)
             bare_secs = in_turn({"bare": bare}, num_rounds)["bare"]
         low, median, high = np.percentile(secs, [25, 50, 75]) * 1e3
         reached.append(

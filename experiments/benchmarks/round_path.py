@@ -4,7 +4,7 @@
 
 Of this checkout, and of another one beside it: the functions and files of hetjax that are called in
 one round (the README's network on four workers) and in one outer step of a bilevel run; which
-functions of hetjax lie between `fit` and the optimiser's update; the records that a round makes, and
+functions of hetjax lie between `fit` and the optimiser's update; the records that a round makes;
 the widest record of `hetjax.rounds`. A round of `fit`, and an outer step, are what is between two
 callbacks; one of `Run` is its call of `round`.
 
@@ -147,7 +147,7 @@ class Watch:
             self.ways[name] = max(self.ways.get(name, []), self._way(), key=len)
 
     def _way(self) -> list[str]:
-        """The functions of the package that this thread is in, as `file:name`, the outermost first."""
+        """The functions of the package that this thread is in, the outermost first."""
         frame: Any = inspect.currentframe()
         way: list[str] = []
         while frame is not None:

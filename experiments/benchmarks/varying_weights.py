@@ -123,7 +123,7 @@ def gap(line: Line) -> float:
         quota={"policy": "static", "proportions": (4, 3, 1, 0.1)},
     ) as run:
         state, report = run.round(run.init())
-        shares = run.parts.stream.shares
+        shares = run.setup.stream.shares
     rows = [report.done.microbatches(worker).reshape(-1) for worker in range(_WORKERS)]
     rows = [ids[ids >= 0] for ids in rows]
     weighting, part = line.weighting, 1.0  # of a full round, or of the workers that did something

@@ -155,7 +155,7 @@ def fit_bilevel(
         )
         evaluate = _evaluations(run, metrics_fn, sets, progress=progress)
         judge = summary.BY_UPPER_LOSS
-        if best_by and run.parts.leads:
+        if best_by and run.setup.where.leads:
             judge = evaluations.judge(evaluate.names, best_by=best_by, best_mode=best_mode)
         task = outer_steps_lib.OuterSteps(
             run,
@@ -226,4 +226,4 @@ def _evaluations(
         return {"loss": found[:2] if isinstance(found, tuple) else found}
 
     params = {"x": per_example.plain(run.x), "y": run.y0}
-    return evaluations.make(run.parts, metrics, sets, params, progress=progress)
+    return evaluations.make(run.setup, metrics, sets, params, progress=progress)

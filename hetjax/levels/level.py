@@ -17,9 +17,10 @@ from hetjax.bilevel import per_example
 from hetjax.bilevel.problem import Bilevel, Kind, What
 from hetjax.data import ledger, sources, stream
 from hetjax.levels import rules
-from hetjax.rounds import engine, programs, round_report, run_state, setup, sync, warm_up
+from hetjax.rounds import build, engine, round_report, run_state, sync, warm_up
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules as rules_lib
+from hetjax.rounds import setup as setup_lib
 
 
 class LevelState(NamedTuple):
@@ -66,7 +67,7 @@ class Level:
             for what in whats
         }
         first, *others = whats
-        self.kind_of = {first: programs.MAIN} | {what: kind_name(what) for what in others}
+        self.kind_of = {first: setup_lib.MAIN} | {what: kind_name(what) for what in others}
         self._bytes = {what: _size_bytes(rule, point) for what, rule in made.items()}
         try:
             self.run = engine.Engine(
@@ -110,13 +111,13 @@ class Level:
         """Before the first round; compiles what the level's first kind of round needs."""
         rounds = self.run.begin()
         with self.run.begins.stage("compiling"):
-            warm_up.of_sums(self.run, rounds, self.run.parts.state.params, programs.MAIN, ())
-        return LevelState(rounds, np.zeros(self.run.parts.stream.num_examples, np.int64))
+            warm_up.of_sums(self.run, rounds, self.run.setup.begun.params, setup_lib.MAIN, ())
+        return LevelState(rounds, np.zeros(self.run.setup.stream.num_examples, np.int64))
 
     def first_examples(self) -> types.PyTree:
         """A microbatch of them."""
-        parts = self.run.parts
-        return setup.first_examples(parts.config, self.source, per_example_rng=False)[0]
+        setup = self.run.setup
+        return build.first_examples(setup.config, self.source, per_example_rng=False)[0]
 
     def begin_step(self) -> None:
         """A new hypergradient begins: the batches of the last one are given up."""
@@ -161,12 +162,12 @@ class Level:
         f32[W]; 0 of a worker that did nothing. A gossiping worker divides by the share that all
         have, and here are those who did something.
         """
-        parts = self.run.parts
+        setup = self.run.setup
         did = report.done.quotas > 0
         present = 1.0
-        if parts.config.data.weighting != "example":
-            present = (parts.stream.shares * did).sum()
-        return mesh_lib.place(np.asarray(did / max(present, 1e-9), np.float32), parts.mesh)
+        if setup.config.data.weighting != "example":
+            present = (setup.stream.shares * did).sum()
+        return mesh_lib.place(np.asarray(did / max(present, 1e-9), np.float32), setup.where.mesh)
 
     def check(self) -> None:
         """Waits for the last round.
@@ -195,7 +196,7 @@ class Level:
 
     def bytes_sent(self, what: What) -> float:
         """By all workers for the sums of one request, as the reducer counts them."""
-        reducer = self.run.parts.reducer
+        reducer = self.run.setup.methods.reducer
         if reducer.mixing is not None:
             return 0.0
         return reducer.copies_sent(()) * self._bytes[_bare(what)]
@@ -263,4 +264,4 @@ def told(what: What) -> str:
 
 def placed(tree: types.PyTree, run: engine.Engine) -> types.PyTree:
     """A tree on all workers, leaves `[W, ...]`."""
-    return mesh_lib.place(mesh_lib.add_worker_axis(tree, run.num_workers), run.parts.mesh)
+    return mesh_lib.place(mesh_lib.add_worker_axis(tree, run.num_workers), run.setup.where.mesh)

@@ -143,7 +143,7 @@ class OuterSteps(task_lib.Task):
                     self.best = params
 
     def _evaluated(self, params: types.PyTree) -> dict[str, float]:
-        placed = jax.device_put(params, self.parts.own_device)
+        placed = jax.device_put(params, self.setup.where.own_device)
         return self.evaluate(placed, after=f"{self.steps_done} outer steps")
 
     def line(
@@ -188,7 +188,7 @@ class OuterSteps(task_lib.Task):
             "arrays": saving.to_arrays(run, state, params, self.best),
             "params": params,
             "level_rounds": {name: at.rounds.rounds_done for name, at in state.levels.items()},
-            "quota": {name: resume.policy_of(run.levels[name].run.parts) for name in state.levels},
+            "quota": {name: resume.policy_of(run.levels[name].run.setup) for name in state.levels},
         }
 
     def page(self, summary: dict[str, Any], recorder: workdir.Recorder) -> str:

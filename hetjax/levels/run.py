@@ -96,9 +96,9 @@ class BilevelRun:
         return self.levels[UPPER]
 
     @property
-    def parts(self) -> Any:
+    def setup(self) -> Any:
         """Of the lower level's rounds; both levels have the same workers."""
-        return self.lower.run.parts
+        return self.lower.run.setup
 
     def __enter__(self) -> "BilevelRun":
         return self
@@ -193,7 +193,7 @@ class BilevelRun:
         levels = {**step.levels, what.level: state}
         active = self._active(levels)
         sent = own.bytes_sent(what) + self._stepping.mixed_bytes(counter, carry, active)
-        did = () if self.parts.reducer.mixing is None else own.did(report)
+        did = () if self.setup.methods.reducer.mixing is None else own.did(report)
         found = self._stepping.receive(carry, counter, sums.mean, sums.own, active, did)
         rounds = (*step.rounds, Answered(what, report, sent))
         return UnfinishedStep(step.state, *found, levels, rounds)
@@ -218,15 +218,15 @@ class BilevelRun:
 
     def _did(self, rounds: tuple[Answered, ...]) -> Any:
         """Which workers did something in an outer step, where that decides whether they move."""
-        if self.parts.reducer.mixing is None:
+        if self.setup.methods.reducer.mixing is None:
             return ()
         done = sum(asked.report.done.quotas for asked in rounds)
-        return mesh_lib.place(np.asarray(done, np.float32), self.parts.mesh)
+        return mesh_lib.place(np.asarray(done, np.float32), self.setup.where.mesh)
 
     def _active(self, levels: dict[str, level.LevelState]) -> Any:
         """The exchanges of the round that is done, of a reducer that gossips."""
         rounds_done = sum(each.rounds.rounds_done for each in levels.values())
-        return planning.active(self.parts, rounds_done)
+        return planning.active(self.setup, rounds_done)
 
     def settle(self) -> None:
         """Waits for the last round of each level; call it before a pause."""
@@ -239,7 +239,7 @@ class BilevelRun:
 
     def own_mean(self, rows: types.PyTree) -> types.PyTree:
         """As `read`, of this process's workers alone: no other process takes part."""
-        if self.parts.reducer.mixing is None:
+        if self.setup.methods.reducer.mixing is None:
             return self.own_row(rows)
         return state_lib.own_mean(rows)
 
@@ -248,6 +248,6 @@ class BilevelRun:
 
         All processes call it.
         """
-        if self.parts.reducer.mixing is None:
+        if self.setup.methods.reducer.mixing is None:
             return jax.device_get(state_lib.own_row(rows))
         return state_lib.mean_of_rows(state_lib.all_rows(rows))

@@ -62,7 +62,7 @@ def to_arrays(
 
 
 def _rows(run: run_lib.BilevelRun, tree: types.PyTree) -> types.PyTree:
-    if run.parts.reducer.keeps_replicas_equal:
+    if run.setup.methods.reducer.keeps_replicas_equal:
         return jax.tree.map(lambda leaf: np.asarray(leaf)[None], state_lib.own_row(tree))
     return state_lib.all_rows(tree)
 
@@ -80,7 +80,7 @@ def from_arrays(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> run_lib.Bil
         like = jax.tree.map(_one_row, getattr(state, name))
         rows = leaves.unflatten(like, saved.arrays, name, check_shapes=False)
         rows = resume.fitted(rows, run.lower.run.num_workers)
-        found[name] = mesh_lib.place(rows, run.parts.mesh)
+        found[name] = mesh_lib.place(rows, run.setup.where.mesh)
     levels: dict[str, Any] = {}
     for name, at in fresh.levels.items():
         prefix = f"{name}/"
@@ -93,7 +93,7 @@ def from_arrays(run: run_lib.BilevelRun, saved: checkpoint.Saved) -> run_lib.Bil
             "quota": saved.about.get("quota", {}).get(name),
         }
         rounds = resume.rounds_from_arrays(
-            checkpoint.Saved(saved.step, arrays, about), at.rounds, run.levels[name].run.parts
+            checkpoint.Saved(saved.step, arrays, about), at.rounds, run.levels[name].run.setup
         )
         levels[name] = level.LevelState(rounds, np.array(revisits))
     return run_lib.BilevelState(**found, **levels, steps_done=saved.about["rounds"])

@@ -116,8 +116,8 @@ def build(
                 **options,
             )
             stack.enter_context(made[name].run)
-        parts = made[LOWER].run.parts
-        if parts.meeting.shares_gpu:
+        setup = made[LOWER].run.setup
+        if setup.company.meeting.shares_gpu:
             raise ValueError(
                 f"fit_bilevel: {meeting_lib.NO_COLLECTIVES}Its outer steps need them. Take one "
                 "process, whose workers local='virtual' plays"
@@ -127,7 +127,9 @@ def build(
         rows = per_example.rows(point.x, UPPER, jnp.arange(1))
         diagnosis.check_upper(problem_lib.mean(problem.upper), rows, y, first)
         tx = update.with_extra_arguments(optimizer)
-        steps = stepping.Stepping(estimator, tx, x, mesh=parts.mesh, reducer=parts.reducer)
+        steps = stepping.Stepping(
+            estimator, tx, x, mesh=setup.where.mesh, reducer=setup.methods.reducer
+        )
         stack.pop_all()
     return Made(made, steps, tx, x, y, point)
 
@@ -239,12 +241,12 @@ def _check_rows(x: types.PyTree, at_level: Mapping[str, Any]) -> None:
 
 def _check_gate(made: Mapping[str, level.Level]) -> None:
     """Refuses a gate that can never close: no gate closes the round that ends a pass."""
-    parts = [own.run.parts for own in made.values()]
-    if not parts[0].gate.closes or parts[0].config.data.sharing != "shared":
+    setups = [own.run.setup for own in made.values()]
+    if not setups[0].methods.gate.closes or setups[0].config.data.sharing != "shared":
         return
     if all(
         each.config.budget * each.config.microbatch_size >= each.stream.num_examples
-        for each in parts
+        for each in setups
     ):
         raise ValueError(
             "fit_bilevel: a gate closes no round that ends a pass over the data, and here each "

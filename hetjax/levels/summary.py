@@ -21,7 +21,7 @@ class BilevelSummary(summary.Summary):
     """
 
     def __init__(self, run: run_lib.BilevelRun, **fields: Any) -> None:
-        super().__init__(run.parts, **fields)
+        super().__init__(run.setup, **fields)
         self._run = run
         self._totals: dict[str, float] = {"rounds": 0, "bytes_sent": 0.0, "waiting_secs": 0.0}
         self._kinds: dict[str, dict[str, Any]] = {}

@@ -100,7 +100,7 @@ def sets_of(
 
 
 def make(
-    parts: Any,
+    setup: Any,
     metrics_fn: evaluate.MetricsFn,
     sets: Mapping[str, Any],
     params: types.PyTree,
@@ -110,26 +110,26 @@ def make(
     """Of the process that evaluates; the others have none.
 
     Args:
-        parts: of the run.
+        setup: of the run.
         metrics_fn: as of `evaluate.evaluate`.
         sets: from `sets_of`.
         params: of the form that is evaluated.
         progress: say what takes long.
     """
-    with debugging.eager(parts.config.debug):
+    with debugging.eager(setup.config.debug):
         of_sets = {
             name: evaluate.Evaluator(
                 metrics_fn,
                 source,
                 params,
-                parts.own_device,
-                on_batch=lambda: parts.beacons.at("evaluating"),
-                num_readers=parts.config.data.readers,
+                setup.where.own_device,
+                on_batch=lambda: setup.company.beacons.at("evaluating"),
+                num_readers=setup.config.data.readers,
                 progress=progress,
             )
-            for name, source in (sets.items() if parts.leads else ())
+            for name, source in (sets.items() if setup.where.leads else ())
         }
-    return Evaluations(of_sets, averages=parts.config.ema > 0, debug=parts.config.debug)
+    return Evaluations(of_sets, averages=setup.config.ema > 0, debug=setup.config.debug)
 
 
 class Evaluations:

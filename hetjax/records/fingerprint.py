@@ -15,7 +15,8 @@ import optax
 
 from hetjax import digests, kinds, stateful, types
 from hetjax.data import iterables, sources, trial
-from hetjax.rounds import losses, rule_identity, setup, update
+from hetjax.rounds import build, losses, rule_identity, update
+from hetjax.rounds import setup as setup_lib
 
 _WHOLE_BYTES = 1 << 28  # of arrays, up to which all of the data are looked at
 _SAMPLE = 1024  # examples of larger arrays, evenly spaced
@@ -47,16 +48,16 @@ def make(
     optimizer: optax.GradientTransformation,
     source: Any,
     *,
-    parts: setup.RunParts,
+    setup: setup_lib.Setup,
 ) -> dict[str, Any]:
     """Digests of what a run depends on, as JSON values.
 
     Args:
         loss_fn, params, optimizer: as given to `fit`.
         source: checked. Examples in memory are looked at all, up to 256 MB, others in part.
-        parts: of the run.
+        setup: of the run.
     """
-    first, keys = setup.first_examples(parts.config, source, per_example_rng=parts.per_example_rng)
+    first, keys = build.first_examples(setup.config, source, per_example_rng=setup.per_example_rng)
     grads = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), params)
     # The value and the progress that an update is given; their types, not their numbers.
     number = jax.ShapeDtypeStruct((), jnp.float32)
@@ -73,10 +74,10 @@ def make(
     if isinstance(loss_fn, stateful.StatefulLoss):
         point, own_state = types.Model(params, loss_fn.model_state), loss_fn.model_state
         program = _changes(loss_fn), (grads, own_state, first, keys)
-    if not parts.config.debug:  # it would be traced
+    if not setup.config.debug:  # it would be traced
         own["loss"] = digests.of_programs(program)
-    if parts.config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
-        own["rule"] = rule_identity.digest(parts.main.rule, grads, first, own_state)
+    if setup.config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
+        own["rule"] = rule_identity.digest(setup.programs.main.rule, grads, first, own_state)
     return {
         "examples": len(source),
         "data": of_data(source),

@@ -14,8 +14,9 @@ from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import recorded
 from hetjax.processes import board as board_lib
 from hetjax.records import fingerprint as fingerprint_lib
-from hetjax.rounds import arguments, setup
+from hetjax.rounds import arguments
 from hetjax.rounds import resume as resume_lib
+from hetjax.rounds import setup as setup_lib
 
 FORCE, OVERWRITE = "force", "overwrite"
 WORDS = (FORCE, OVERWRITE)
@@ -37,7 +38,7 @@ def find(
     workdir: pathlib.Path | None,
     config: dict[str, Any],
     *,
-    parts: setup.RunParts,
+    setup: setup_lib.Setup,
     fingerprint: dict[str, Any],
     resume: bool | str,
     may_grow: Sequence[str],
@@ -48,7 +49,7 @@ def find(
     Args:
         workdir: of the run; None: nothing is kept.
         config: as recorded.
-        parts: of the run.
+        setup: of the run.
         fingerprint: of what the run depends on beside it, in process 0.
         resume: go on from the newest checkpoint; 'force': whatever else has changed; 'overwrite':
             begin anew, whatever is there. Where a supervisor has started the run again even one
@@ -65,7 +66,7 @@ def find(
     directory = workdir / resume_lib.DIRECTORY
     saved: checkpoint.Saved | None = None
     grown: list[str] = []
-    if not parts.leads:
+    if not setup.where.leads:
         step, grown = board_lib.Board("resume").wait(
             "found", _PATIENCE_SECS, what="find the checkpoint to go on from"
         )
@@ -76,26 +77,26 @@ def find(
         if saved is None:
             checkpoint.clear(directory)
         else:
-            resume_lib.check_workers(saved, parts)
+            resume_lib.check_workers(saved, setup)
             _say(workdir, saved, grown, unit)
-        if not parts.meeting.alone:
+        if not setup.company.meeting.alone:
             board_lib.Board("resume").post("found", (None if saved is None else saved.step, grown))
     if saved is not None and is_restarted() and saved.about["finished"] and not grown:
         return Start(saved, saved.about.get("stopped_by"))
     return Start(saved)
 
 
-def agreed(parts: setup.RunParts, number: int) -> int:
+def agreed(setup: setup_lib.Setup, number: int) -> int:
     """What process 0 has read in the workdir; the others may find there what it has written since.
 
     Args:
-        parts: of the run.
+        setup: of the run.
         number: that this process has read.
     """
-    if parts.meeting.alone:
+    if setup.company.meeting.alone:
         return number
     board = board_lib.Board("read")
-    if parts.leads:
+    if setup.where.leads:
         board.post("number", number)
     return board.wait("number", _PATIENCE_SECS, what="read the lines of the run")
 
@@ -220,18 +221,18 @@ class Keeper:
 
     Args:
         workdir: of the run; None: nothing is kept.
-        parts: of the run.
+        setup: of the run.
         fingerprint: of what the run depends on beside its configuration, in process 0.
     """
 
     def __init__(
-        self, workdir: pathlib.Path | None, parts: setup.RunParts, *, fingerprint: dict[str, Any]
+        self, workdir: pathlib.Path | None, setup: setup_lib.Setup, *, fingerprint: dict[str, Any]
     ) -> None:
-        self._parts, self._every_secs = parts, parts.config.checkpoint.every_secs
+        self._setup, self._every_secs = setup, setup.config.checkpoint.every_secs
         self._fingerprint, self.keeps = fingerprint, workdir is not None
         self._checkpoints = None
-        if workdir is not None and parts.leads:
-            keep = parts.config.checkpoint.keep
+        if workdir is not None and setup.where.leads:
+            keep = setup.config.checkpoint.keep
             self._checkpoints = checkpoint.Checkpoints(workdir / resume_lib.DIRECTORY, keep=keep)
         self._last = time.monotonic()
 
@@ -271,12 +272,12 @@ class Keeper:
         about |= {
             "finished": finished,
             "rounds": done,
-            "num_workers": len(self._parts.devices),
+            "num_workers": len(self._setup.where.devices),
             "has_best": best_params is not None,
             "form": leaves.form_of(params),
             "fingerprint": self._fingerprint,
             "saved": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "solutions": self._parts.solved.save(),
+            "solutions": self._setup.company.solved.save(),
             "versions": arguments.versions(),
         }
         self._checkpoints.save(done, arrays, about)

@@ -13,7 +13,8 @@ from hetjax.data import ledger as ledger_lib
 from hetjax.quota import finer as finer_lib
 from hetjax.records import evaluations
 from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import round_report, run_state, setup
+from hetjax.rounds import round_report, run_state
+from hetjax.rounds import setup as setup_lib
 
 _FINER_ROUNDS = 40  # the last full ones, by which the workers' costs are told
 
@@ -22,7 +23,7 @@ class Summary:
     """What every run tells, whatever its steps are.
 
     Args:
-        parts: of the run.
+        setup: of the run.
         started: `perf_counter` when the run began.
         judge: says which evaluation is the best.
         begins: the stages before the first step.
@@ -30,7 +31,7 @@ class Summary:
 
     def __init__(
         self,
-        parts: setup.RunParts,
+        setup: setup_lib.Setup,
         *,
         started: float,
         judge: evaluations.Judge,
@@ -38,7 +39,7 @@ class Summary:
     ) -> None:
         self.clock = 0.0  # seconds of all steps; it stands still during evaluations
         self.stopped_by: str | None = None
-        self._parts, self._started, self._judge = parts, started, judge
+        self._setup, self._started, self._judge = setup, started, judge
         self.begins = begins
         self._first_secs: float | None = None  # from then to the end of the first step
         self._eval: dict[str, float] = {}
@@ -101,7 +102,7 @@ class Summary:
 
     def _of_run(self, *, first: str, interrupted: bool) -> dict[str, Any]:
         """The part of `summary.json` that all runs have; `first` names the first step's seconds."""
-        parts = self._parts
+        setup = self._setup
         return {
             "wall_secs": self._wall_secs,
             "train_secs": self.clock,
@@ -110,10 +111,10 @@ class Summary:
             "stopped_by": self.stopped_by,
             **({"resumed": self._resumed} if self._resumed else {}),
             **({"judged_by": self._judge.metric} if self._judge.metric else {}),
-            "emulated": parts.emulated,
-            "clock": "virtual" if parts.virtual_clock else "wall",
-            "num_workers": len(parts.devices),
-            "device_kind": parts.devices[0].device_kind,
+            "emulated": setup.speeds.emulated,
+            "clock": "virtual" if setup.speeds.clock.virtual else "wall",
+            "num_workers": len(setup.where.devices),
+            "device_kind": setup.where.devices[0].device_kind,
             "jax_version": jax.__version__,
         }
 
@@ -201,9 +202,14 @@ class TrainingSummary(Summary):
 
         Of rounds in which quotas follow speeds, and whose workers were the same as in the last one.
         """
-        parts, config = self._parts, self._parts.config
-        untimed = parts.virtual_clock and not parts.emulated
-        if untimed or parts.gate.closes or not parts.policy.follows_speeds or not self._lines:
+        setup, config = self._setup, self._setup.config
+        untimed = setup.speeds.clock.virtual and not setup.speeds.emulated
+        if (
+            untimed
+            or setup.methods.gate.closes
+            or not setup.methods.policy.follows_speeds
+            or not self._lines
+        ):
             return None
         here = self._lines[-1].present
         lines = [line for line in self._lines if line.full and line.present == here]
@@ -239,14 +245,14 @@ class TrainingSummary(Summary):
         sums = self._epoch_sums[max(self._epoch_sums)] if lines else np.array([np.nan, 1.0])
         exchanges = [line.exchange_secs for line in timed if line.exchange_secs is not None]
         without = sum(line.weight_sum is not None for line in lines)
-        dropped = self._parts.stream.dropped(stream)
+        dropped = self._setup.stream.dropped(stream)
         out: dict[str, Any] = {
             "train_loss": None if sums[1] <= 0 else float(sums[0] / sums[1]),
             **{f"train_{name}": mean for name, mean in self._metrics().items()},
             **self._eval,
             **self._best,
             "rounds": state.rounds_done,
-            "epochs": stream.examples_processed / self._parts.stream.examples_per_epoch,
+            "epochs": stream.examples_processed / self._setup.stream.examples_per_epoch,
             "examples_processed": stream.examples_processed,
             "examples_missing": ledger_lib.missing(ledger),
             "examples_duplicated": ledger_lib.duplicated(ledger),
@@ -266,11 +272,11 @@ class TrainingSummary(Summary):
             "quotas": timed[-1].quotas if timed else [],
             "overrun_fraction": sum(line.overruns for line in lines) / max(microbatches, 1),
             **self._of_run(first="first_round", interrupted=interrupted),
-            **({"notes": self._parts.notes} if self._parts.notes else {}),
+            **({"notes": self._setup.notes} if self._setup.notes else {}),
         }
         if finer := self.finer():
             out["finer"] = finer
-        mixing, gate = self._parts.reducer.mixing, self._parts.gate
+        mixing, gate = self._setup.methods.reducer.mixing, self._setup.methods.gate
         if mixing is not None:
             measured = [line.consensus for line in lines if line.consensus]
             out["gossip"] = {
@@ -281,14 +287,14 @@ class TrainingSummary(Summary):
         if gate.closes:
             given = sum(sum(line.quotas) for line in lines)
             out["gate"] = {
-                "trigger": self._parts.config.gate.trigger,
+                "trigger": self._setup.config.gate.trigger,
                 "closes": gate.when,
                 "returned_fraction": 1 - microbatches / max(given, 1),
-                "in_flight": self._parts.config.gate.in_flight,
+                "in_flight": self._setup.config.gate.in_flight,
             }
         if self.order_cost:
             cost = {**self.order_cost, "herding_secs": self._herding_secs}
-            out["ordering"] = {"method": self._parts.config.ordering.method, **cost}
+            out["ordering"] = {"method": self._setup.config.ordering.method, **cost}
         if self._referenced:
             optimal, bound, equal = self._references / self._referenced
             out |= {

@@ -17,48 +17,49 @@ from hetjax import types
 from hetjax.data import stream as stream_lib
 from hetjax.ordering import herding
 from hetjax.ordering import ordering as ordering_lib
-from hetjax.rounds import gradients, rules, run_state, setup
+from hetjax.rounds import gradients, rules, run_state
 from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import setup as setup_lib
 
 _COST_REPEATS = 5
 
 
 class OrderTelemetry:
-    """Both measurements for the run of these parts, when its configuration asks for them."""
+    """Both measurements for a run, when its configuration asks for them."""
 
-    def __init__(self, parts: setup.RunParts) -> None:
-        self._parts, self._measure = parts, Herding(parts)
+    def __init__(self, setup: setup_lib.Setup) -> None:
+        self._setup, self._measure = setup, Herding(setup)
 
     def cost(self, params: types.PyTree, stream: stream_lib.StreamState) -> dict[str, float]:
         """What the order's signs cost; empty where it takes none, or nothing is to be measured."""
-        parts = self._parts
-        asked = parts.observer is not None and parts.config.ordering.herding_every != 0
-        if not asked or parts.config.debug:  # eager calls tell nothing of the cost
+        setup = self._setup
+        asked = setup.methods.observer is not None and setup.config.ordering.herding_every != 0
+        if not asked or setup.config.debug:  # eager calls tell nothing of the cost
             return {}
-        assert parts.observer is not None
-        plan = parts.stream.plan(stream, np.ones(len(parts.devices), int))
+        assert setup.methods.observer is not None
+        plan = setup.stream.plan(stream, np.ones(len(setup.where.devices), int))
         return cost(
-            parts.loss_fn,
-            parts.observer,
+            setup.loss_fn,
+            setup.methods.observer,
             params,
-            parts.feed.load(0, plan.example_ids[0], plan.passes[0]),
-            parts.rng,
-            per_example_rng=parts.per_example_rng,
+            setup.feed.load(0, plan.example_ids[0], plan.passes[0]),
+            setup.rng,
+            per_example_rng=setup.per_example_rng,
         )
 
     def herding(
         self, epochs_done: int, model: types.PyTree, state: run_state.RunState
     ) -> dict[str, float] | None:
         """The bounds of the order to come, in rounds of the last quotas; None where not due."""
-        parts, every = self._parts, self._parts.config.ordering.herding_every
+        setup, every = self._setup, self._setup.config.ordering.herding_every
         if every < 0:
-            at_an_end = epochs_done == 1 or epochs_done >= parts.config.epochs
-            due = parts.observer is not None and at_an_end
+            at_an_end = epochs_done == 1 or epochs_done >= setup.config.epochs
+            due = setup.methods.observer is not None and at_an_end
         else:
             due = every > 0 and epochs_done % every == 0
-        if not due or parts.config.debug:
+        if not due or setup.config.debug:
             return None
-        order = parts.stream.whole_pass(state.stream, state.rounds.full_quotas)
+        order = setup.stream.whole_pass(state.stream, state.rounds.full_quotas)
         bounds = self._measure(model, order, epochs_done)
         return {"epoch": epochs_done, **bounds}
 
@@ -71,12 +72,12 @@ class Herding:
     far. A round counts as one timestep.
     """
 
-    def __init__(self, parts: setup.RunParts) -> None:
-        self._parts, self._size = parts, parts.config.microbatch_size
+    def __init__(self, setup: setup_lib.Setup) -> None:
+        self._setup, self._size = setup, setup.config.microbatch_size
         rule = gradients.gradient_sums(
-            parts.loss_fn,
-            per_example_rng=parts.per_example_rng,
-            loss_divisor=parts.main.rule.loss_divisor,
+            setup.loss_fn,
+            per_example_rng=setup.per_example_rng,
+            loss_divisor=setup.programs.main.rule.loss_divisor,
         )
         self._steps = rules.with_observer(rule)
         self._add = jax.jit(self._steps.add, donate_argnums=(1,))
@@ -95,8 +96,8 @@ class Herding:
             epoch: that begins; names the random order, and the views that a source has in it.
         """
         began = time.perf_counter()
-        stream = self._parts.stream
-        random_order = np.random.default_rng((self._parts.config.seed, epoch, 0x4E8D))
+        stream = self._setup.stream
+        random_order = np.random.default_rng((self._setup.config.seed, epoch, 0x4E8D))
         shuffled = np.arange(stream.num_examples)
         for shard in stream.shards:
             shuffled[shard] = random_order.permutation(shard)
@@ -128,9 +129,9 @@ class Herding:
                 row = np.full(self._size, stream_lib.PADDING, np.int32)
                 part = ids[start : start + self._size]
                 row[: len(part)] = part
-                self._parts.beacons.at("evaluating")
-                microbatch = self._parts.feed.load(0, row, epoch)
-                carried, _ = self._add(shared, carried, microbatch, self._parts.rng)
+                self._setup.company.beacons.at("evaluating")
+                microbatch = self._setup.feed.load(0, row, epoch)
+                carried, _ = self._add(shared, carried, microbatch, self._setup.rng)
             yield _flat(carried.sums.grad_sum), int(carried.tally.example_count)
 
 

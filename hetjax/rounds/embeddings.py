@@ -16,9 +16,8 @@ from jax.extend import core
 
 from hetjax import debugging, kinds, trees, types
 from hetjax.config import experiment as config_lib
-from hetjax.rounds import batch_loss, gathering, local, packing, rules, run_state
+from hetjax.rounds import batch_loss, rules
 from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import programs as programs_lib
 from hetjax.rounds import state as state_lib
 
 
@@ -76,6 +75,11 @@ class Passes:
         self.first = self._first(embedded)
         self.second = self._second(embedded)
         self._gradient = jax.jit(functools.partial(self._between, params))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all embeddings of a round, as they are sent."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.gathered))
 
     def _all_rows(self, leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self._num * self._size, *leaf.shape[1:]), leaf.dtype)
@@ -251,24 +255,6 @@ def _check_mask(loss: Callable, params: types.PyTree, like: types.PyTree) -> Non
         )
 
 
-class Embedding(NamedTuple):
-    """What comes before the main pass."""
-
-    passes: Passes
-    programs: programs_lib.Programs  # of the first one
-
-    @classmethod
-    def of(cls, passes: Passes | None, common: programs_lib.Common) -> "Embedding | None":
-        """With its programs; None where there is one pass."""
-        return None if passes is None else cls(passes, common.make(passes.first))
-
-
-def num_bytes(embedding: Embedding | None) -> int:
-    """Of all embeddings of a round, as they are sent; 0 where there are none."""
-    shapes = () if embedding is None else embedding.passes.gathered
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-
-
 def passes_of(
     loss_fn: losses_lib.LossFn,
     params: types.PyTree,
@@ -288,52 +274,3 @@ def passes_of(
     batch_loss.refuse(config, chosen, rule)
     passes = Passes(loss_fn, params, examples, keys, num_microbatches=config.budget)
     return passes, passes.second
-
-
-def execute(
-    run: Any,
-    plan: run_state.Plan,
-    *,
-    request: gathering.Request = gathering.Request.NOTHING,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> run_state.Executed:
-    """Both passes of a round of a `Run`; arguments and result as of `Run.execute`.
-
-    A gate may close the first one. The second does what the first has done.
-
-    Raises:
-        ValueError: the round is given values, which no pass asks for.
-    """
-    if jax.tree.leaves(plan.given):
-        raise ValueError(
-            "Run.round: given: a round of a batch_loss asks for no values. Close over them, or put "
-            "them into the examples"
-        )
-    assert isinstance(plan.state, run_state.RunState)
-    passes, own = run.parts.embedding
-    ids, params = plan.assigned.example_ids, plan.state.train.params
-    of_first = plan._replace(programs=own, given=passes.first_ids(ids))
-    first = run.add_up(of_first, params, types.Kept(), meanwhile=meanwhile)
-    limits = first.work.microbatches_done
-    done = np.full_like(ids, -1)
-    for worker, count in enumerate(limits):
-        start = plan.assigned.starts[worker]
-        done[start : start + count] = ids[start : start + count]
-    counted = packing.unpack(jax.device_get(first.sums.metrics))
-    is_finite = bool(np.all(counted.nonfinite_microbatch < 0))
-    with debugging.eager(run.config.debug):
-        handed = passes.handed(params, first.sums.mean, done, is_finite=is_finite)
-    run.clock.closes()
-    of_second = plan._replace(limits=limits, may_close=False, closing=None)
-    second = run.execute_pass(of_second, handed, request=request)
-    return second._replace(plan=plan, work=_both(first.work, second.work))
-
-
-def _both(first: local.Work, second: local.Work) -> local.Work:
-    """The work of a round of two passes: their times add up."""
-    return second._replace(
-        **{
-            name: getattr(first, name) + getattr(second, name)
-            for name in ("first_secs", "compute_secs", "overruns", "host_secs", "local_secs")
-        }
-    )

@@ -5,13 +5,13 @@ engine alone. Everything on the host that the rounds to come depend on is in a `
 """
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax
 import numpy as np
+import optax
 
 from hetjax import compiled, debugging, messages, starting, types
 from hetjax.config import experiment as config_lib
@@ -21,24 +21,22 @@ from hetjax.processes import board as board_lib
 from hetjax.processes import join, solutions, waits, watch
 from hetjax.rounds import (
     arguments,
+    build,
     clock,
     feeding,
     gathering,
     inputs,
     local,
     planning,
-    programs,
     round_report,
     run_state,
-    setup,
     sync,
     warm_up,
 )
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules as rules_lib
+from hetjax.rounds import setup as setup_lib
 from hetjax.rounds.run_state import Executed, Generations, Plan, RoundsState, RunState
-
-_ADDING_UP = functools.partial(setup.build, optimizer=None)
 
 
 class Engine:
@@ -53,7 +51,7 @@ class Engine:
         solved: numbers that the run solved before it was interrupted, by problem.
         begins: told what goes on before the first round.
         beside: another engine, whose rounds take turns with this one's on the same workers.
-        build: makes the parts; those of a `Run` update, too.
+        optimizer: of a `Run`, whose rounds update.
         **fields: fields of the configuration, groups as dicts; parts as objects, names or dicts.
 
     Raises:
@@ -74,7 +72,7 @@ class Engine:
         solved: Callable[[], dict[str, solutions.Numbers]] = dict,
         begins: starting.Starting | None = None,
         beside: "Engine | None" = None,
-        build: Callable[..., setup.RunParts] = _ADDING_UP,
+        optimizer: optax.GradientTransformation | None = None,
         **fields: Any,
     ) -> None:
         join.check_joined()
@@ -93,9 +91,10 @@ class Engine:
         several = jax.process_count() > 1 and self.config.local != "virtual"
         if several:
             gathering.check_same_run(self.recorded, num_examples=len(source))
-        self.parts: setup.RunParts = build(
+        self.setup: setup_lib.Setup = build.build(
             loss_fn,
             point,
+            optimizer,
             source=source,
             config=self.config,
             chosen=given.parts,
@@ -109,23 +108,23 @@ class Engine:
                 kept=solved,
             ),
             begins=self.begins,
-            meeting=None if beside is None else beside.parts.meeting,
+            meeting=None if beside is None else beside.setup.company.meeting,
         )
-        parts = self.parts
-        if debug and parts.leads and not self._is_guest:
+        setup = self.setup
+        if debug and setup.where.leads and not self._is_guest:
             messages.say(debugging.TOLD)
         if several:
             gathering.check_same_parts(
-                (parts.state.params, parts.state.model_state),
-                shards=(parts.stream.shards, parts.stream.shares),
-                mixing=parts.reducer.mixing,
-                trace=parts.trace,
-                first=parts.feed.first(),
+                (setup.begun.params, setup.begun.model_state),
+                shards=(setup.stream.shards, setup.stream.shares),
+                mixing=setup.methods.reducer.mixing,
+                trace=setup.speeds.trace,
+                first=setup.feed.first(),
             )
-        self.num_workers = len(parts.devices)
+        self.num_workers = len(setup.where.devices)
         self.is_closed = False
         self._warm: dict[str, run_state.Shapes] = {}  # what each kind of round is given
-        self._pass_keys = local.PassKeys(parts.rng, parts.devices, parts.workers)
+        self._pass_keys = local.PassKeys(setup.rng, setup.where.devices, setup.where.own)
         self.clock = clock.Clock()
         self._last_made: types.PyTree = None  # by the last round
 
@@ -140,15 +139,15 @@ class Engine:
     def close(self) -> None:
         """Frees threads; no round can be run any more."""
         self.is_closed = True
-        self.parts.close()
+        self.setup.close()
         if not self._is_guest:
             self.beacons.close()
 
     def begin(self) -> RoundsState:
         """Before the first round."""
         return RoundsState(
-            policies=planning.begun_policies(self.parts),
-            stream=self.parts.stream.init(),
+            policies=planning.begun_policies(self.setup),
+            stream=self.setup.stream.init(),
             passes=np.zeros(self.num_workers, int),
             full_quotas=np.zeros(self.num_workers, int),
             rounds_done=0,
@@ -158,25 +157,27 @@ class Engine:
 
     def is_complete(self, state: RoundsState | RunState) -> bool:
         """Whether as many examples are processed as the epochs have, or `max_rounds` are done."""
-        of_epochs = self.config.epochs * self.parts.stream.examples_per_epoch
+        of_epochs = self.config.epochs * self.setup.stream.examples_per_epoch
         is_over = state.stream.examples_processed >= of_epochs
         return is_over or 0 < self.config.max_rounds <= state.rounds_done
 
     def is_end_of_trace(self, state: RoundsState | RunState) -> bool:
         """Whether the trace that is replayed has no more rounds."""
-        return self.parts.trace is not None and state.rounds_done >= len(self.parts.trace)
+        return self.setup.speeds.trace is not None and state.rounds_done >= len(
+            self.setup.speeds.trace
+        )
 
     def end_of_source(self, state: RoundsState | RunState) -> str:
         """Where an iterable has ended within an epoch, and all that came is done: what to tell."""
         rounds = state.rounds if isinstance(state, RunState) else state
-        return feeding.end(self.parts.feed, self.parts.stream, rounds.stream, self.config.budget)
+        return feeding.end(self.setup.feed, self.setup.stream, rounds.stream, self.config.budget)
 
     def sum(
         self,
         state: RoundsState,
         point: types.PyTree,
         *,
-        kind: str = programs.MAIN,
+        kind: str = setup_lib.MAIN,
         given: types.PyTree = (),
         again: stream.Assignment | None = None,
         request: gathering.Request = gathering.Request.NOTHING,
@@ -221,7 +222,7 @@ class Engine:
             ValueError: the state is spent, or another run's; `given` or the trace does not fit.
         """
         rounds = run_state.check_state(state, self)
-        self.parts.feed.compare(self.parts.stream.epoch(rounds.stream))
+        self.setup.feed.compare(self.setup.stream.epoch(rounds.stream))
         began = time.perf_counter()
         at = "computing" if self.config.local == "fused" else "waiting"
         self.beacons.at(at, rounds.rounds_done)
@@ -229,11 +230,11 @@ class Engine:
             run_state.check_given(given, shapes)
         if again is None and (ended := self.end_of_source(rounds)):
             raise ValueError(ended)
-        plan = planning.plan(self.parts, rounds, kind=kind, given=given, again=again)
-        if self.parts.feed.reads_ahead and again is None:
-            workers = range(self.num_workers) if self.parts.feed.reads_all else self.parts.workers
-            upcoming = self.parts.stream.upcoming(rounds.stream, plan.quotas, workers)
-            self.parts.feed.read_ahead(*upcoming)
+        plan = planning.plan(self.setup, rounds, kind=kind, given=given, again=again)
+        if self.setup.feed.reads_ahead and again is None:
+            workers = range(self.num_workers) if self.setup.feed.reads_all else self.setup.where.own
+            upcoming = self.setup.stream.upcoming(rounds.stream, plan.quotas, workers)
+            self.setup.feed.read_ahead(*upcoming)
         self.clock.begins(began)
         return plan._replace(state=state, began=began)
 
@@ -254,13 +255,13 @@ class Engine:
     def close_round(self, executed: Executed) -> tuple[RoundsState, round_report.Report]:
         """What the rounds to come depend on after a round, and its report."""
         plan, sums = executed.plan, executed.sums
-        new = planning.commit(self.parts, plan, executed)
+        new = planning.commit(self.setup, plan, executed)
         processed = new.stream.examples_processed
         examples = processed - plan.rounds.stream.examples_processed
         if plan.is_again:
             examples = stream.examples_in(plan.assigned.example_ids)
         report = round_report.Report(
-            self.parts,
+            self.setup,
             executed,
             settle=self.settle,
             state_of=lambda report: self._last_made[0] if report is self.clock.last else None,
@@ -281,7 +282,7 @@ class Engine:
         shared = types.Shared(point, plan.given, model_state=kept.model_state)
         with watch.taking_part():
             contributed, work, metrics, asked = self.compute(plan, shared, carried, **options)
-            others = self.parts.shares, plan.active, metrics, plan.given
+            others = self.setup.shares, plan.active, metrics, plan.given
             with waits.Wait("synchronise"):
                 sums = own.sync.call(kept, contributed, *others)
         return Executed(plan, work, sums._replace(metrics=metrics or sums.metrics), asked)
@@ -289,9 +290,9 @@ class Engine:
     def renewed(self, plan: Plan, kept: Any, carried: Any) -> tuple[Any, Any]:
         """What is kept and carried, where the order begins new passes."""
         begins = plan.passes != plan.rounds.passes
-        if self.parts.new_pass is None or not begins.any():
+        if self.setup.new_pass is None or not begins.any():
             return kept, carried
-        memory, carried = self.parts.new_pass(kept.memory, carried, begins)
+        memory, carried = self.setup.new_pass(kept.memory, carried, begins)
         return kept._replace(memory=memory), carried
 
     def compute(
@@ -316,7 +317,7 @@ class Engine:
             what the synchronisation takes; what all workers did; the `SyncMetrics` of all, or ()
             where the synchronisation is to gather them; and what any process asked.
         """
-        parts, own, clock = self.parts, plan.programs, self.clock
+        setup, own, clock = self.setup, plan.programs, self.clock
         plan.rounds.generations.newest = plan.rounds.generation + 1
 
         def once_begun() -> None:
@@ -339,11 +340,11 @@ class Engine:
         if plan.round_index is None:
             self.begins.detail("the synchronisation")
         metrics: types.SyncMetrics | tuple[()] = ()
-        if parts.gather is not None:
-            is_known = own.sums.meet_before and parts.host_is_own
+        if setup.company.gather is not None:
+            is_known = own.sums.meet_before and setup.host_is_own
             host_secs = clock.host_secs(work.compute_secs.max()) if is_known else 0.0
             told = plan.digests(), request, host_secs
-            work, request, metrics = parts.gather(contributed, work, *told)
+            work, request, metrics = setup.company.gather(contributed, work, *told)
         clock.stamp("gathered")
         contributed = own.sums.total(contributed, work.host_secs)  # all have posted
         if (closing := plan.closing) is not None:
@@ -366,7 +367,7 @@ class Engine:
     def is_warm(self, kind: str) -> bool:
         """Whether the programs of a kind are compiled, and have run."""
         if kind not in self._warm:
-            self.parts.check_kind(kind)
+            self.setup.programs.check_kind(kind)
         return kind in self._warm
 
     def warmed_up(self, kind: str, given: types.PyTree) -> None:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetjax import kinds, messages, ordering
+from hetjax import kinds, mesh, messages, ordering
 from hetjax.config import experiment as config_lib
 from hetjax.data import choosing, iterables
 from hetjax.data import feed as feed_lib
@@ -12,7 +12,6 @@ from hetjax.data import stream as stream_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import solutions
 from hetjax.quota import asking
-from hetjax.rounds import programs as programs_lib
 
 _DEFAULT = "random_reshuffling"
 
@@ -65,7 +64,7 @@ def check(config: config_lib.ExperimentConfig, source: Any, chosen: kinds.Parts)
 
 
 def make_feed(
-    config: config_lib.ExperimentConfig, source: Any, where: programs_lib.Workers, *, progress: bool
+    config: config_lib.ExperimentConfig, source: Any, where: mesh.Placement, *, progress: bool
 ) -> feed_lib.Feed:
     """As the configuration says, and as a few examples of the source show."""
     leads, is_alone = where.leads, len(where.own) == len(where.devices)

@@ -18,7 +18,8 @@ from jax.extend import core
 from hetjax import debugging, stateful, types
 from hetjax import mesh as mesh_lib
 from hetjax.processes import board as board_lib
-from hetjax.rounds import run_state, setup
+from hetjax.rounds import run_state
+from hetjax.rounds import setup as setup_lib
 
 MOST_IDS = 10  # that a message shows
 _PATIENCE_SECS = 60.0
@@ -40,38 +41,38 @@ def shown(ids: list[int]) -> str:
     return f"{ids[:MOST_IDS]}{more}"
 
 
-def guilty_of(parts: setup.RunParts, plan: run_state.Plan, positions: np.ndarray) -> Guilty:
+def guilty_of(setup: setup_lib.Setup, plan: run_state.Plan, positions: np.ndarray) -> Guilty:
     """The first of this process's workers, or else of all.
 
     Args:
-        parts: of the run.
+        setup: of the run.
         plan: of the round.
         positions: i32[W]; -1: all of the worker's were finite. One is not.
     """
     bad = np.flatnonzero(positions >= 0).tolist()
-    worker = next((w for w in bad if w in parts.workers), bad[0])
+    worker = next((w for w in bad if w in setup.where.own), bad[0])
     position = int(positions[worker])
     ids = plan.assigned.microbatches(worker)[position]
     return Guilty(worker, position, ids[ids >= 0].tolist())
 
 
-def told(parts: setup.RunParts, plan: run_state.Plan, state: Any, guilty: Guilty) -> str:
+def told(setup: setup_lib.Setup, plan: run_state.Plan, state: Any, guilty: Guilty) -> str:
     """What the first operation was, a sentence; the worker's own process finds it for all.
 
     Args:
-        parts: of the run.
+        setup: of the run.
         plan: of the round.
         state: of all workers, leaves `[W, ...]`, when the round began; None: nobody knows it.
         guilty: the microbatch.
     """
-    of_all = None if parts.gather is None else board_lib.Board("nonfinite")
-    if guilty.worker in parts.workers:
-        text = _told(parts, plan, state, guilty)
+    of_all = None if setup.company.gather is None else board_lib.Board("nonfinite")
+    if guilty.worker in setup.where.own:
+        text = _told(setup, plan, state, guilty)
         if of_all is not None:
             of_all.post(str(guilty.worker), text)
         return text
     assert of_all is not None
-    process = int(parts.meeting.process_of[guilty.worker])
+    process = int(setup.company.meeting.process_of[guilty.worker])
     try:
         return of_all.wait(
             str(guilty.worker), _PATIENCE_SECS, what="repeat a microbatch", by=process
@@ -81,13 +82,13 @@ def told(parts: setup.RunParts, plan: run_state.Plan, state: Any, guilty: Guilty
 
 
 @debugging.compiled
-def _told(parts: setup.RunParts, plan: run_state.Plan, state: Any, guilty: Guilty) -> str:
+def _told(setup: setup_lib.Setup, plan: run_state.Plan, state: Any, guilty: Guilty) -> str:
     if not isinstance(state, types.TrainState):
         return ""
-    own = parts.workers.index(guilty.worker)
+    own = setup.where.own.index(guilty.worker)
     of_worker = state.params, state.worker, state.model_state
-    if parts.mesh is None:
-        row = mesh_lib.rows_on(of_worker, parts.devices)[own]
+    if setup.where.mesh is None:
+        row = mesh_lib.rows_on(of_worker, setup.where.devices)[own]
     else:
         row = mesh_lib.worker_rows(of_worker)[own]
     params, kept, model_state = jax.tree.map(lambda leaf: leaf[0], row)
@@ -95,16 +96,16 @@ def _told(parts: setup.RunParts, plan: run_state.Plan, state: Any, guilty: Guilt
         return f"The parameters {odd} were not finite before: the update before made them so."
     shared = types.Shared(params, plan.given, model_state=model_state)
     pass_index = int(plan.assigned.passes[guilty.worker])
-    rng = jax.random.fold_in(parts.rng, pass_index)
+    rng = jax.random.fold_in(setup.rng, pass_index)
     rows, rule = plan.assigned.microbatches(guilty.worker), plan.programs.rule
     try:
-        last = parts.feed.load(guilty.worker, rows[guilty.position], pass_index)
+        last = setup.feed.load(guilty.worker, rows[guilty.position], pass_index)
         if odd := _not_finite(last.examples):
             return f"The examples themselves are not finite: {odd}."
         worker, sums = rule.begin(shared, kept if rule.keeps_worker else rule.init(params))
         if rule.losses is None:  # what it adds may depend on the microbatches before
             for ids in rows[: guilty.position]:
-                microbatch = parts.feed.load(guilty.worker, ids, pass_index)
+                microbatch = setup.feed.load(guilty.worker, ids, pass_index)
                 worker, sums = rule.add(shared, worker, sums, microbatch, rng)
         found = search(rule.add, shared, worker, sums, last, rng)
     except jax.errors.ConcretizationTypeError:

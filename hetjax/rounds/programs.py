@@ -1,146 +1,41 @@
-"""What a kind of round runs on the workers: the local phase and the synchronisation of one rule.
+"""Makes what a kind of round runs: the local phase and the synchronisation of a rule.
 
 Each kind has programs of its own, made of the parts that all kinds share.
 """
 
-import functools
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh
 
 from hetjax import debugging, gates, kinds, ordering, starting, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
-from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
 from hetjax.data import feed as feed_lib
-from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import shared_sums
-from hetjax.rounds import calls, fused, jitted, local, rules, sync
-from hetjax.rounds.local import WorkerClock
+from hetjax.rounds import fused, jitted, local, rules, sync
+from hetjax.rounds import setup as setup_lib
 from hetjax.rounds.virtual import Virtual
 from hetjax.topology import reducers
 
-MAIN = "main"  # the kind of round of the rule that every engine has; it may update
 
-
-class Programs(NamedTuple):
-    """What a kind of round runs: a local rule, and what follows from it."""
-
-    rule: rules.LocalRule
-    updates: bool  # the parameters, by what is added up
-    local: local.LocalPhase
-    begin: Callable  # (params, kept, given=()) -> carried
-    sync: jitted.InPlace
-    sums: shared_sums.Sums
-    steps: rules.LocalSteps
-    finishes_late: bool  # what the workers carry is finished in the synchronisation
-
-    def compile_sync_ahead(
-        self, before: Any, params: types.PyTree, carried: Any, *others: Any
-    ) -> None:
-        """Begins to compile the synchronisation, while `add` compiles.
-
-        Where each worker has a device of this process; in other places it is compiled when called.
-
-        Args:
-            before: what the synchronisation takes first.
-            params, carried: before the round, leaves `[W, ...]`.
-            *others: what the synchronisation takes after what the workers contribute.
-        """
-        leaf = jax.tree.leaves(params)[0]
-        if self.sums.meet_before or len(leaf.devices()) < leaf.shape[0]:
-            return
-        if not leaf.is_fully_addressable:
-            return
-        if not self.finishes_late:
-            carried = self.contribution_shapes(params, before.model_state, carried, others[-1])
-        self.sync.compile_ahead(before, carried, *others)
-
-    def contribution_shapes(
-        self, params: types.PyTree, model_state: types.PyTree, carried: Any, given: types.PyTree
-    ) -> types.PyTree:
-        """Of what all workers contribute, as the synchronisation takes it; `[W, ...]`."""
-        all_shared = types.Shared(params, model_state=model_state)
-        shared, own = jax.tree.map(_one_row, (all_shared, carried))
-        shared = shared._replace(given=given)
-        contributed = jax.eval_shape(functools.partial(calls.finish, self.steps), shared, own)
-        leaf = jax.tree.leaves(params)[0]
-        all_rows = functools.partial(_all_rows, leaf.shape[0], leaf.sharding)
-        return jax.tree.map(all_rows, contributed)
-
-
-def _one_row(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype, weak_type=leaf.weak_type)
-
-
-def _all_rows(num_rows: int, sharding: Any, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    shape = num_rows, *leaf.shape[1:]
-    return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
-
-
-class Workers(NamedTuple):
-    """Where the workers are."""
-
-    mesh: Mesh | None  # None: what they share lies on the first device
-    devices: list[jax.Device]  # of each worker
-    own: list[int]  # those of this process
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process evaluates, writes and reports."""
-        return self.own[0] == 0
-
-
-def place_workers(config: config_lib.ExperimentConfig) -> Workers:
-    num_workers = config.cluster.num_workers
-    if config.local == "virtual":
-        return Workers(None, [jax.devices()[0]] * num_workers, list(range(num_workers)))
-    if platforms := config.cluster.platforms:
-        devices = mesh_lib.devices_of(platforms, num_workers)
-        return Workers(None, devices, list(range(num_workers)))
-    mesh = mesh_lib.make_worker_mesh(num_workers)
-    return Workers(mesh, list(mesh.devices), mesh_lib.own_workers(mesh))
-
-
-def check(more_rules: Mapping[str, rules.LocalRule], observer: ordering.Observer | None) -> None:
-    """Refuses kinds of rounds that an order or a checkpoint cannot have."""
-    if MAIN in more_rules:
-        raise ValueError(f"rules: {MAIN!r} is the name of the run's own rule; give it as rule=")
-    if more_rules and observer is not None:
-        raise ValueError(
-            f"rules: {', '.join(more_rules)}: rounds of these kinds take examples from the order "
-            "and find no signs for them, which this order needs of each example. Take an order "
-            "without signs, such as ordering='random_reshuffling'"
-        )
-    for kind, rule in more_rules.items():
-        rules.check(rule)
-        if rule.keeps_worker:
-            raise ValueError(
-                f"rules: the rule of {kind!r} keeps something for each worker from round to round, "
-                "which only the run's own rule may; give it as rule="
-            )
-
-
-class Common(NamedTuple):
-    """What the programs of all kinds of rounds of a run are made of."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Maker:
+    """Makes the programs of each kind of round, of what all kinds share."""
 
     config: config_lib.ExperimentConfig
+    where: mesh_lib.Placement
     chosen: kinds.Parts
     reducer: reducers.Reduction
+    clock: local.WorkerClock
     feed: feed_lib.Feed
-    where: Workers
-    meeting: meeting_lib.Meeting
-    beacons: beacons_lib.Beacons
-    clock: WorkerClock
-    params: types.PyTree
-    model_state: types.PyTree
+    company: setup_lib.Company
+    model: types.Model  # before the first round, without worker axis
     begins: starting.Starting
 
     def make(
@@ -150,27 +45,29 @@ class Common(NamedTuple):
         optimizer: optax.GradientTransformation | None = None,
         *,
         one_pass: bool = True,
-    ) -> Programs:
+    ) -> setup_lib.Programs:
         """The programs of one kind; without an optimiser its rounds have no update. A round may be
         of several passes, of which the last is given what the others found."""
         steps = rules.with_observer(rule, observer, updates=optimizer is not None)
         mesh = self.where.mesh
         sums = _make_sums(self, rule)
-        has_more = observer is not None or rule.keeps_worker or jax.tree.leaves(self.model_state)
-        if self.meeting.shares_gpu and (has_more or not sums.meet_before):
+        has_more = observer is not None or rule.keeps_worker or jax.tree.leaves(self.model.state)
+        if self.company.meeting.shares_gpu and (has_more or not sums.meet_before):
             raise ValueError(self._refusal(rule))
         if mesh is None:  # as `mesh_lib.place`
             of_rows: Any = jax.sharding.SingleDeviceSharding(self.where.devices[0])
         else:
             of_rows = mesh_lib.worker_sharding(mesh)
         # The gathering and the sums of several processes take contributions as they are.
-        packed = self.config.local == "stepped" and self.meeting.alone and not self.config.debug
+        packed = (
+            self.config.local == "stepped" and self.company.meeting.alone and not self.config.debug
+        )
         begin = sync.make_begin(steps, mesh, packed=packed)
         # In one program with the update, where nothing stands between them. Gossip has no sum over
         # the workers there, and XLA would round in another way.
         late = packed and mesh is not None and optimizer is not None and one_pass
         late = late and self.reducer.mixing is None
-        return Programs(
+        return setup_lib.Programs(
             rule=rule,
             updates=optimizer is not None,
             local=_make_local(self, steps, signed=observer is not None, finishes=not late),
@@ -183,7 +80,7 @@ class Common(NamedTuple):
 
     def _refusal(self, rule: rules.LocalRule) -> str:
         """Of what processes that share a GPU cannot do together."""
-        shapes = rules.contribution_shapes(rule, self.params, self.model_state)
+        shapes = rules.contribution_shapes(rule, *self.model)
         dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(shapes)})
         chosen, weighted = self.chosen, weighting(self.config, gossips=False)
         return meeting_lib.NO_COLLECTIVES + (
@@ -193,28 +90,11 @@ class Common(NamedTuple):
             "a worker, and sums of one type, float32 or float64, of 1 GiB at most over all of "
             f"them. This run has the reducer {parts_lib.named(chosen.reducer)}, the order "
             f"{parts_lib.named(chosen.ordering)}, examples weighted by {weighted}, sums in "
-            f"{', '.join(dtypes)}, {len(jax.tree.leaves(self.model_state))} arrays of a model's "
-            f"state, a rule that keeps {'something' if rule.keeps_worker else 'nothing'}. Or start "
-            "one process, whose workers local='virtual' plays"
+            f"{', '.join(dtypes)}, {len(jax.tree.leaves(self.model.state))} arrays of a "
+            f"model's state, a rule that keeps "
+            f"{'something' if rule.keeps_worker else 'nothing'}. Or start one process, "
+            "whose workers local='virtual' plays"
         )
-
-    def make_unsigned(
-        self,
-        rule: rules.LocalRule,
-        observer: ordering.Observer | None,
-        optimizer: optax.GradientTransformation | None,
-    ) -> Programs | None:
-        """Those of passes of which the order needs no signs; None where it has no such passes."""
-        if observer is None or self.chosen.ordering.balances is None:
-            return None
-        return self.make(rule, None, optimizer)
-
-
-def memory_rows(config: config_lib.ExperimentConfig, observer: ordering.Observer | None) -> int:
-    """Of the order's memory: on one device what is the same on all workers is kept once."""
-    is_once = config.local == "virtual" and not config.debug
-    is_once = is_once and observer is not None and observer.same_memory
-    return 1 if is_once else config.cluster.num_workers
 
 
 def nominal_examples(config: config_lib.ExperimentConfig) -> int:
@@ -233,33 +113,18 @@ def weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
     return config.data.weighting if has_parts else "example"
 
 
-def make_clock(
-    config: config_lib.ExperimentConfig, gate: gates.Gate, cluster: emulate.EmulatedCluster | None
-) -> WorkerClock:
-    """The workers' clock; a gate whose two forms disagree has no place on any."""
-    gates.check(gate, config.cluster.num_workers, config.budget)
-    virtual = config.local == "virtual" or config.cluster.clock == "virtual"
-    return WorkerClock(
-        cluster,
-        virtual=virtual,
-        num_workers=config.cluster.num_workers,
-        gate=gate if virtual and gate.closes else None,
-        drop=config.gate.in_flight == "drop",
-    )
-
-
-def _make_sums(common: Common, rule: rules.LocalRule) -> shared_sums.Sums:
+def _make_sums(common: Maker, rule: rules.LocalRule) -> shared_sums.Sums:
     """How the sums meet: before the sync program where they are one plain sum."""
-    is_plain, meeting = common.chosen.reducer.is_plain_sum, common.meeting
+    is_plain, meeting = common.chosen.reducer.is_plain_sum, common.company.meeting
     in_one_unit = rule.weight_grads is None and weighting(common.config, gossips=False) == "example"
     if is_plain and in_one_unit and not meeting.alone:
-        shapes = rules.contribution_shapes(rule, common.params, common.model_state)
+        shapes = rules.contribution_shapes(rule, *common.model)
         return meeting.sums(shapes)
     return shared_sums.Sums()
 
 
 def _make_sync(
-    common: Common,
+    common: Maker,
     steps: rules.LocalSteps,
     observer: ordering.Observer | None,
     optimizer: optax.GradientTransformation | None,
@@ -292,7 +157,7 @@ def _make_sync(
 
 
 def _make_local(
-    common: Common, steps: rules.LocalSteps, *, signed: bool, finishes: bool
+    common: Maker, steps: rules.LocalSteps, *, signed: bool, finishes: bool
 ) -> local.LocalPhase:
     config, chosen, feed, clock = common.config, common.chosen, common.feed, common.clock
     mesh, devices = common.where.mesh, common.where.devices
@@ -321,7 +186,7 @@ def _make_local(
         workers=common.where.own,
         clock=clock,
         gate=gate,
-        beacons=common.beacons,
+        beacons=common.company.beacons,
         begins=common.begins,
         signed=signed,
         depth=config.dispatch_depth,

@@ -7,7 +7,8 @@ import numpy as np
 
 from hetjax import quota
 from hetjax.data import stream
-from hetjax.rounds import run_state, setup
+from hetjax.rounds import run_state
+from hetjax.rounds import setup as setup_lib
 
 
 class References(NamedTuple):
@@ -18,18 +19,18 @@ class References(NamedTuple):
     equal_split_secs: float
 
 
-def of(parts: setup.RunParts, plan: run_state.Plan) -> References | None:
+def of(setup: setup_lib.Setup, plan: run_state.Plan) -> References | None:
     """None where the true speeds are not known, or a gate may close the round."""
-    if parts.cluster is None or not parts.emulated or parts.gate.closes:
+    if setup.speeds.cluster is None or not setup.speeds.emulated or setup.methods.gate.closes:
         return None
-    costs = parts.cluster.costs_at(plan.round_index or 0)
-    passes = 1.0 if parts.embedding is None else 2.0
+    costs = setup.speeds.cluster.costs_at(plan.round_index or 0)
+    passes = 1.0 if setup.programs.embedding is None else 2.0
     return _references(
         (passes * costs.overhead_secs).tobytes(),
         (passes * costs.secs_per_microbatch).tobytes(),
         int(plan.quotas.sum()),
         plan.caps.tobytes(),
-        parts.config.data.sharing == "private",
+        setup.config.data.sharing == "private",
     )
 
 

@@ -19,7 +19,8 @@ from hetjax import parts as parts_lib
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import experiment as config_lib
 from hetjax.config import recorded
-from hetjax.rounds import run_state, setup
+from hetjax.rounds import run_state
+from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 
 DIRECTORY = "checkpoints"  # in the workdir
@@ -28,14 +29,14 @@ _POLICIES = "run/policies"
 
 
 def to_arrays(
-    state: run_state.RunState, best: types.PyTree, parts: setup.RunParts
+    state: run_state.RunState, best: types.PyTree, setup: setup_lib.Setup
 ) -> dict[str, np.ndarray]:
     """All of the run as host arrays by name; every process calls it, process 0 has the result."""
     train = state.train
     common = train._replace(memory=(), worker=())
-    read = state_lib.own_row if parts.reducer.keeps_replicas_equal else state_lib.all_rows
+    read = state_lib.own_row if setup.methods.reducer.keeps_replicas_equal else state_lib.all_rows
     arrays = leaves.flatten(read(common), "train")
-    for name in parts.kept_rows:
+    for name in setup.kept_rows:
         rows = state_lib.all_rows(getattr(train, name))
         if _are_equal(rows):
             rows = jax.tree.map(lambda leaf: leaf[:1], rows)
@@ -53,9 +54,9 @@ def rounds_to_arrays(rounds: run_state.RoundsState) -> dict[str, np.ndarray]:
     return leaves.flatten(_on_host(rounds), "run")
 
 
-def check_workers(saved: checkpoint.Saved, parts: setup.RunParts) -> None:
-    before, now = saved.about["num_workers"], len(parts.devices)
-    if before != now and parts.config.data.sharing == "private":
+def check_workers(saved: checkpoint.Saved, setup: setup_lib.Setup) -> None:
+    before, now = saved.about["num_workers"], len(setup.where.devices)
+    if before != now and setup.config.data.sharing == "private":
         raise ValueError(
             f"the checkpoint of round {saved.step} has {before} workers and this run {now}: with "
             "data.sharing='private' each worker owns a shard, so resume with the same number, or "
@@ -64,13 +65,13 @@ def check_workers(saved: checkpoint.Saved, parts: setup.RunParts) -> None:
 
 
 def newest(
-    directory: str | pathlib.Path, parts: setup.RunParts, config: dict[str, Any]
+    directory: str | pathlib.Path, setup: setup_lib.Setup, config: dict[str, Any]
 ) -> checkpoint.Saved:
     """The newest whole checkpoint of a run's workdir, or of a directory of such.
 
     Args:
         directory: of a run, with or without a `config.json`.
-        parts: of the run that goes on.
+        setup: of the run that goes on.
         config: of that run, as recorded.
 
     Raises:
@@ -86,8 +87,8 @@ def newest(
             "run, or take init()"
         )
     recorded.check(directory.parent, config, only=("rule",))
-    check_workers(saved, parts)
-    solved, kept = parts.solved.save(), saved.about.get("solutions", {})
+    check_workers(saved, setup)
+    solved, kept = setup.company.solved.save(), saved.about.get("solutions", {})
     others = [name for name in solved if name in kept and solved[name] != kept[name]]
     if others:
         raise ValueError(
@@ -98,7 +99,7 @@ def newest(
     return saved
 
 
-def from_train(train: Any, parts: setup.RunParts) -> types.TrainState:
+def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
     """The training state of another run, with the workers and the order of this one.
 
     Raises:
@@ -109,8 +110,8 @@ def from_train(train: Any, parts: setup.RunParts) -> types.TrainState:
             f"init_state is a {type(train).__name__}; it must be a hetjax.TrainState, such as "
             "the state of a result. Parameters alone are given as params"
         )
-    num_workers = len(parts.devices)
-    own = jax.device_get(state_lib.own_row(parts.state))
+    num_workers = len(setup.where.devices)
+    own = jax.device_get(state_lib.own_row(setup.begun))
     like = own._replace(memory=(), worker=())
     given = state_lib.all_rows(train._replace(memory=(), worker=()))
     if bool(given.average) != bool(own.average):  # begins here, or is not asked for
@@ -122,62 +123,62 @@ def from_train(train: Any, parts: setup.RunParts) -> types.TrainState:
         )
     except ValueError as error:
         raise ValueError(f"init_state is not of this model and optimizer: {error}") from error
-    if parts.reducer.keeps_replicas_equal:
+    if setup.methods.reducer.keeps_replicas_equal:
         rows = _repeated(jax.tree.map(lambda leaf: leaf[0], fitted(rows, 1)), num_workers)
     given = fitted(rows, num_workers)
-    kept = {name: _repeated(getattr(own, name), rows) for name, rows in parts.kept_rows.items()}
-    return mesh_lib.place(given._replace(**kept), parts.mesh)
+    kept = {name: _repeated(getattr(own, name), rows) for name, rows in setup.kept_rows.items()}
+    return mesh_lib.place(given._replace(**kept), setup.where.mesh)
 
 
 def from_arrays(
-    saved: checkpoint.Saved, fresh: run_state.RunState, parts: setup.RunParts
+    saved: checkpoint.Saved, fresh: run_state.RunState, setup: setup_lib.Setup
 ) -> tuple[run_state.RunState, types.PyTree]:
     """The state and the best parameters, as a `Model` where that keeps state.
 
     Args:
         saved: from `to_arrays`.
         fresh: the state at the beginning, whose structures it takes.
-        parts: of the run.
+        setup: of the run.
     """
-    arrays, num_workers = _with_average(saved, parts), len(parts.devices)
+    arrays, num_workers = _with_average(saved, setup), len(setup.where.devices)
     one = jax.device_get(state_lib.own_row(fresh.train))
     common = one._replace(memory=(), worker=())
-    if parts.reducer.keeps_replicas_equal:
+    if setup.methods.reducer.keeps_replicas_equal:
         rows = _repeated(leaves.unflatten(common, arrays, "train"), num_workers)
     else:
         like = _repeated(common, saved.about["num_workers"])
         rows = fitted(leaves.unflatten(like, arrays, "train"), num_workers)
     kept = {}
-    for name, num_rows in parts.kept_rows.items():
+    for name, num_rows in setup.kept_rows.items():
         like = _repeated(getattr(one, name), num_rows)
         found = leaves.unflatten(like, arrays, name, check_shapes=False)
         if _num_rows(found) == 1:
             found = _repeated(jax.tree.map(lambda leaf: leaf[0], found), num_rows)
         same_shapes = jax.tree.map(np.shape, found) == jax.tree.map(np.shape, like)
         kept[name] = found if same_shapes else like
-    train = mesh_lib.place(rows._replace(**kept), parts.mesh)
+    train = mesh_lib.place(rows._replace(**kept), setup.where.mesh)
     best = None
     if saved.about["has_best"]:
         best = leaves.unflatten(one.params, arrays, "best_params")
-        if parts.is_stateful:
+        if setup.is_stateful:
             found = leaves.unflatten(one.model_state, arrays, "best_model_state")
             best = types.Model(best, found)
-    rounds = rounds_from_arrays(saved, fresh.rounds, parts)
+    rounds = rounds_from_arrays(saved, fresh.rounds, setup)
     return fresh._replace(train=train, rounds=rounds), best
 
 
-def _with_average(saved: checkpoint.Saved, parts: setup.RunParts) -> dict[str, np.ndarray]:
+def _with_average(saved: checkpoint.Saved, setup: setup_lib.Setup) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint; an average that it lacks begins at its parameters, one that this
     run does not keep is left out, and either is told."""
-    has, keeps = any(name.startswith(AVERAGE) for name in saved.arrays), parts.config.ema > 0
+    has, keeps = any(name.startswith(AVERAGE) for name in saved.arrays), setup.config.ema > 0
     if has == keeps:
         return saved.arrays
     done = f"in the checkpoint of round {saved.about['rounds']}"
     if keeps:
-        text = f"ema={parts.config.ema:g} begins at the parameters {done}, which holds no average"
+        text = f"ema={setup.config.ema:g} begins at the parameters {done}, which holds no average"
     else:
         text = f"the average {done} is left out: this run has no ema"
-    if parts.leads:
+    if setup.where.leads:
         messages.say(text)
     arrays = {name: a for name, a in saved.arrays.items() if not name.startswith(AVERAGE)}
     if not keeps:
@@ -192,46 +193,46 @@ def _with_average(saved: checkpoint.Saved, parts: setup.RunParts) -> dict[str, n
 
 
 def rounds_from_arrays(
-    saved: checkpoint.Saved, fresh: run_state.RoundsState, parts: setup.RunParts
+    saved: checkpoint.Saved, fresh: run_state.RoundsState, setup: setup_lib.Setup
 ) -> run_state.RoundsState:
     """What of a run lies on the host; arguments as of `from_arrays`."""
-    arrays, num_workers = saved.arrays, len(parts.devices)
+    arrays, num_workers = saved.arrays, len(setup.where.devices)
     like = _on_host(fresh)
-    _check_shards(saved, fresh, parts)
+    _check_shards(saved, fresh, setup)
     if saved.about["num_workers"] == num_workers:
         others = {name: a for name, a in arrays.items() if not name.startswith(f"{_POLICIES}/")}
         rounds = leaves.unflatten(like._replace(policies={}), others, "run")
-        rounds = rounds._replace(policies=_policies(saved, like.policies, parts))
+        rounds = rounds._replace(policies=_policies(saved, like.policies, setup))
     else:
         stream = leaves.unflatten(like.stream, arrays, "run/stream")
-        epoch = np.full(num_workers, parts.stream.epoch(stream))
+        epoch = np.full(num_workers, setup.stream.epoch(stream))
         done = saved.about["rounds"]
         rounds = like._replace(stream=stream, passes=epoch, rounds_done=done)
     return rounds._replace(generations=fresh.generations, generation=0)
 
 
-def policy_of(parts: setup.RunParts) -> dict[str, Any]:
+def policy_of(setup: setup_lib.Setup) -> dict[str, Any]:
     """The quota policy of a run, as a checkpoint tells of it: its name and options."""
-    fields = config_lib.to_dict(parts.config)["quota"]
+    fields = config_lib.to_dict(setup.config)["quota"]
     registered = kinds.KINDS["quota"].registry.get(fields["policy"])
     own = () if registered is None else parts_lib.options_of(registered)
     return {name: fields[name] for name in ("policy", kinds.ARGUMENTS, *own)}
 
 
 def _policies(
-    saved: checkpoint.Saved, fresh: dict[str, Any], parts: setup.RunParts
+    saved: checkpoint.Saved, fresh: dict[str, Any], setup: setup_lib.Setup
 ) -> dict[str, Any]:
     """What the policy knew; one that is another than in the checkpoint begins anew, which is told.
 
     A checkpoint of an older version does not tell of its policy: there its state has to fit.
     """
-    now, before = policy_of(parts), saved.about.get("quota")
+    now, before = policy_of(setup), saved.about.get("quota")
     if before in (None, now):
         try:
             return leaves.unflatten(fresh, saved.arrays, _POLICIES)
         except ValueError:
             before = None
-    if parts.leads:
+    if setup.where.leads:
         was = "with another state" if before is None else f"{before['policy']!r}"
         if before is not None and before["policy"] == now["policy"]:
             was += " with other options"
@@ -243,13 +244,13 @@ def _policies(
 
 
 def _check_shards(
-    saved: checkpoint.Saved, fresh: run_state.RoundsState, parts: setup.RunParts
+    saved: checkpoint.Saved, fresh: run_state.RoundsState, setup: setup_lib.Setup
 ) -> None:
     """Refuses shards of other sizes: a policy with other proportions cuts them otherwise."""
     sizes = [len(own.queue) for own in fresh.stream.passes]
     names = [f"run/stream/passes/{index}/queue" for index in range(len(sizes))]
     before = [len(saved.arrays[name]) for name in names if name in saved.arrays]
-    if parts.config.data.sharing == "private" and before != sizes:
+    if setup.config.data.sharing == "private" and before != sizes:
         raise ValueError(
             f"the checkpoint of round {saved.about['rounds']} has shards of {before} examples, and "
             f"this run of {sizes}: with data.sharing='private' quota.proportions cut them, so they "

@@ -19,7 +19,8 @@ from hetjax import parts as parts_lib
 from hetjax import types
 from hetjax.data import stream
 from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import nonfinite, packing, programs, references, run_state, setup, sync
+from hetjax.rounds import nonfinite, packing, programs, references, run_state, sync
+from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds import weighting as weighting_lib
 
@@ -119,7 +120,7 @@ class Report:
     The round ends when the next one begins. A report that is read before ends it at once.
 
     Args:
-        parts: of the run.
+        setup: of the run.
         settle: waits until the round is over, and calls `end`.
         state_of: what a round left, of its report; None where it is not known any more.
         executed: what came of it.
@@ -137,7 +138,7 @@ class Report:
 
     def __init__(
         self,
-        parts: setup.RunParts,
+        setup: setup_lib.Setup,
         executed: run_state.Executed,
         *,
         settle: Callable[[], None],
@@ -146,7 +147,7 @@ class Report:
         examples_processed: int,
     ) -> None:
         nothing: Any = None  # a report holds no state: its buffers are the next round's
-        self._parts, self._plan = parts, executed.plan._replace(state=nothing)
+        self._setup, self._plan = setup, executed.plan._replace(state=nothing)
         self._work = executed.work
         self._metrics, self._step_norms = executed.sums.metrics, executed.sums.step
         self.asked = executed.asked
@@ -165,19 +166,19 @@ class Report:
     def end(self, now: float) -> None:
         """Says when the round was over, unless that is known already."""
         if self._round_secs is None:
-            virtual = self._parts.virtual_clock
+            virtual = self._setup.speeds.clock.virtual
             began = self._plan.began or now
             self._round_secs = self._work.local_secs if virtual else now - began
 
     def exchanged(self, secs: float) -> None:
         """Says how long sums, mixing and update took, unless that is known already."""
-        if self._exchange_secs is None and not self._parts.virtual_clock:
+        if self._exchange_secs is None and not self._setup.speeds.clock.virtual:
             self._exchange_secs = secs
 
     @functools.cached_property
     def references(self) -> references.References | None:
         """None where the true speeds are not known, or a gate may close the round."""
-        return references.of(self._parts, self._plan)
+        return references.of(self._setup, self._plan)
 
     @property
     def totals(self) -> types.SyncMetrics:
@@ -198,16 +199,16 @@ class Report:
         The sum of the weights, or with `weighting=shard` of each worker's in the measure of its
         shard. Where each worker divides by its own number, the largest.
         """
-        totals, config = self.totals, self._parts.config
+        totals, config = self.totals, self._setup.config
         if (totals.worker_weights[totals.example_count > 0] > 0).all():
             return float(totals.weight_sum)
-        gossips = self._parts.reducer.mixing is not None
+        gossips = self._setup.methods.reducer.mixing is not None
         found = weighting_lib.parts(
             programs.weighting(config, gossips=gossips),
             totals,
-            jax.numpy.asarray(self._parts.stream.shares),
+            jax.numpy.asarray(self._setup.stream.shares),
             added_up=not gossips,
-            nominal=programs.nominal_examples(config) / len(self._parts.devices),
+            nominal=programs.nominal_examples(config) / len(self._setup.where.devices),
         )
         return float(np.max(found.divisor))
 
@@ -250,16 +251,16 @@ class Report:
             ValueError: the weight that a rule of the user's makes is not finite.
         """
         bad = np.flatnonzero(self.totals.nonfinite_microbatch >= 0)
-        if not bad.size or self._parts.config.nonfinite != "stop":
+        if not bad.size or self._setup.config.nonfinite != "stop":
             weights = np.asarray(self.totals.worker_weights)  # what is skipped is in none of them
             if not np.isfinite(weights).all():
                 raise self._of_weights(weights)
             return
-        parts, plan = self._parts, self._plan
-        guilty = nonfinite.guilty_of(parts, plan, np.asarray(self.totals.nonfinite_microbatch))
-        told = f"{nonfinite.told(parts, plan, self._state_of(self), guilty)} ".lstrip()
+        setup, plan = self._setup, self._plan
+        guilty = nonfinite.guilty_of(setup, plan, np.asarray(self.totals.nonfinite_microbatch))
+        told = f"{nonfinite.told(setup, plan, self._state_of(self), guilty)} ".lstrip()
         or_skip = ", look at these examples, or set nonfinite='skip' to leave such microbatches out"
-        is_one_sum = self._parts.embedding is not None  # over the examples of all workers
+        is_one_sum = self._setup.programs.embedding is not None  # over the examples of all workers
         if is_one_sum or not self._plan.programs.updates:  # of a sum that others go on from
             or_skip = ", or look at these examples"
         raise NonFiniteError(
@@ -287,7 +288,7 @@ class Report:
         Raises:
             ValueError: the workers have different numbers of it, or NaN of finite ones.
         """
-        reducer, state = self._parts.reducer, sums.state
+        reducer, state = self._setup.methods.reducer, sums.state
         if reducer.is_plain_sum or not reducer.keeps_replicas_equal:
             return
         of_round: dict[str, Any] = {"mean": sums.mean}
@@ -337,7 +338,9 @@ class Report:
             metrics=losses_lib.means(metrics.metric_sums) or None,
             **self._step(),
             weight_sum=self.divisor if self._has_no_update else None,
-            bytes_sent=round(self._parts.reducer.copies_sent(plan.active) * self._parts.copy_bytes),
+            bytes_sent=round(
+                self._setup.methods.reducer.copies_sent(plan.active) * self._setup.copy_bytes
+            ),
         )
 
 

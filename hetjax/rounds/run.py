@@ -4,7 +4,6 @@ A round is planned, executed and committed; planning and committing (`planning`)
 Everything that the rounds to come depend on is in the state; `Run` holds what never changes.
 """
 
-import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,18 +16,17 @@ from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
 from hetjax.processes import waits, watch
 from hetjax.rounds import (
-    embeddings,
     engine,
     gathering,
     inputs,
-    programs,
     resume,
     round_report,
     run_state,
-    setup,
+    two_passes,
     warm_up,
 )
 from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState, RunState
 
@@ -85,8 +83,7 @@ class Run(engine.Engine):
                 f"Run: ema={ema!r} with optimizer=None: rounds without an update change "
                 "no parameters, so there is nothing to average. Give an optimizer, or leave ema out"
             )
-        build = functools.partial(setup.build, optimizer=optimizer)
-        super().__init__(loss_fn, params, source, build=build, **options)
+        super().__init__(loss_fn, params, source, optimizer=optimizer, **options)
 
     def init(self, given: types.PyTree = (), *, train: types.TrainState | None = None) -> RunState:
         """The state before the first round; the first call compiles and warms up.
@@ -101,19 +98,19 @@ class Run(engine.Engine):
         Raises:
             ValueError: `train` is none, or of another model or optimiser.
         """
-        parts = self.parts
-        begun = parts.state if train is None else resume.from_train(train, parts)
+        setup = self.setup
+        begun = setup.begun if train is None else resume.from_train(train, setup)
         state = RunState(
-            begun, self._carried(begun, given), parts.observer is not None, self.begin()
+            begun, self._carried(begun, given), setup.methods.observer is not None, self.begin()
         )
-        if self.is_warm(programs.MAIN):
+        if self.is_warm(setup_lib.MAIN):
             return state
         with self.begins.stage("compiling"):
-            return warm_up.of_run(self, state, programs.MAIN, given)
+            return warm_up.of_run(self, state, setup_lib.MAIN, given)
 
     def _carried(self, train: types.TrainState, given: types.PyTree) -> Any:
         """Into the next round that updates; () where none does."""
-        main = self.parts.main
+        main = self.setup.programs.main
         return main.begin(train.params, train.kept, given) if main.updates else ()
 
     def restore(self, directory: str | pathlib.Path, given: types.PyTree = ()) -> RunState:
@@ -122,7 +119,7 @@ class Run(engine.Engine):
         Raises:
             ValueError: there is none, or it is of a run with other parts or another rule.
         """
-        return self.go_on(resume.newest(directory, self.parts, self.recorded), given)[0]
+        return self.go_on(resume.newest(directory, self.setup, self.recorded), given)[0]
 
     def go_on(self, saved: checkpoint.Saved, given: types.PyTree = ()) -> tuple[RunState, Any]:
         """The state of a checkpoint, and the best parameters in it, if there are any.
@@ -134,8 +131,8 @@ class Run(engine.Engine):
         Returns:
             The state, and a pytree of the best parameters or None.
         """
-        state, best_params = resume.from_arrays(saved, self.init(given), self.parts)
-        self.parts.feed.go_on(state.stream, saved.about.get("source"))
+        state, best_params = resume.from_arrays(saved, self.init(given), self.setup)
+        self.setup.feed.go_on(state.stream, saved.about.get("source"))
         return state._replace(carried=self._carried(state.train, given)), best_params
 
     def done(self, state: RunState) -> bool:
@@ -153,9 +150,9 @@ class Run(engine.Engine):
         Returns:
             A pytree without worker axis, and `{name: distance}` of the replicas or None.
         """
-        if self.parts.reducer.keeps_replicas_equal:
+        if self.setup.methods.reducer.keeps_replicas_equal:
             return state_lib.own_row(state.train.params), None
-        return state_lib.consensus(state.train, self.parts.own_device)
+        return state_lib.consensus(state.train, self.setup.where.own_device)
 
     def model_state(self, state: RunState) -> types.PyTree:
         """The model's state on this process's first device, as `params` gives the parameters.
@@ -166,9 +163,9 @@ class Run(engine.Engine):
             A pytree without worker axis.
         """
         rows = state.train.model_state
-        if self.parts.reducer.keeps_replicas_equal or not jax.tree.leaves(rows):
+        if self.setup.methods.reducer.keeps_replicas_equal or not jax.tree.leaves(rows):
             return state_lib.own_row(rows)
-        return state_lib.mean_on(rows, self.parts.own_device)
+        return state_lib.mean_on(rows, self.setup.where.own_device)
 
     def average(self, state: RunState) -> types.Model:
         """The averages of parameters and model's state by `ema`, in the types of these.
@@ -182,10 +179,10 @@ class Run(engine.Engine):
         train = state.train
         if not self.config.ema:
             raise ValueError(f"Run.average: {round_report.NO_AVERAGE}")
-        if self.parts.reducer.keeps_replicas_equal:
+        if self.setup.methods.reducer.keeps_replicas_equal:
             found = state_lib.own_row(train.average)
         else:
-            found = state_lib.mean_on(train.average, self.parts.own_device)
+            found = state_lib.mean_on(train.average, self.setup.where.own_device)
         return state_lib.narrowed(found, types.Model(train.params, train.model_state))
 
     def model(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
@@ -195,7 +192,7 @@ class Run(engine.Engine):
             The parameters or a `Model`, and the distance as of `params`.
         """
         params, distance = self.params(state)
-        if not self.parts.is_stateful:
+        if not self.setup.is_stateful:
             return params, distance
         return types.Model(params, self.model_state(state)), distance
 
@@ -203,7 +200,7 @@ class Run(engine.Engine):
         self,
         state: RunState,
         *,
-        kind: str = programs.MAIN,
+        kind: str = setup_lib.MAIN,
         given: types.PyTree = (),
         again: stream.Assignment | None = None,
         request: gathering.Request = gathering.Request.NOTHING,
@@ -249,8 +246,8 @@ class Run(engine.Engine):
             **options: `request` and `meanwhile` of `compute`.
         """
         with watch.taking_part():
-            if self.parts.embedding is not None and plan.kind == programs.MAIN:
-                return embeddings.execute(self, plan, **options)
+            if self.setup.programs.embedding is not None and plan.kind == setup_lib.MAIN:
+                return two_passes.execute(self, plan, **options)
             return self.execute_pass(plan, plan.given, **options)
 
     def execute_pass(self, plan: Plan, handed: types.PyTree, **options: Any) -> Executed:
@@ -264,7 +261,7 @@ class Run(engine.Engine):
         assert isinstance(plan.state, RunState)
         train, own = plan.state.train, plan.programs
         if not own.updates:
-            is_main = plan.kind == programs.MAIN
+            is_main = plan.kind == setup_lib.MAIN
             kept = train.kept if is_main else types.Kept(model_state=train.model_state)
             executed = self.add_up(plan._replace(given=handed), train.params, kept, **options)
             if is_main:
@@ -276,7 +273,7 @@ class Run(engine.Engine):
         train, carried = self.renewed(plan, train, carried)
         shared = types.Shared(train.params, handed, model_state=train.model_state)
         contributed, work, metrics, asked = self.compute(plan, shared, carried, **options)
-        others = self.parts.shares, plan.active, metrics, plan.given
+        others = self.setup.shares, plan.active, metrics, plan.given
         with waits.Wait("synchronise"):
             sums = own.sync.call(train, contributed, *others)
         return Executed(plan, work, sums._replace(metrics=metrics or sums.metrics), asked)

@@ -7,7 +7,8 @@ import numpy as np
 
 from hetjax import gates, types
 from hetjax.data import stream as stream_lib
-from hetjax.rounds import gathering, local, programs, sync
+from hetjax.rounds import gathering, local, sync
+from hetjax.rounds import setup as setup_lib
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -135,7 +136,7 @@ class Plan(NamedTuple):
     signed: bool  # whether the order needs signs of its examples
     active: Any  # exchanges of a reducer that gossips: bool[M], or ()
     kind: str  # of round
-    programs: programs.Programs  # that it runs
+    programs: setup_lib.Programs  # that it runs
     given: types.PyTree = ()  # values of the round, the same for all workers
     is_again: bool = False  # its microbatches are those of a round that is past
     began: float | None = None  # perf_counter when the host began with it; None: when it is done

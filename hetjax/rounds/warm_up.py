@@ -4,6 +4,7 @@ Twice: what a round needs of memory lies elsewhere in the next, and is slow when
 changed by it, and nothing of it is timed.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ import numpy as np
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.processes import waits
-from hetjax.rounds import planning, programs, run_state, sync
+from hetjax.rounds import calls, planning, rules, run_state, sync
+from hetjax.rounds import setup as setup_lib
 
 
 def of_run(
@@ -26,8 +28,8 @@ def of_run(
     if run.config.debug:
         run.warmed_up(kind, given)
         return state
-    signed = run.parts.observer is not None
-    if run.parts.unsigned is not None and kind == programs.MAIN:
+    signed = run.setup.methods.observer is not None
+    if run.setup.programs.unsigned is not None and kind == setup_lib.MAIN:
         state = _of_run(run, state, kind, given, signed=False)
     state = _of_run(run, state, kind, given, signed=signed)
     run.warmed_up(kind, given)
@@ -37,25 +39,25 @@ def of_run(
 def _of_run(
     run: Any, state: run_state.RunState, kind: str, given: types.PyTree, *, signed: bool
 ) -> run_state.RunState:
-    parts = run.parts
+    setup = run.setup
     for is_second in (False, True):
         if is_second:
-            _touch_memory(parts)
-        plan = planning.warm_up_plan(parts, state.rounds, kind=kind, signed=signed, given=given)
+            _touch_memory(setup)
+        plan = planning.warm_up_plan(setup, state.rounds, kind=kind, signed=signed, given=given)
         own, train = plan.programs, state.train
         if own.updates and signed != state.signed:
             carried = own.begin(train.params, train.kept, given)
             state = state._replace(carried=carried, signed=signed)
         if own.updates and not is_second:
-            others = parts.shares, plan.active, (), given
-            own.compile_sync_ahead(train, train.params, state.carried, *others)
+            others = setup.shares, plan.active, (), given
+            _compile_sync_ahead(own, train, train.params, state.carried, *others)
         executed = run.execute(plan._replace(state=state))
         _wait(executed.sums)
         rounds = state.rounds._replace(generations=run_state.Generations(run), generation=0)
         state = run.next_state(state, executed, rounds)
-        if signed and own.updates and parts.new_pass is not None:
+        if signed and own.updates and setup.new_pass is not None:
             nobody = np.zeros(run.num_workers, bool)
-            memory, carried = parts.new_pass(state.train.memory, state.carried, nobody)
+            memory, carried = setup.new_pass(state.train.memory, state.carried, nobody)
             state = state._replace(train=state.train._replace(memory=memory), carried=carried)
     params, _ = run.params(state)
     jax.block_until_ready(params)
@@ -70,31 +72,80 @@ def of_sums(
     given: types.PyTree,
 ) -> None:
     """Of a kind of an `Engine`, at a point with leaves `[W, ...]`."""
-    parts = engine.parts
+    setup = engine.setup
     if engine.config.debug:
         engine.warmed_up(kind, given)
         return
     for is_second in (False, True):
         if is_second:
-            _touch_memory(parts)
+            _touch_memory(setup)
         fresh = rounds._replace(generations=run_state.Generations(engine), generation=0)
-        plan = planning.warm_up_plan(parts, fresh, kind=kind, signed=False, given=given)
+        plan = planning.warm_up_plan(setup, fresh, kind=kind, signed=False, given=given)
         own = plan.programs
         if not is_second:
             carried = own.begin(point, types.Kept(), given)
-            others = parts.shares, plan.active, (), given
-            own.compile_sync_ahead(types.Kept(), point, carried, *others)
+            others = setup.shares, plan.active, (), given
+            _compile_sync_ahead(own, types.Kept(), point, carried, *others)
         _wait(engine.add_up(plan, point, types.Kept()).sums)
     engine.warmed_up(kind, given)
 
 
-def _touch_memory(parts: Any) -> None:
-    if parts.meeting.keeps_memory and parts.own_device.platform == "cpu":
-        copy = sum(leaf.nbytes for leaf in jax.tree.leaves(parts.state.params))
-        mesh_lib.touch_memory(copy // len(parts.devices) * len(parts.workers))
+def _touch_memory(setup: Any) -> None:
+    if setup.company.meeting.keeps_memory and setup.where.own_device.platform == "cpu":
+        copy = sum(leaf.nbytes for leaf in jax.tree.leaves(setup.begun.params))
+        mesh_lib.touch_memory(copy // len(setup.where.devices) * len(setup.where.own))
 
 
 def _wait(sums: sync.Synchronised) -> None:
     jax.device_get(sums.metrics)
     with waits.Wait("synchronise"):
         jax.block_until_ready((sums.state, sums.mean, sums.own))
+
+
+def _compile_sync_ahead(
+    own: setup_lib.Programs, before: Any, params: types.PyTree, carried: Any, *others: Any
+) -> None:
+    """Begins to compile the synchronisation, while `add` compiles.
+
+    Where each worker has a device of this process; in other places it is compiled when called.
+
+    Args:
+        own: the programs of the kind.
+        before: what the synchronisation takes first.
+        params, carried: before the round, leaves `[W, ...]`.
+        *others: what the synchronisation takes after what the workers contribute.
+    """
+    leaf = jax.tree.leaves(params)[0]
+    if own.sums.meet_before or len(leaf.devices()) < leaf.shape[0]:
+        return
+    if not leaf.is_fully_addressable:
+        return
+    if not own.finishes_late:
+        carried = _contribution_shapes(own.steps, params, before.model_state, carried, others[-1])
+    own.sync.compile_ahead(before, carried, *others)
+
+
+def _contribution_shapes(
+    steps: rules.LocalSteps,
+    params: types.PyTree,
+    model_state: types.PyTree,
+    carried: Any,
+    given: types.PyTree,
+) -> types.PyTree:
+    """Of what all workers contribute, as the synchronisation takes it; `[W, ...]`."""
+    all_shared = types.Shared(params, model_state=model_state)
+    shared, own = jax.tree.map(_one_row, (all_shared, carried))
+    shared = shared._replace(given=given)
+    contributed = jax.eval_shape(functools.partial(calls.finish, steps), shared, own)
+    leaf = jax.tree.leaves(params)[0]
+    all_rows = functools.partial(_all_rows, leaf.shape[0], leaf.sharding)
+    return jax.tree.map(all_rows, contributed)
+
+
+def _one_row(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype, weak_type=leaf.weak_type)
+
+
+def _all_rows(num_rows: int, sharding: Any, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    shape = num_rows, *leaf.shape[1:]
+    return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)

@@ -187,7 +187,7 @@ def test_constant_weights_add_up_one_gradient(name):
         found = {}
         for level in made.levels.values():
             with level.run as run:
-                for kind, programs in run.parts.programs.items():
+                for kind, programs in run.setup.programs.of_kind.items():
                     shapes = rules.contribution_shapes(programs.rule, made.point)
                     found[level.name, kind] = len(shapes)
         return found

@@ -167,7 +167,7 @@ def test_replicas_are_those_of_the_reference(float64, name, local, weights, weig
         for _ in range(2):
             state, step = run.step(state)
             asked += [(each.what, each.report.done, None) for each in step.asked]
-        mixing = run.parts.reducer.mixing
+        mixing = run.setup.methods.reducer.mixing
         matrix = np.asarray(mixing.gossip.matrix(np.ones(len(mixing.gossip.partners), bool)))
         got_x, got_y = (
             jax.tree.map(np.asarray, jax.device_get(t)) for t in (state.x, state.kept.y)

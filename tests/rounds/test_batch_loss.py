@@ -83,7 +83,7 @@ def test_each_round_is_that_of_one_device_with_the_whole_batch(name, float64):
         state, examples, rounds = training.init(), 0, 0
         while not training.done(state):
             before = jax.device_get(training.params(state)[0])
-            epoch = training.parts.stream.epoch(state.stream)
+            epoch = training.setup.stream.epoch(state.stream)
             state, report = training.round(state)
             loss, grads = of_round(before, report.done, epoch, per_example=per_example)
             found = jax.device_get(training.params(state)[0])

@@ -151,7 +151,7 @@ def test_gossip_mixes_the_state_with_the_parameters(name, float64):
         **FIELDS,
     ) as run:
         state = run.init()
-        mixing = run.parts.reducer.mixing
+        mixing = run.setup.methods.reducer.mixing
         while not run.done(state):
             before = jax.device_get((state.train.params, state.train.model_state))
             state, report = run.round(state)

@@ -13,7 +13,7 @@ from hetjax.checkpoints import leaves
 from hetjax.config import experiment
 from hetjax.data import sources
 from hetjax.data import stream as stream_lib
-from hetjax.rounds import setup
+from hetjax.rounds import build
 from tests.own_parts import gate
 from tests.rounds import problems
 from tests.rounds.order_comparison import compare_with_reference, made, recorded
@@ -210,7 +210,7 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
     source = sources.as_source(data)
 
     def begin():
-        parts = setup.build(
+        setup = build.build(
             problems.softmax_loss,
             weights,
             optax.sgd(0.1),
@@ -219,47 +219,47 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             per_example_rng=False,
         )
         return (
-            parts,
-            parts.state,
-            parts.main.begin(parts.state.params, parts.state.kept),
-            parts.stream.init(),
+            setup,
+            setup.begun,
+            setup.programs.main.begin(setup.begun.params, setup.begun.kept),
+            setup.stream.init(),
         )
 
-    def go_on(parts, state, carried, at, num_rounds):
-        stream = parts.stream
+    def go_on(setup, state, carried, at, num_rounds):
+        stream = setup.stream
         epoch = stream.epoch(at)
         for _ in range(num_rounds):
             if stream.epoch(at) > epoch:
                 epoch = stream.epoch(at)
-                memory, carried = parts.new_pass(state.memory, carried, np.ones(4, bool))
+                memory, carried = setup.new_pass(state.memory, carried, np.ones(4, bool))
                 state = state._replace(memory=memory)
             quotas = np.array([2, 1, 1, 0])
             quotas = quotas if stream.total(at, 4) == 4 else np.array([1, 0, 0, 0])
             plan = stream.plan(at, quotas)
-            contributed, work = parts.main.local.run(
+            contributed, work = setup.programs.main.local.run(
                 0,
                 types.Shared(state.params),
                 carried,
                 plan,
-                rngs=[parts.rng] * 4,
+                rngs=[setup.rng] * 4,
                 limits=plan.quotas,
             )
-            done = parts.main.sync.call(state, contributed, parts.shares, ())
+            done = setup.programs.main.sync.call(state, contributed, setup.shares, ())
             state, carried, flips = done.state, done.carried, np.asarray(done.flips)
             signs = [s * f for s, f in zip(work.example_signs, flips, strict=True)]
             at = stream.commit(at, plan, work.microbatches_done, signs)
         return state, carried, at
 
-    parts, *begun = begin()
-    state, carried, at = go_on(parts, *begun, 6)
+    setup, *begun = begin()
+    state, carried, at = go_on(setup, *begun, 6)
     saved = jax.device_get((state, carried)), leaves.flatten(at)  # both are copies
-    state, _, at = go_on(parts, state, carried, at, 7)
+    state, _, at = go_on(setup, state, carried, at, 7)
     again, _, _, fresh = begin()
     middle = leaves.unflatten(fresh, saved[1])
     restored, _, at_again = go_on(again, *jax.device_put(saved[0]), middle, 7)
     jax.tree.map(np.testing.assert_array_equal, at_again, at)
     np.testing.assert_array_equal(restored.params, state.params)
-    assert parts.stream.epoch(at) == again.stream.epoch(at_again) == 3
+    assert setup.stream.epoch(at) == again.stream.epoch(at_again) == 3
 
 
 @pytest.mark.slow

@@ -1,10 +1,13 @@
 """Orders that are made anew of some passes alone: the others find no signs and keep the order."""
 
+import dataclasses
+
 import numpy as np
 import optax
 import pytest
 
 import hetjax
+from hetjax.rounds import setup
 from tests.rounds import problems
 from tests.rounds.order_comparison import compare_with_reference
 
@@ -65,14 +68,17 @@ def test_passes_that_keep_their_order_find_no_signs(options, signed):
         **config,
     ) as run:
         state = run.init()
-        parts = run.parts
-        parts.programs["main"] = parts.main._replace(local=Counting(parts.main.local))
-        parts.unsigned = parts.unsigned._replace(local=Counting(parts.unsigned.local))
+        both = run.setup.programs.main, run.setup.programs.unsigned
+        main, unsigned = (each._replace(local=Counting(each.local)) for each in both)
+        kinds = dataclasses.replace(
+            run.setup.programs, of_kind={setup.MAIN: main}, unsigned=unsigned
+        )
+        run.setup = dataclasses.replace(run.setup, programs=kinds)
         for is_signed in signed:
-            before = parts.main.local.rounds, parts.unsigned.local.rounds
+            before = main.local.rounds, unsigned.local.rounds
             for _ in range(2):
                 state, _ = run.round(state)
-            done = parts.main.local.rounds - before[0], parts.unsigned.local.rounds - before[1]
+            done = main.local.rounds - before[0], unsigned.local.rounds - before[1]
             assert done == ((2, 0) if is_signed else (0, 2))
         assert run.done(state)
 

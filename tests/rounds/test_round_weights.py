@@ -49,7 +49,7 @@ def test_a_round_whose_shards_weigh_nothing_makes_no_update(reducer, tmp_path):
 
     weights = np.ones(64, np.float32)
     with run_on(weights) as run:
-        weights[run.parts.stream.shards[1]] = -1.1
+        weights[run.setup.stream.shards[1]] = -1.1
     with run_on(weights) as run:
         state, report = run.round(run.init())
         np.testing.assert_array_equal(run.params(state)[0], np.zeros(3))

@@ -1,0 +1,340 @@
+"""Makes what never changes in a run, top to bottom; no loop, nothing is trained yet."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from hetjax import debugging, gates, kinds, ordering, starting, stateful, topology, types
+from hetjax import mesh as mesh_lib
+from hetjax.cluster import emulate
+from hetjax.config import experiment as config_lib
+from hetjax.data import feed as feed_lib
+from hetjax.data import sources
+from hetjax.processes import beacons as beacons_lib
+from hetjax.processes import meeting as meeting_lib
+from hetjax.processes import solutions
+from hetjax.quota import asking
+from hetjax.rounds import (
+    embeddings,
+    feeding,
+    gathering,
+    gradients,
+    local,
+    order,
+    programs,
+    replay,
+    rule_identity,
+    rules,
+    state,
+)
+from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import setup as setup_lib
+
+
+def build(
+    loss_fn: losses_lib.LossFn,
+    params: types.PyTree,
+    optimizer: optax.GradientTransformation | None,
+    source: Any,
+    *,
+    config: config_lib.ExperimentConfig,
+    chosen: kinds.Parts | None = None,
+    per_example_rng: bool,
+    rule: rules.LocalRule | None = None,
+    more_rules: Mapping[str, rules.LocalRule] = MappingProxyType({}),
+    beacons: beacons_lib.Beacons | None = None,
+    solved: solutions.Solutions | None = None,
+    begins: starting.Starting | None = None,
+    meeting: meeting_lib.Meeting | None = None,
+) -> setup_lib.Setup:
+    """Checks what only the data and the devices can tell, and makes what a run needs.
+
+    Args:
+        loss_fn, params, optimizer, source: as of `Run`.
+        config: checked.
+        chosen: policy, order, reducer and gate; None: those that the configuration names.
+        per_example_rng: as of `fit`.
+        rule: what a worker does with its microbatches; None: gradients are added up.
+        more_rules: of further kinds of rounds, by name, which have no update.
+        beacons: say what this process does.
+        solved: numbers that were solved before.
+        begins: told of what takes long.
+        meeting: another run's, of the same processes.
+
+    Raises:
+        ValueError: more workers than devices, a loss that is not one number an example, a trace
+            that does not fit, an order that needs gradients with a rule that computes something
+            else, or data that cannot be read.
+    """
+    solved, begins = solved or solutions.Solutions(), begins or starting.Starting()
+    chosen, num_workers = chosen or kinds.of_config(config, {}), config.cluster.num_workers
+    where = place_workers(config)
+    trace = replay.read_trace(config.replay, num_workers) if config.replay else None
+    feeding.check(config, source, chosen)
+
+    first, keys = first_examples(config, source, per_example_rng=per_example_rng)
+    model_state = _state_of(loss_fn, chosen.reducer)
+    tried = _try(config, chosen, loss_fn, params, optimizer, first, keys, rule, leads=where.leads)
+    rule, observer = tried.rule, tried.observer
+    _check_more(more_rules, observer)
+
+    # What the rounds are made of.
+    methods = setup_lib.Methods(
+        policy=asking.of_epochs(chosen.quota, programs.rounds_of(config, len(source))),
+        order=chosen.ordering,
+        observer=observer,
+        reducer=chosen.reducer.for_run(topology.Facts(num_workers, config.seed, solved)),
+        gate=chosen.gate,
+    )
+    cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
+    clock = _make_clock(config, chosen.gate, cluster if emulated else None)
+    last = _last_of_pass(config, loss_fn, changes_state=tried.changes_state)
+    stream = feeding.make_stream(config, source, chosen, last=last, leads=where.leads)
+    feed = feeding.make_feed(config, source, where, progress=begins.shown)
+    meeting = meeting or meeting_lib.make(where.mesh, num_workers)
+    company = setup_lib.Company(
+        meeting,
+        _make_gathering(meeting, config, observer, [rule, *more_rules.values()]),
+        beacons or beacons_lib.Beacons(),
+        solved,
+    )
+
+    maker = programs.Maker(
+        config=config,
+        where=where,
+        chosen=chosen,
+        reducer=methods.reducer,
+        clock=clock,
+        feed=feed,
+        company=company,
+        model=types.Model(params, model_state),
+        begins=begins,
+    )
+    begun = state.make_train_state(
+        params,
+        optimizer,
+        observer=observer,
+        rule=rule,
+        model_state=model_state,
+        num_workers=num_workers,
+        averages=config.ema > 0,
+        memory_rows=setup_lib.memory_rows(config, observer),
+        mesh=where.mesh,
+    )
+    return setup_lib.Setup(
+        config,
+        loss_fn,
+        per_example_rng,
+        where,
+        methods,
+        setup_lib.Speeds(clock, cluster, emulated, trace),
+        stream,
+        feed,
+        company,
+        _programs(maker, rule, observer, optimizer, more_rules, tried.passes),
+        begun,
+        notes=tuple(getattr(source, "notes", ())),
+    )
+
+
+def _programs(
+    maker: programs.Maker,
+    rule: rules.LocalRule,
+    observer: ordering.Observer | None,
+    optimizer: optax.GradientTransformation | None,
+    more_rules: Mapping[str, rules.LocalRule],
+    passes: embeddings.Passes | None,
+) -> setup_lib.Kinds:
+    """Of all kinds of rounds."""
+    main = maker.make(rule, observer, optimizer, one_pass=passes is None)
+    more = {kind: maker.make(each) for kind, each in more_rules.items()}
+    has_unsigned = observer is not None and maker.chosen.ordering.balances is not None
+    return setup_lib.Kinds(
+        {setup_lib.MAIN: main} | more,
+        unsigned=maker.make(rule, None, optimizer) if has_unsigned else None,
+        embedding=None if passes is None else setup_lib.Embedding(passes, maker.make(passes.first)),
+    )
+
+
+class _Tried(NamedTuple):
+    """What a loss was found to be, and what follows from it."""
+
+    changes_state: bool  # a call of it changes the model's state
+    passes: embeddings.Passes | None  # of a loss over a whole round
+    rule: rules.LocalRule
+    observer: ordering.Observer | None
+
+
+def _try(
+    config: config_lib.ExperimentConfig,
+    chosen: kinds.Parts,
+    loss_fn: losses_lib.LossFn,
+    params: types.PyTree,
+    optimizer: optax.GradientTransformation | None,
+    first: types.PyTree,
+    keys: jax.Array,
+    rule: rules.LocalRule | None,
+    *,
+    leads: bool,
+) -> _Tried:
+    """Tries the loss, the rule and the order on the first microbatch and its key or keys."""
+    per_example_rng = keys.ndim > 0
+    with debugging.eager(config.debug):
+        traced = losses_lib.check_loss(loss_fn, params, first, keys)
+        passes, rule = embeddings.passes_of(loss_fn, params, first, keys, config, chosen, rule)
+        rule_identity.check(
+            rule, loss_fn, params, first, optimizer, per_example_rng=per_example_rng
+        )
+        rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
+        observer = order.make(
+            config,
+            chosen.ordering,
+            rule,
+            loss_fn,
+            params,
+            first,
+            keys,
+            leads=leads,
+            changes_state=traced.changes_state,
+        )
+    return _Tried(traced.changes_state, passes, rule, observer)
+
+
+def place_workers(config: config_lib.ExperimentConfig) -> mesh_lib.Placement:
+    """On a device each, or all on the first one."""
+    num_workers = config.cluster.num_workers
+    if config.local == "virtual":
+        return mesh_lib.Placement(None, [jax.devices()[0]] * num_workers, list(range(num_workers)))
+    if platforms := config.cluster.platforms:
+        devices = mesh_lib.devices_of(platforms, num_workers)
+        return mesh_lib.Placement(None, devices, list(range(num_workers)))
+    mesh = mesh_lib.make_worker_mesh(num_workers)
+    return mesh_lib.Placement(mesh, list(mesh.devices), mesh_lib.own_workers(mesh))
+
+
+def _check_more(
+    more_rules: Mapping[str, rules.LocalRule], observer: ordering.Observer | None
+) -> None:
+    """Refuses kinds of rounds that an order or a checkpoint cannot have."""
+    if setup_lib.MAIN in more_rules:
+        raise ValueError(
+            f"rules: {setup_lib.MAIN!r} is the name of the run's own rule; give it as rule="
+        )
+    if more_rules and observer is not None:
+        raise ValueError(
+            f"rules: {', '.join(more_rules)}: rounds of these kinds take examples from the order "
+            "and find no signs for them, which this order needs of each example. Take an order "
+            "without signs, such as ordering='random_reshuffling'"
+        )
+    for kind, rule in more_rules.items():
+        rules.check(rule)
+        if rule.keeps_worker:
+            raise ValueError(
+                f"rules: the rule of {kind!r} keeps something for each worker from round to round, "
+                "which only the run's own rule may; give it as rule="
+            )
+
+
+def _make_clock(
+    config: config_lib.ExperimentConfig, gate: gates.Gate, cluster: emulate.EmulatedCluster | None
+) -> local.WorkerClock:
+    """The workers' clock; a gate whose two forms disagree has no place on any."""
+    gates.check(gate, config.cluster.num_workers, config.budget)
+    virtual = config.local == "virtual" or config.cluster.clock == "virtual"
+    return local.WorkerClock(
+        cluster,
+        virtual=virtual,
+        num_workers=config.cluster.num_workers,
+        gate=gate if virtual and gate.closes else None,
+        drop=config.gate.in_flight == "drop",
+    )
+
+
+def _last_of_pass(
+    config: config_lib.ExperimentConfig, loss_fn: losses_lib.LossFn, *, changes_state: bool
+) -> str:
+    """What becomes of a pass's last microbatch that is not full.
+
+    Raises:
+        ValueError: padding would be part of what the model's state is made of.
+    """
+    is_told = isinstance(loss_fn, stateful.StatefulLoss) and loss_fn.takes_mask
+    if config.data.last == "auto":
+        return "fill" if changes_state and not is_told else "pad"
+    if config.data.last == "pad" and changes_state and not is_told:
+        raise ValueError(
+            "data.last: got 'pad', and the model's state would be made of padding, too. Take "
+            "'fill' or 'drop', or a loss with a fifth argument mask f32[B] (of nnx_loss and "
+            "linen_loss a third one), for the statistics to leave padding out"
+        )
+    return config.data.last
+
+
+def _state_of(loss_fn: losses_lib.LossFn, reducer: topology.Reducer) -> types.PyTree:
+    """The model's, before the first round; () where it keeps none.
+
+    Raises:
+        ValueError: it has sums, and the reducer gossips.
+    """
+    if not isinstance(loss_fn, stateful.StatefulLoss):
+        return ()
+    if reducer.gossips and stateful.SUM in loss_fn.modes:
+        raise ValueError(
+            "state_reduce: 'sum' with a reducer that gossips: each worker would add up its own "
+            "count, and mixing takes means. Take reducer='all_reduce', or leave counters out of "
+            "the state"
+        )
+    return loss_fn.model_state
+
+
+def first_examples(
+    config: config_lib.ExperimentConfig, source: Any, *, per_example_rng: bool
+) -> tuple[types.PyTree, jax.Array]:
+    """A microbatch, by which the loss and the order are tried, and its key or keys."""
+    rng = jax.random.key(config.seed)
+    ids = np.arange(config.microbatch_size) % len(source)
+    first = sources.fetch(source, ids)
+    feed_lib.check_narrow(first, ids)
+    return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
+
+
+def _make_gathering(
+    meeting: meeting_lib.Meeting,
+    config: config_lib.ExperimentConfig,
+    observer: ordering.Observer | None,
+    all_rules: list[rules.LocalRule],
+) -> gathering.Gathering | None:
+    if meeting.alone:
+        return None
+    sizes = programs.sizes(config)
+    return gathering.Gathering(
+        meeting,
+        most_signs=0 if observer is None else sizes.microbatch_size * sizes.max_microbatches,
+        microbatch_size=sizes.microbatch_size,
+        most_metrics=max(len(rule.metrics) for rule in all_rules),
+    )
+
+
+def make_cluster(config: config_lib.ExperimentConfig) -> emulate.EmulatedCluster | None:
+    """The emulated speeds and who is present, if the configuration says either.
+
+    Without speeds the cluster tells presence alone; its times are arbitrary.
+    """
+    cluster = config.cluster
+    if not cluster.secs_per_microbatch and not cluster.changes:
+        return None
+    changes = tuple(emulate.Change(**dataclasses.asdict(c)) for c in cluster.changes)
+    return emulate.EmulatedCluster(
+        cluster.secs_per_microbatch or (1.0,) * cluster.num_workers,
+        cluster.overhead_secs,
+        delay=cluster.delay,
+        delay_cv=cluster.delay_cv,
+        delay_per=cluster.delay_per,
+        changes=changes,
+        seed=config.seed if cluster.seed < 0 else cluster.seed,
+    )
