@@ -1,7 +1,7 @@
 """What `fit` is given: checks of it, and fields that become a configuration."""
 
 import dataclasses
-import importlib.metadata
+import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -246,4 +246,4 @@ def cluster_fields(given: Any, *, workers: int | None) -> Any:
 
 def versions() -> dict[str, str]:
     """Of what computes a run."""
-    return {name: importlib.metadata.version(name) for name in ("hetjax", "jax")}
+    return {name: importlib.import_module(name).__version__ for name in ("hetjax", "jax")}
