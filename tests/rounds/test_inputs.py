@@ -176,3 +176,31 @@ def test_cpu_devices_that_an_accelerator_leaves_out_are_told(monkeypatch, capsys
     said = capsys.readouterr().err
     assert "JAX computes on gpu, so there are 1 worker(s), and the 8 CPU devices are left" in said
     assert "cluster={'num_workers': 8}" in said
+
+
+IDLE, ALONE = (
+    "worker(s) on 8 CPU devices: the others are idle",
+    "'hetjax.topology.methods:d_psgd' exc",
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "idle", "alone"),
+    [
+        ({"local": "stepped"}, 1, 1),
+        ({"local": "virtual"}, 0, 1),
+        ({"workers": 8, "budget": 8}, 0, 0),
+    ],
+)
+def test_what_is_idle_and_who_gossips_alone_are_told(fields, idle, alone, capsys):
+    fit(reducer="d_psgd", **fields)
+    said = capsys.readouterr().err
+    assert (said.count(IDLE), said.count(ALONE)) == (idle, alone)
+
+
+def test_a_round_as_one_function_says_too_that_it_gossips_alone(capsys):
+    for num_workers, times in ((1, 1), (2, 0)):
+        mesh = hetjax.make_worker_mesh(num_workers)
+        made = {"nominal_examples": 8, "reducer": "d_psgd"}
+        hetjax.make_train_step(lambda p, b, rng: b["x"] @ p["w"], optax.sgd(0.1), mesh, **made)
+        assert capsys.readouterr().err.count(ALONE) == times
