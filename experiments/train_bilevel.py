@@ -49,8 +49,11 @@ def solve(
     *,
     progress: bool = True,
     place: membership.Member | None = None,
+    local_is_asked_for: bool = False,
 ) -> dict[str, Any]:
     """Runs a checked configuration; returns its summary, in process 0.
+
+    With too few devices another local form is taken, and told, unless it `local_is_asked_for`.
 
     Raises:
         ValueError: what only the data could tell, a loss that is not finite, a workdir that is
@@ -65,11 +68,11 @@ def solve(
     join.join(place)
     if workdir is None or (place is not None and place.process_id):
         path = None if workdir is None else pathlib.Path(workdir).expanduser()
-        return _run(config, path, progress=False, place=place)
+        return _run(config, path, progress=False, place=place, asked=local_is_asked_for)
     workdir = workdir_lib.made_directory(pathlib.Path(workdir).expanduser())
     with lock.held(workdir):
         recorded.check(workdir, settings.to_dict(config), may_differ=settings.MAY_DIFFER)
-        return _run(config, workdir, progress=progress, place=place)
+        return _run(config, workdir, progress=progress, place=place, asked=local_is_asked_for)
 
 
 def _run(
@@ -78,6 +81,7 @@ def _run(
     *,
     progress: bool,
     place: membership.Member | None,
+    asked: bool,
 ) -> dict[str, Any]:
     if config.problem != "cleaning":
         from experiments.bilevel import problems
@@ -104,7 +108,8 @@ def _run(
     began_here = written is not None and is_first and not written.exists()
     if written is not None and is_first:
         workdir_lib.write_whole(written, json.dumps(plain, indent=2) + "\n")
-    config = arguments.on_devices(config)  # after it is written: the same command is to go on
+    # After it is written: the same command is to go on.
+    config = arguments.on_devices(config, is_asked_for=asked)
     shown = time.monotonic()
 
     def on_record(line: dict[str, Any]) -> None:
@@ -195,7 +200,8 @@ def main(argv: list[str]) -> None:
     place = None
     try:
         place = membership.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
-        summary = solve(config, workdir, place=place)
+        asked = config_flag.is_given("local")
+        summary = solve(config, workdir, place=place, local_is_asked_for=asked)
     except Interrupted as error:
         sys.exit(error.code)
     except KeyboardInterrupt:
