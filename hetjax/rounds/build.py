@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import debugging, gates, kinds, ordering, starting, stateful, topology, types
+from hetjax import debugging, gates, kinds, messages, ordering, starting, stateful, topology, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
@@ -96,7 +96,7 @@ def build(
     last = _last_of_pass(config, loss_fn, changes_state=tried.changes_state)
     stream = feeding.make_stream(config, source, chosen, last=last, leads=where.leads)
     feed = feeding.make_feed(config, source, where, progress=begins.shown)
-    meeting = meeting or meeting_lib.make(where.mesh, num_workers)
+    meeting = meeting or _meet(where, chosen.reducer)
     company = setup_lib.Company(
         meeting,
         _make_gathering(meeting, config, observer, [rule, *more_rules.values()]),
@@ -203,6 +203,18 @@ def _try(
             changes_state=traced.changes_state,
         )
     return _Tried(traced.changes_state, passes, rule, observer)
+
+
+def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> meeting_lib.Meeting:
+    """How the processes meet; says which devices are idle, and that one worker gossips alone."""
+    num_workers, num_devices = len(where.devices), jax.device_count()
+    if where.mesh is not None and jax.default_backend() == "cpu" and num_workers < num_devices:
+        messages.say(
+            f"{num_workers} worker(s) on {num_devices} CPU devices: the others are idle, and make "
+            f"rounds slower. Call hetjax.use_cpu_workers({num_workers}) before JAX is first used"
+        )
+    reducer.tell_if_alone(num_workers)
+    return meeting_lib.make(where.mesh, num_workers)
 
 
 def place_workers(config: config_lib.ExperimentConfig) -> mesh_lib.Placement:
