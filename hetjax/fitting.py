@@ -164,20 +164,18 @@ def fit(
             )
         )
         setup = run.setup
+        model = params
         if metrics_fn is None:
             metrics_fn = evaluate_lib.metrics_of_loss(
                 setup.loss_fn, per_example_rng=setup.per_example_rng
             )
         elif setup.is_stateful:
             metrics_fn = evaluate_lib.of_model(metrics_fn)
-        model = params
         if isinstance(loss_fn, stateful.StatefulLoss):
             model = types.Model(params, loss_fn.model_state)
         evaluate = evaluations.make(setup, metrics_fn, eval_sets, model, progress=progress)
-        judge = evaluations.Judge()
-        if setup.where.leads:
-            best = {"best_by": run.config.best_by, "best_mode": run.config.best_mode}
-            judge = evaluations.judge(evaluate.names, **best)
+        best, leads = (run.config.best_by, run.config.best_mode), setup.where.leads
+        judge = evaluations.judge(evaluate.names, *best) if leads else evaluations.Judge()
         task = training.Training(
             run,
             init_state,

@@ -30,7 +30,7 @@ class Judge(NamedTuple):
         return value > other if self.highest else value < other
 
 
-def judge(names: Mapping[str, list[str]], *, best_by: str, best_mode: str) -> Judge:
+def judge(names: Mapping[str, list[str]], best_by: str, best_mode: str) -> Judge:
     """What makes an evaluation the best.
 
     Args:

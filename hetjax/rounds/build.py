@@ -97,18 +97,13 @@ def build(
     stream = feeding.make_stream(config, source, chosen, last=last, leads=where.leads)
     feed = feeding.make_feed(config, source, where, progress=begins.shown)
     meeting = meeting or _meet(where, chosen.reducer)
-    company = setup_lib.Company(
-        meeting,
-        _make_gathering(meeting, config, observer, [rule, *more_rules.values()]),
-        beacons or beacons_lib.Beacons(),
-        solved,
-    )
+    gather = _make_gathering(meeting, config, observer, [rule, *more_rules.values()])
+    company = setup_lib.Company(meeting, gather, beacons or beacons_lib.Beacons(), solved)
 
     maker = programs.Maker(
         config=config,
         where=where,
-        chosen=chosen,
-        reducer=methods.reducer,
+        methods=methods,
         clock=clock,
         feed=feed,
         company=company,
@@ -153,7 +148,7 @@ def _programs(
     """Of all kinds of rounds."""
     main = maker.make(rule, observer, optimizer, one_pass=passes is None)
     more = {kind: maker.make(each) for kind, each in more_rules.items()}
-    has_unsigned = observer is not None and maker.chosen.ordering.balances is not None
+    has_unsigned = observer is not None and maker.methods.order.balances is not None
     return setup_lib.Kinds(
         {setup_lib.MAIN: main} | more,
         unsigned=maker.make(rule, None, optimizer) if has_unsigned else None,

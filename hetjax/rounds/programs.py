@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from hetjax import debugging, gates, kinds, ordering, starting, types
+from hetjax import debugging, gates, ordering, starting, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.config import experiment as config_lib
@@ -21,7 +21,6 @@ from hetjax.processes import shared_sums
 from hetjax.rounds import fused, jitted, local, rules, sync
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds.virtual import Virtual
-from hetjax.topology import reducers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,8 +29,7 @@ class Maker:
 
     config: config_lib.ExperimentConfig
     where: mesh_lib.Placement
-    chosen: kinds.Parts
-    reducer: reducers.Reduction
+    methods: setup_lib.Methods
     clock: local.WorkerClock
     feed: feed_lib.Feed
     company: setup_lib.Company
@@ -66,7 +64,7 @@ class Maker:
         # In one program with the update, where nothing stands between them. Gossip has no sum over
         # the workers there, and XLA would round in another way.
         late = packed and mesh is not None and optimizer is not None and one_pass
-        late = late and self.reducer.mixing is None
+        late = late and self.methods.reducer.mixing is None
         return setup_lib.Programs(
             rule=rule,
             updates=optimizer is not None,
@@ -83,14 +81,14 @@ class Maker:
         shapes = rules.contribution_shapes(rule, *self.model)
         dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(shapes)})
         dtypes = dtypes or ["arrays whose shapes depend on what a round is given"]
-        chosen, weighted = self.chosen, weighting(self.config, gossips=False)
+        methods, weighted = self.methods, weighting(self.config, gossips=False)
         return meeting_lib.NO_COLLECTIVES + (
             "They can add up gradients in memory: with reducer='all_reduce', an order that looks "
             "at no gradients, such as 'random_reshuffling', data.weighting='example' where shards "
             "are private, a model without state (BatchNorm has some), a rule that keeps nothing of "
             "a worker, and sums of one type, float32 or float64, of 1 GiB at most over all of "
-            f"them. This run has the reducer {parts_lib.named(chosen.reducer)}, the order "
-            f"{parts_lib.named(chosen.ordering)}, examples weighted by {weighted}, sums in "
+            f"them. This run has the reducer {methods.reducer.name}, the order "
+            f"{parts_lib.named(methods.order)}, examples weighted by {weighted}, sums in "
             f"{', '.join(dtypes)}, {len(jax.tree.leaves(self.model.state))} arrays of a "
             f"model's state, a rule that keeps "
             f"{'something' if rule.keeps_worker else 'nothing'}. Or start one process, "
@@ -116,7 +114,7 @@ def weighting(config: config_lib.ExperimentConfig, *, gossips: bool) -> str:
 
 def _make_sums(common: Maker, rule: rules.LocalRule) -> shared_sums.Sums:
     """How the sums meet: before the sync program where they are one plain sum."""
-    is_plain, meeting = common.chosen.reducer.is_plain_sum, common.company.meeting
+    is_plain, meeting = common.methods.reducer.is_plain_sum, common.company.meeting
     in_one_unit = rule.weight_grads is None and weighting(common.config, gossips=False) == "example"
     if is_plain and in_one_unit and not meeting.alone:
         shapes = rules.contribution_shapes(rule, *common.model)
@@ -134,7 +132,7 @@ def _make_sync(
     finishes: bool,
 ) -> jitted.InPlace:
     """What the workers contributed is used up, unless all devices read it in one place."""
-    config, reducer, where = common.config, common.reducer, common.where
+    config, reducer, where = common.config, common.methods.reducer, common.where
     synchronise = sync.make_sync(
         optimizer,
         steps=steps,
@@ -160,7 +158,7 @@ def _make_sync(
 def _make_local(
     common: Maker, steps: rules.LocalSteps, *, signed: bool, finishes: bool
 ) -> local.LocalPhase:
-    config, chosen, feed, clock = common.config, common.chosen, common.feed, common.clock
+    config, methods, feed, clock = common.config, common.methods, common.feed, common.clock
     mesh, devices = common.where.mesh, common.where.devices
     if config.local == "virtual" and not config.debug:
         return Virtual(
@@ -169,16 +167,16 @@ def _make_local(
             config.cluster.num_workers,
             clock=clock,
             signed=signed,
-            same_evidence=chosen.ordering.coordinated,
-            replicas_equal=chosen.reducer.keeps_replicas_equal,
+            same_evidence=methods.order.coordinated,
+            replicas_equal=methods.reducer.keeps_replicas_equal,
         )
     if config.local == "fused" and mesh is not None and not config.debug:
         most = most_microbatches(config)
         return fused.Fused(steps, feed, mesh, clock=clock, max_microbatches=most)
     gate = None
-    if chosen.gate.closes and not config.replay and not clock.virtual:
+    if methods.gate.closes and not config.replay and not clock.virtual:
         alone = len(common.where.own) == len(devices)
-        gate = gates.begin(chosen.gate, None if alone else board_lib.Board("gate"))
+        gate = gates.begin(methods.gate, None if alone else board_lib.Board("gate"))
     return local.Stepped(
         steps,
         feed,
