@@ -31,7 +31,6 @@ class InPlace:
         self._ahead: threading.Thread | None = None
         self.call: Callable = self._first_call
 
-    @debugging.compiled
     def _first_call(self, *args: Any) -> Any:
         if self._ahead is not None:
             self._ahead.join()
@@ -39,7 +38,7 @@ class InPlace:
         if self._jitted is None:
             self._jitted = self._decide(args)
         self.call = debugging.compiled_now(self._jitted)
-        return self._jitted(*args)
+        return self.call(*args)
 
     def compile_ahead(self, *args: Any) -> None:
         """Begins to compile in a thread, for arrays or `jax.ShapeDtypeStruct`s as the call has.
@@ -59,6 +58,7 @@ class InPlace:
         except Exception:
             self._jitted = None
 
+    @debugging.compiled
     def _decide(self, args: tuple) -> Any:
         donated: tuple[int, ...] = ()
         if self._argnum is not None:

@@ -87,7 +87,7 @@ class Maker:
             "at no gradients, such as 'random_reshuffling', data.weighting='example' where shards "
             "are private, a model without state (BatchNorm has some), a rule that keeps nothing of "
             "a worker, and sums of one type, float32 or float64, of 1 GiB at most over all of "
-            f"them. This run has the reducer {methods.reducer.name}, the order "
+            f"them. This run has the {methods.reducer.name}, the order "
             f"{parts_lib.named(methods.order)}, examples weighted by {weighted}, sums in "
             f"{', '.join(dtypes)}, {len(jax.tree.leaves(self.model.state))} arrays of a "
             f"model's state, a rule that keeps "
