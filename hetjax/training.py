@@ -14,13 +14,11 @@ from hetjax import task as task_lib
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.records import evaluations, results, telemetry, workdir
 from hetjax.records import summary as summary_lib
-from hetjax.report import words
 from hetjax.rounds import gathering, programs, resume, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import RunState
 
-_TOLD_OF_FINER = 50  # rounds after which it is said what smaller microbatches would save
 _MOST_CHARACTERS = 32  # of metrics in the progress bar
 
 
@@ -193,16 +191,10 @@ class Training(task_lib.Task):
         if self._checked is None:
             return None
         line = self.summary.round_done(self._checked, **measured)
-        if line.round + 1 == _TOLD_OF_FINER and self.parts.leads:
-            self._tell_of_finer()
         quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
         loss = "no loss" if np.isnan(line.loss) else f"loss {line.loss:.3f}"
         text = f"{loss}{_few(line.metrics)} quotas {quotas} waiting {line.waiting_fraction:.0%}"
         return line, [], text, line.examples
-
-    def _tell_of_finer(self) -> None:
-        if told := words.finer({"finer": self.summary.finer()}):
-            messages.say(told)
 
     def check(self, report: round_report.RoundReport) -> None:
         assert self._checked is not None

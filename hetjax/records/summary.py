@@ -10,12 +10,9 @@ import numpy as np
 
 from hetjax import starting
 from hetjax.data import ledger as ledger_lib
-from hetjax.quota import finer as finer_lib
 from hetjax.records import evaluations
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import round_report, run_state, setup
-
-_FINER_ROUNDS = 40  # the last full ones, by which the workers' costs are told
 
 
 class Summary:
@@ -196,33 +193,6 @@ class TrainingSummary(Summary):
         self._lines.append(line)
         return line
 
-    def finer(self) -> dict[str, Any] | None:
-        """What smaller microbatches, or more of them in a round, would save; None: too little.
-
-        Of rounds in which quotas follow speeds, and whose workers were the same as in the last one.
-        """
-        parts, config = self._parts, self._parts.config
-        untimed = parts.virtual_clock and not parts.emulated
-        if untimed or parts.gate.closes or not parts.policy.follows_speeds or not self._lines:
-            return None
-        here = self._lines[-1].present
-        lines = [line for line in self._lines if line.full and line.present == here]
-        lines = lines[-_FINER_ROUNDS:]
-        if len(lines) < _FINER_ROUNDS:
-            return None
-        own = np.flatnonzero(here)
-        done = np.array([line.microbatches_done for line in lines])[:, own]
-        secs = np.array([line.compute_secs for line in lines])[:, own]
-        host = np.array([line.host_secs or np.zeros(len(here)) for line in lines])[:, own]
-        if (costs := finer_lib.measured(done, secs, host)) is None:
-            return None
-        size = config.microbatch_size
-        found = finer_lib.advice(costs, config.budget, most=size & -size)
-        if found is None or (config.data.sharing == "private" and not all(found.quotas)):
-            return None
-        more = {"microbatch_size": size // found.divisor, "budget": found.divisor * config.budget}
-        return {**found._asdict(), **more, "examples": size * config.budget}
-
     def _metrics(self) -> dict[str, float]:
         """Of training, over the last epoch."""
         last = max(self._epoch_metrics, default=0)
@@ -268,8 +238,6 @@ class TrainingSummary(Summary):
             **self._of_run(first="first_round", interrupted=interrupted),
             **({"notes": self._parts.notes} if self._parts.notes else {}),
         }
-        if finer := self.finer():
-            out["finer"] = finer
         mixing, gate = self._parts.reducer.mixing, self._parts.gate
         if mixing is not None:
             measured = [line.consensus for line in lines if line.consensus]
