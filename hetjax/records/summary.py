@@ -134,8 +134,6 @@ class TrainingSummary(Summary):
         self._references = np.zeros(3)  # sums over full rounds, where speeds are known
         self._referenced = 0
         self.examples_recomputed = 0
-        self.order_cost: dict[str, float] = {}  # of an order that takes signs
-        self._herding_secs = 0.0
 
     def save(self) -> dict[str, Any]:
         """As of `Summary`."""
@@ -147,14 +145,13 @@ class TrainingSummary(Summary):
             },
             "references": self._references.tolist(),
             "referenced": self._referenced,
-            "herding_secs": self._herding_secs,
         }
 
     def go_on(self, about: dict[str, Any], lines: Sequence[round_report.RoundReport]) -> None:
         """Goes on from `save`, as a checkpoint has it, after the rounds of `lines`."""
         self.restore(about)
         saved = about["summary"]
-        self._lines, self._herding_secs = list(lines), saved["herding_secs"]
+        self._lines = list(lines)
         sums = saved["epoch_sums"].items()
         self._epoch_sums = {int(k): np.array([float(text) for text in v]) for k, v in sums}
         self._epoch_metrics = {
@@ -169,7 +166,6 @@ class TrainingSummary(Summary):
         *,
         eval: dict[str, float] | None = None,
         consensus: dict[str, float] | None = None,
-        herding: dict[str, float] | None = None,
     ) -> round_report.RoundReport:
         """The line of a round, with what was measured after it; waits for its numbers."""
         self.step_done()
@@ -178,7 +174,6 @@ class TrainingSummary(Summary):
             start_secs=self.clock,
             eval=eval,
             consensus=consensus,
-            herding=herding,
         )
         sums = np.array([report.totals.loss_sum, report.totals.weight_sum], np.float64)
         self._epoch_sums[line.epoch] = self._epoch_sums.get(line.epoch, 0) + sums
@@ -189,7 +184,6 @@ class TrainingSummary(Summary):
             self._references += report.references
             self._referenced += 1
         self.clock += line.round_secs
-        self._herding_secs += (herding or {}).get("secs", 0.0)
         self._lines.append(line)
         return line
 
@@ -254,12 +248,9 @@ class TrainingSummary(Summary):
                 "returned_fraction": 1 - microbatches / max(given, 1),
                 "in_flight": self._parts.config.gate.in_flight,
             }
-        method, second_pass = self._parts.config.ordering.method, self._parts.second_pass
-        if self.order_cost:
-            cost = {**self.order_cost, "herding_secs": self._herding_secs}
-            out["ordering"] = {"method": method, **cost}
-        if second_pass:
-            out.setdefault("ordering", {"method": method})["second_backward_pass"] = second_pass
+        if second_pass := self._parts.second_pass:
+            method = self._parts.config.ordering.method
+            out["ordering"] = {"method": method, "second_backward_pass": second_pass}
         if self._referenced:
             optimal, bound, equal = self._references / self._referenced
             out |= {

@@ -226,7 +226,7 @@ def test_a_run_whose_flags_come_late_learns_as_any_order_does(method, capsys, tm
         microbatch_size=16,
         budget=1,
         epochs=30,
-        ordering={"method": method, "herding_every": 0},
+        ordering={"method": method},
         cluster={"num_workers": 1},
         local="virtual",
         workdir=tmp_path,
@@ -252,7 +252,7 @@ def test_nothing_is_said_of_a_loss_that_is_proven(capsys):
     result = problems.fit(
         problems.classification(64, np.float32),
         problems.initial_weights(np.float32),
-        ordering={"method": "d_grab", "herding_every": 0},
+        ordering={"method": "d_grab"},
         epochs=1,
         local="virtual",
     )
@@ -304,7 +304,7 @@ def test_such_a_loss_trains_as_it_should(method, float64):
         local="virtual",
         epochs=20,
         budget=16,
-        ordering={"method": method, "herding_every": 0},
+        ordering={"method": method},
     )
     expected = params
     optimizer = optax.sgd(0.3, momentum=0.9)
@@ -334,7 +334,7 @@ def test_a_forward_derivative_that_is_missing_is_said():
         data,
         weights,
         loss_fn=loss_fn,
-        ordering={"method": "d_grab_exact", "herding_every": 0},
+        ordering={"method": "d_grab_exact"},
         local="virtual",
         epochs=1,
     )
