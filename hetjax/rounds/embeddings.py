@@ -297,7 +297,7 @@ def execute(
     request: gathering.Request = gathering.Request.NOTHING,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> run_state.Executed:
-    """Both passes of a round of a `Run`; arguments and result as of `Run.execute`.
+    """Both passes of a round of a `Run`; arguments and result as of `Engine.work`.
 
     A gate may close the first one. The second does what the first has done.
 

@@ -108,7 +108,7 @@ class Run(engine.Engine):
         if self.is_warm(programs.MAIN):
             return state
         with self.begins.stage("compiling"):
-            return warm_up.of_run(self, state, programs.MAIN, given)
+            return warm_up.of_run(self, self._execute, state, programs.MAIN, given)
 
     def _carried(self, train: types.TrainState, given: types.PyTree) -> Any:
         """Into the next round that updates; () where none does."""
@@ -228,18 +228,18 @@ class Run(engine.Engine):
         """
         if not self.is_warm(kind):
             run_state.check_state(state, self)
-            state = warm_up.of_run(self, state, kind, given)
+            state = warm_up.of_run(self, self._execute, state, kind, given)
         plan = self.opened(state, kind=kind, given=given, again=again)
         with jax.profiler.StepTraceAnnotation("round", step_num=plan.round_index):
             host_work = functools.partial(self.check_last, meanwhile)
-            executed = self.execute(plan, request=request, meanwhile=host_work)
+            executed = self._execute(plan, request=request, meanwhile=host_work)
             rounds, report = self.closed(plan, executed)
         report.mean, report.own = executed.sums.mean, executed.sums.own
         return self.next_state(state, executed, rounds), report
 
     # --- What a round is made of ---
 
-    def execute(self, plan: Plan, **options: Any) -> Executed:
+    def _execute(self, plan: Plan, **options: Any) -> Executed:
         """Does a round, and spends the plan's state: local phase, gathering, sync phase.
 
         Args:
@@ -251,12 +251,12 @@ class Run(engine.Engine):
         return self.execute_pass(plan, **options)
 
     def execute_pass(self, plan: Plan, handed: types.PyTree = (), **options: Any) -> Executed:
-        """As `execute`; the last pass of a round, handed what the ones before it found.
+        """The last pass of a round, handed what the ones before it found.
 
         Args:
             plan: from `opened`.
             handed: values for the rule, in place of those of the plan.
-            **options: as for `execute`.
+            **options: `request` and `meanwhile` of `work`.
         """
         assert isinstance(plan.state, RunState)
         train, own = plan.state.train, plan.programs

@@ -4,6 +4,7 @@ Twice: what a round needs of memory lies elsewhere in the next, and is slow when
 changed by it, and nothing of it is timed.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,11 +15,13 @@ from hetjax import types
 from hetjax.processes import waits
 from hetjax.rounds import planning, programs, run_state, sync
 
+Execute = Callable[[run_state.Plan], run_state.Executed]
+
 
 def of_run(
-    run: Any, state: run_state.RunState, kind: str, given: types.PyTree
+    run: Any, execute: Execute, state: run_state.RunState, kind: str, given: types.PyTree
 ) -> run_state.RunState:
-    """Of a kind of a `Run`.
+    """Of a kind of a `Run`, whose rounds `execute` does.
 
     Rounds that find no signs come first, where an order has passes without. In debugging nothing
     is compiled that would have to run before.
@@ -28,14 +31,20 @@ def of_run(
         return state
     signed = run.parts.observer is not None
     if run.parts.unsigned is not None and kind == programs.MAIN:
-        state = _of_run(run, state, kind, given, signed=False)
-    state = _of_run(run, state, kind, given, signed=signed)
+        state = _of_run(run, execute, state, kind, given, signed=False)
+    state = _of_run(run, execute, state, kind, given, signed=signed)
     run.warmed_up(kind, given)
     return state
 
 
 def _of_run(
-    run: Any, state: run_state.RunState, kind: str, given: types.PyTree, *, signed: bool
+    run: Any,
+    execute: Execute,
+    state: run_state.RunState,
+    kind: str,
+    given: types.PyTree,
+    *,
+    signed: bool,
 ) -> run_state.RunState:
     parts = run.parts
     for is_second in (False, True):
@@ -49,7 +58,7 @@ def _of_run(
         if own.updates and not is_second:
             others = parts.shares, plan.active, (), given
             own.compile_sync_ahead(train, train.params, state.carried, *others)
-        executed = run.execute(plan._replace(state=state))
+        executed = execute(plan._replace(state=state))
         _wait(executed.sums)
         rounds = state.rounds._replace(generations=run_state.Generations(run), generation=0)
         state = run.next_state(state, executed, rounds)
