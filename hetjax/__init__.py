@@ -46,7 +46,6 @@ _HOMES = {
     "per_example": "hetjax.adapters.per_example",
     "scale_by_progress": "hetjax.schedules",
     "stream": "hetjax.data.iterables",
-    "tune_microbatch": "hetjax.tuning",
     "use_cpu_workers": "hetjax.mesh",
 }
 

@@ -12,15 +12,13 @@ import numpy as np
 from hetjax import driver, messages, report, types
 from hetjax import task as task_lib
 from hetjax.checkpoints import checkpoint, leaves
-from hetjax.records import evaluations, results, telemetry, workdir
+from hetjax.records import evaluations, results, workdir
 from hetjax.records import summary as summary_lib
-from hetjax.report import words
 from hetjax.rounds import gathering, programs, resume, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import RunState
 
-_TOLD_OF_FINER = 50  # rounds after which it is said what smaller microbatches would save
 _MOST_CHARACTERS = 32  # of metrics in the progress bar
 
 
@@ -52,9 +50,8 @@ class Training(task_lib.Task):
         super().__init__([run], run.recorded, summary, evaluate)
         self._run, self._init_state = run, init_state
         self.fingerprint = functools.partial(run.fingerprint, init_state)
-        self._telemetry = telemetry.OrderTelemetry(run.setup)
         self._pending: round_report.Report | None = None  # of which no line is made yet
-        self._measured: dict[str, Any] = {}  # after its round: eval, consensus, herding
+        self._measured: dict[str, Any] = {}  # after its round: eval, consensus
         self._evaluated_at = -1  # rounds that were done then
         self._epoch_ended = False  # by the last round
         self._told_of_weights = False
@@ -63,7 +60,7 @@ class Training(task_lib.Task):
 
     def begin(self) -> None:
         self.state = self._run.init(train=self._init_state)
-        self._measure_order()
+        self._begins_at = self.state.stream.examples_processed
 
     def go_on(
         self, saved: checkpoint.Saved, lines: Mapping[str, list[workdir.Line]], later: int
@@ -73,13 +70,7 @@ class Training(task_lib.Task):
         read = [round_report.from_plain(line) for line in lines["metrics"]]
         self.summary.go_on(saved.about, read)
         self.summary.examples_recomputed = saved.about["examples_recomputed"] + later
-        self._measure_order()
-
-    def _measure_order(self) -> None:
         self._begins_at = self.state.stream.examples_processed
-        params, _ = self._run.params(self.state)  # all processes take part
-        if self.setup.where.leads:
-            self.summary.order_cost = self._telemetry.cost(params, self.state.stream)
 
     def examples_of(self, line: workdir.Line) -> int:
         return round_report.from_plain(line).examples
@@ -124,7 +115,7 @@ class Training(task_lib.Task):
         return self._pending.asked
 
     def measure(self) -> None:
-        """At an epoch's end the order and the replicas, too."""
+        """At an epoch's end the replicas, too."""
         run, config = self._run, self._run.config
         if not self._epoch_ended:
             if driver.is_due(self.steps_done, config.eval_every_rounds):
@@ -133,8 +124,6 @@ class Training(task_lib.Task):
         run.settle()
         epochs_done = self.setup.stream.epoch(self.state.stream)
         model, self._measured["consensus"] = run.model(self.state)
-        if self.setup.where.leads:
-            self._measured["herding"] = self._telemetry.herding(epochs_done, model, self.state)
         if not epochs_done % config.eval_every or epochs_done >= config.epochs:
             self._evaluate_at(model)
 
@@ -191,16 +180,10 @@ class Training(task_lib.Task):
         if self._checked is None:
             return None
         line = self.summary.round_done(self._checked, **measured)
-        if line.round + 1 == _TOLD_OF_FINER and self.setup.where.leads:
-            self._tell_of_finer()
         quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
         loss = "no loss" if np.isnan(line.loss) else f"loss {line.loss:.3f}"
         text = f"{loss}{_few(line.metrics)} quotas {quotas} waiting {line.waiting_fraction:.0%}"
         return line, [], text, line.examples
-
-    def _tell_of_finer(self) -> None:
-        if told := words.finer({"finer": self.summary.finer()}):
-            messages.say(told)
 
     def check(self, report: round_report.RoundReport) -> None:
         assert self._checked is not None

@@ -62,7 +62,6 @@ LAYERS = {
     "training": 9,
     "levels": 9,
     "fitting": 10,
-    "tuning": 10,
     "ray": 10,
     "zoo": 11,  # no part of the core
 }

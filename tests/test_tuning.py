@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hetjax
+from experiments import tuning
 from hetjax import memory
 
 DATA = {"x": np.linspace(0.0, 1.0, 1024, dtype=np.float32)}
@@ -31,7 +32,7 @@ class Clocked:
         return (batch["x"] * params - 1.0) ** 2 + late
 
     def tune(self, data=DATA, **options):
-        return hetjax.tune_microbatch(
+        return tuning.tune_microbatch(
             self.loss, np.float32(0.5), data, clock=self.clock, progress=False, **options
         )
 
@@ -100,7 +101,7 @@ def test_the_sums_are_added_up_in_place_and_memory_is_told():
     def loss(params, batch, rng):
         return ((batch["x"][:, None] @ params[:1]) ** 2).mean(-1)
 
-    found = hetjax.tune_microbatch(loss, weights, FEW, sizes=(8, 256), secs=0.01, progress=False)
+    found = tuning.tune_microbatch(loss, weights, FEW, sizes=(8, 256), secs=0.01, progress=False)
     small, large = (row.memory_bytes for row in found.rows)
     # Parameters and sums once each; a second copy of the sums would be another 262,144.
     assert 2 * weights.nbytes <= small < 4 * weights.nbytes
@@ -113,20 +114,20 @@ def test_a_device_that_has_no_more_room_ends_the_sizes(monkeypatch):
 
     params = np.zeros(4096, np.float32)
     monkeypatch.setattr(memory, "free_bytes", lambda: 1_000_000)
-    found = hetjax.tune_microbatch(loss, params, DATA, secs=0.01, within=1e-9, progress=False)
+    found = tuning.tune_microbatch(loss, params, DATA, secs=0.01, within=1e-9, progress=False)
     assert found.rows[-1].microbatch_size < 512
     assert found.stopped.endswith("more, and 1 MB are free")
     assert found.stopped.startswith(f"microbatches of {2 * found.rows[-1].microbatch_size} need ")
     monkeypatch.setattr(memory, "free_bytes", lambda: 0)
     with pytest.raises(ValueError, match=r"tune_microbatch: microbatches of 64 need .* give sizes"):
-        hetjax.tune_microbatch(loss, params, DATA, sizes=(64,), progress=False)
+        tuning.tune_microbatch(loss, params, DATA, sizes=(64,), progress=False)
 
 
 def test_the_table_says_what_was_found(capsys):
     Clocked(lambda size: 0.001 * max(size, 32)).tune(sizes=(16, 32, 64))
     assert capsys.readouterr().out == ""
     clocked = Clocked(lambda size: 0.001 * max(size, 32))
-    hetjax.tune_microbatch(
+    tuning.tune_microbatch(
         clocked.loss, np.float32(0.5), DATA, sizes=(16, 32, 64), clock=clocked.clock
     )
     lines = capsys.readouterr().out.splitlines()
@@ -150,7 +151,7 @@ def test_models_with_state_keys_of_examples_and_balanced_orders_are_timed_as_the
 
     state, params = {"mean": np.float32(0.0)}, np.float32(0.5)
     options = {"sizes": (4, 8), "secs": 0.01, "progress": False, "per_example_rng": True}
-    hetjax.tune_microbatch(loss, params, FEW, model_state=state, **options)
+    tuning.tune_microbatch(loss, params, FEW, model_state=state, **options)
     assert {((4,), ()), ((8,), ())} <= set(seen)
 
     def plain(params, batch, rng):
@@ -159,7 +160,7 @@ def test_models_with_state_keys_of_examples_and_balanced_orders_are_timed_as_the
     params = np.ones(64, np.float32)
     of_order = {}
     for ordering in ("random_reshuffling", "d_grab"):
-        of_order[ordering] = hetjax.tune_microbatch(
+        of_order[ordering] = tuning.tune_microbatch(
             plain, params, FEW, sizes=(8,), secs=0.01, progress=False, ordering=ordering
         ).rows[0]
     assert of_order["d_grab"].memory_bytes > of_order["random_reshuffling"].memory_bytes
@@ -190,4 +191,4 @@ def test_impossible_arguments_are_named(options, message):
 def test_a_loss_over_a_round_is_refused():
     loss = hetjax.batch_loss(lambda p, b, rng: b["x"] * p, lambda p, e, mask: (e * mask).sum())
     with pytest.raises(ValueError, match="loss_fn is a batch_loss, whose rounds pass over each"):
-        hetjax.tune_microbatch(loss, np.float32(1.0), FEW)
+        tuning.tune_microbatch(loss, np.float32(1.0), FEW)

@@ -2,7 +2,7 @@
 
     python experiments/benchmarks/core_speed.py --library=jax --out=OUT.json [--tune=JSON]
 
-With --tune the size that `hetjax.tune_microbatch` gives for a model, in place of seconds. Run by
+With --tune the size that `tune_microbatch` gives for a model, in place of seconds. Run by
 `benchmarks.processes --only=alone`, once with JAX and once with PyTorch, each time held to one
 core. Needs nothing of hetjax for PyTorch, so that any interpreter that has torch can run it.
 """
@@ -130,11 +130,12 @@ def _with_torch() -> tuple[Callable[[str, Sizes], Call], dict[str, Call]]:
 
 
 def tune(name: str, options: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """What `hetjax.tune_microbatch` gives for a model of the zoo, on images as CIFAR-10 has."""
+    """What `tune_microbatch` gives for a model of the zoo, on images as CIFAR-10 has."""
     import optax
     from flax import nnx
 
     import hetjax
+    from experiments import tuning
     from hetjax.zoo import models
 
     model = models.make(name, (32, 32, 3), 10, rngs=nnx.Rngs(0), **options)
@@ -147,7 +148,7 @@ def tune(name: str, options: Mapping[str, Any], most: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (most, 32, 32, 3), np.uint8)
     data = {"image": images, "label": rng.integers(0, 10, most, np.int32)}
-    found = hetjax.tune_microbatch(loss_fn, params, data)
+    found = tuning.tune_microbatch(loss_fn, params, data)
     speeds = {row.microbatch_size: row.examples_per_sec for row in found.rows}
     return {"microbatch_size": found.microbatch_size, "examples_per_sec": speeds}
 

@@ -8,7 +8,7 @@ quotas, kill.
 All train on CIFAR-10, which has to be in DIR. Every arm is a run of `hetjax.launch` of its own, so
 that all are held to their shares in the same way, and arms take turns. torch may belong to another
 interpreter.
-With --tuned, microbatches of mlp and lenet have the size that `hetjax.tune_microbatch` gives on one
+With --tuned, microbatches of mlp and lenet have the size that `tune_microbatch` gives on one
 core, as far as four for each worker are left. With --before, a checkout of an earlier version, mlp
 and lenet compare this one with it alone.
 Nothing else may need the machine meanwhile: cores that are shared out in full have nothing left.
@@ -182,7 +182,7 @@ def tuned_rows() -> list[Row]:
         texts = ", ".join(f"{k}: {speed:,.0f}" for k, speed in found["examples_per_sec"].items())
         rows.append(
             Row(
-                f"{task.title}, one core: the size that hetjax.tune_microbatch gives; examples a "
+                f"{task.title}, one core: the size that tune_microbatch gives; examples a "
                 "second of each size",
                 "none",
                 f"{found['microbatch_size']}; {texts}",

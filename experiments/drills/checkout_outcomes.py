@@ -41,7 +41,6 @@ _NUMBERS = (
     "loss",
     "eval",
     "consensus",
-    "herding",
     "metrics",
     "learning_rate",
     "grad_norm",
@@ -162,18 +161,11 @@ def _add_run(outcome: Outcome, run: pathlib.Path) -> None:
 def _add_lines(outcome: Outcome, lines: list[dict[str, Any]], *, is_virtual: bool) -> None:
     names = _NUMBERS + (_VIRTUAL_NUMBERS if is_virtual else ())
     outcome.rounds.extend(_taken(line, _EXACT) for line in lines)
-    outcome.numbers.extend(_without_wall_secs(_taken(line, names)) for line in lines)
+    outcome.numbers.extend(_taken(line, names) for line in lines)
 
 
 def _taken(line: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: line[name] for name in names if name in line}
-
-
-def _without_wall_secs(line: dict[str, Any]) -> dict[str, Any]:
-    """Without the seconds that measuring the herding bound took."""
-    if "herding" in line:
-        line["herding"] = {n: value for n, value in line["herding"].items() if n != "secs"}
-    return line
 
 
 def _read_arrays(step: pathlib.Path) -> dict[str, np.ndarray]:

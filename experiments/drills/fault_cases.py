@@ -80,7 +80,6 @@ def gang_config(num_workers: int, rounds: int, differences: Mapping[str, Any]) -
         "budget": 8,
         "data.num_train": NUM_EXAMPLES,
         "model.name": "logistic",
-        "ordering.herding_every": 0,
         "cluster.num_workers": num_workers,
         "cluster.secs_per_microbatch": list(_SECS_PER_MICROBATCH[:num_workers]),
         "checkpoint.every_rounds": 3,

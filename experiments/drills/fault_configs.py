@@ -39,7 +39,6 @@ BASE: dict[str, Any] = {
     "local": "virtual",
     "data": {"num_train": 30},
     "model": {"name": "logistic"},
-    "ordering": {"herding_every": 0},
     "cluster": {
         "num_workers": 3,
         "secs_per_microbatch": [0.001, 0.002, 0.003],
@@ -95,7 +94,6 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "ordering.block_size": [0, 1, 3, 1000],
     "ordering.freeze_after": [0, 1, 2],
     "ordering.random_scale": [1e-9, 0.3, 1e30],
-    "ordering.herding_every": [-1, 0, 1, 2],
     "reducer.name": list(topology.REDUCERS),
     "reducer.graph": [
         *topology.GRAPHS,

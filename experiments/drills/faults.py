@@ -101,7 +101,7 @@ def cut_every_round(directory: pathlib.Path, local: str, ordering: str, reducer:
             microbatch_size=4,
             budget=8,
             local=local,
-            ordering={"method": ordering, "herding_every": 0},
+            ordering={"method": ordering},
             reducer={"name": reducer},
             quota={"policy": "static", "proportions": [4, 3, 2, 1]},
             cluster={

@@ -93,15 +93,6 @@ class OrderingConfig:
     """The order of the examples."""
 
     method: Annotated[str, text(says="who finds each epoch's order")] = "random_reshuffling"
-    herding_every: Annotated[
-        int,
-        integer(
-            at_least=-1,
-            says="epochs between two measurements of the herding bound, three passes over the data "
-            "each; -1: after the first and the last epoch, where the order takes signs; 0: none, "
-            "and the cost of a microbatch is not measured either",
-        ),
-    ] = 0
 
 
 @fields.with_options("reducer")

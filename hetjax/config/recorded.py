@@ -16,7 +16,6 @@ _OF_NO_EFFECT = (
     "dispatch_depth",
     "examples_apart",  # as `loss_over` was called
     "loss_over",
-    "ordering.herding_every",
     "writers",
 )
 """Fields that change no number of a run, which goes on with other values of them too.
@@ -128,7 +127,7 @@ def _differences(theirs: Any, ours: Any, name: str = "") -> list[str]:
     return [
         line
         for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key) != ours.get(key)
+        if theirs.get(key) != ours.get(key, False)  # of a field that is gone: it was off
         and not _may_differ(dotted := f"{name}.{key}".lstrip("."), is_here=key in ours)
         for line in _differences(theirs.get(key), ours.get(key), dotted)
     ]

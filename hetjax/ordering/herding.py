@@ -2,9 +2,8 @@
 
 With z = g − mean over all examples, H is the largest norm that a prefix sum of the z reaches in
 an epoch, all workers together. A balancing order makes it small. Its ratio to that of random
-reshuffling can be compared between tasks. `parallel_herding_bound` is for vectors that are all at
-hand. `RunningBound` is for a training run, where only a sum a round is known and rounds are
-unequal. Both run on the host, in float64.
+reshuffling can be compared between tasks. For vectors that are all at hand, on the host, in
+float64.
 """
 
 from collections.abc import Iterator
@@ -58,68 +57,6 @@ def parallel_herding_bound(vectors: ArrayLike, orders: ArrayLike) -> tuple[float
         inf_norm = float(np.maximum(inf_norm, np.abs(sums).max()))
         two_norm = float(np.maximum(two_norm, np.sqrt(np.einsum("td,td->t", sums, sums).max())))
     return inf_norm, two_norm
-
-
-class RunningBound:
-    """The herding bound of the rounds as they are realised, in O(d) memory.
-
-    After every round it holds max over the rounds so far of ‖Σ_rounds (sum − count · mean)‖. It
-    sees ends of rounds alone. So it is at most the bound by example, and equal to it if a round is
-    one timestep. The mean must be known before: take that of the epoch before, or of a sweep over
-    the data. If it is off by δ, the prefix after k examples is off by k · δ. Make a new one for
-    each epoch.
-
-    Args:
-      mean: f[d], the mean vector of all examples. Flatten a pytree before.
-
-    Attributes:
-      inf_norm: the largest ∞-norm so far; 0 before the first round.
-      two_norm: the largest 2-norm so far; 0 before the first round.
-
-    Raises:
-      ValueError: the mean is not a vector.
-
-    Example:
-      >>> bound = RunningBound([1.0, 0.0])
-      >>> bound.add([5.0, 0.0], 2)  # the sum of two examples: 3 above twice the mean
-      >>> bound.add([1.0, -4.0], 3)  # 3 + 1 − 3 = 1, and −4
-      >>> bound.inf_norm, bound.two_norm == 17**0.5
-      (4.0, True)
-    """
-
-    def __init__(self, mean: ArrayLike):
-        self._mean = np.array(mean, np.float64)
-        if self._mean.ndim != 1 or not self._mean.size:
-            raise ValueError(
-                f"mean has shape {self._mean.shape}; it must be f[d], one vector with d ≥ 1. "
-                "Flatten a pytree first, e.g. with jax.flatten_util.ravel_pytree."
-            )
-        self._prefix = np.zeros_like(self._mean)
-        self.inf_norm = self.two_norm = 0.0
-
-    def add(self, vector_sum: ArrayLike, count: float) -> None:
-        """Adds one round.
-
-        Args:
-          vector_sum: f[d], the sum (not the mean) of the vectors of the round's examples.
-          count: how many examples these were, or their total weight; 0: the mean plays no part.
-
-        Raises:
-          ValueError: the sum has another shape than the mean, or the count is negative.
-        """
-        vector_sum = np.asarray(vector_sum, np.float64)
-        if vector_sum.shape != self._mean.shape:
-            raise ValueError(
-                f"vector_sum has shape {vector_sum.shape}; it must be that of the mean, "
-                f"{self._mean.shape}."
-            )
-        if not 0 <= count < np.inf:
-            raise ValueError(f"count is {count}; it must be the round's number of examples, ≥ 0.")
-        self._prefix += vector_sum - count * self._mean
-        self.inf_norm = float(np.maximum(self.inf_norm, np.abs(self._prefix).max()))
-        # No matrix product: its threads would wait for cores that other workers use.
-        squares = np.square(self._prefix).sum()
-        self.two_norm = float(np.maximum(self.two_norm, np.sqrt(squares)))
 
 
 def _check(vectors: np.ndarray, orders: np.ndarray) -> None:

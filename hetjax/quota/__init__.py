@@ -5,7 +5,6 @@
 - `fitted` has quotas by fitted costs, `sampled` those that were best in the last rounds.
 - `costs` says what a round costs; `estimate` fits that, `changes` says when a worker has changed.
 - `solver` finds the exact quotas for known costs; `shares` divides in proportions.
-- `finer` says what smaller microbatches would save.
 
 The seconds of a round go in; microbatches of the next come out. Imports `parts`; NumPy alone, never
 JAX.

@@ -75,10 +75,6 @@ class QuotaPolicy(NamedTuple):
     proportions: tuple[float, ...] | None = None
     """f64[n], of a policy whose quotas always follow them: private shards are cut by them, too."""
 
-    follows_speeds: bool = True
-    """Whether quotas move with the workers' clocks. Else smaller microbatches would save nothing,
-    and the report does not say what they would."""
-
     of_epochs: Callable[[int], "QuotaPolicy"] | None = None
     """`rounds -> policy` of a run with so many rounds an epoch; None: that does not matter."""
 
@@ -173,7 +169,7 @@ def _in_proportion(proportions: tuple[float, ...]) -> QuotaPolicy:
         del times
         return state
 
-    return QuotaPolicy(init, assign, observe, follows_speeds=False)
+    return QuotaPolicy(init, assign, observe)
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,13 +10,10 @@ import numpy as np
 
 from hetjax import starting
 from hetjax.data import ledger as ledger_lib
-from hetjax.quota import finer as finer_lib
 from hetjax.records import evaluations
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import round_report, run_state
 from hetjax.rounds import setup as setup_lib
-
-_FINER_ROUNDS = 40  # the last full ones, by which the workers' costs are told
 
 
 class Summary:
@@ -138,8 +135,6 @@ class TrainingSummary(Summary):
         self._references = np.zeros(3)  # sums over full rounds, where speeds are known
         self._referenced = 0
         self.examples_recomputed = 0
-        self.order_cost: dict[str, float] = {}  # of an order that takes signs
-        self._herding_secs = 0.0
 
     def save(self) -> dict[str, Any]:
         """As of `Summary`."""
@@ -151,14 +146,13 @@ class TrainingSummary(Summary):
             },
             "references": self._references.tolist(),
             "referenced": self._referenced,
-            "herding_secs": self._herding_secs,
         }
 
     def go_on(self, about: dict[str, Any], lines: Sequence[round_report.RoundReport]) -> None:
         """Goes on from `save`, as a checkpoint has it, after the rounds of `lines`."""
         self.restore(about)
         saved = about["summary"]
-        self._lines, self._herding_secs = list(lines), saved["herding_secs"]
+        self._lines = list(lines)
         sums = saved["epoch_sums"].items()
         self._epoch_sums = {int(k): np.array([float(text) for text in v]) for k, v in sums}
         self._epoch_metrics = {
@@ -173,7 +167,6 @@ class TrainingSummary(Summary):
         *,
         eval: dict[str, float] | None = None,
         consensus: dict[str, float] | None = None,
-        herding: dict[str, float] | None = None,
     ) -> round_report.RoundReport:
         """The line of a round, with what was measured after it; waits for its numbers."""
         self.step_done()
@@ -182,7 +175,6 @@ class TrainingSummary(Summary):
             start_secs=self.clock,
             eval=eval,
             consensus=consensus,
-            herding=herding,
         )
         sums = np.array([report.totals.loss_sum, report.totals.weight_sum], np.float64)
         self._epoch_sums[line.epoch] = self._epoch_sums.get(line.epoch, 0) + sums
@@ -193,41 +185,8 @@ class TrainingSummary(Summary):
             self._references += report.references
             self._referenced += 1
         self.clock += line.round_secs
-        self._herding_secs += (herding or {}).get("secs", 0.0)
         self._lines.append(line)
         return line
-
-    def finer(self) -> dict[str, Any] | None:
-        """What smaller microbatches, or more of them in a round, would save; None: too little.
-
-        Of rounds in which quotas follow speeds, and whose workers were the same as in the last one.
-        """
-        setup, config = self._setup, self._setup.config
-        untimed = setup.speeds.clock.virtual and not setup.speeds.emulated
-        if (
-            untimed
-            or setup.methods.gate.closes
-            or not setup.methods.policy.follows_speeds
-            or not self._lines
-        ):
-            return None
-        here = self._lines[-1].present
-        lines = [line for line in self._lines if line.full and line.present == here]
-        lines = lines[-_FINER_ROUNDS:]
-        if len(lines) < _FINER_ROUNDS:
-            return None
-        own = np.flatnonzero(here)
-        done = np.array([line.microbatches_done for line in lines])[:, own]
-        secs = np.array([line.compute_secs for line in lines])[:, own]
-        host = np.array([line.host_secs or np.zeros(len(here)) for line in lines])[:, own]
-        if (costs := finer_lib.measured(done, secs, host)) is None:
-            return None
-        size = config.microbatch_size
-        found = finer_lib.advice(costs, config.budget, most=size & -size)
-        if found is None or (config.data.sharing == "private" and not all(found.quotas)):
-            return None
-        more = {"microbatch_size": size // found.divisor, "budget": found.divisor * config.budget}
-        return {**found._asdict(), **more, "examples": size * config.budget}
 
     def _metrics(self) -> dict[str, float]:
         """Of training, over the last epoch."""
@@ -274,8 +233,6 @@ class TrainingSummary(Summary):
             **self._of_run(first="first_round", interrupted=interrupted),
             **({"notes": self._setup.notes} if self._setup.notes else {}),
         }
-        if finer := self.finer():
-            out["finer"] = finer
         mixing, gate = self._setup.methods.reducer.mixing, self._setup.methods.gate
         if mixing is not None:
             measured = [line.consensus for line in lines if line.consensus]
@@ -292,9 +249,6 @@ class TrainingSummary(Summary):
                 "returned_fraction": 1 - microbatches / max(given, 1),
                 "in_flight": self._setup.config.gate.in_flight,
             }
-        if self.order_cost:
-            cost = {**self.order_cost, "herding_secs": self._herding_secs}
-            out["ordering"] = {"method": self._setup.config.ordering.method, **cost}
         if self._referenced:
             optimal, bound, equal = self._references / self._referenced
             out |= {

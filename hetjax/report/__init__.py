@@ -10,7 +10,7 @@ length. What is missing or not a number is left out.
 - `files` reads a workdir; `watching` writes its page while the run goes on.
 - `cards` are what a notebook shows, with `graph_pictures` and `simulation`.
 - `sections` are its headings, captions and pictures; `tiles` its key numbers; `tables` its rounds.
-- `timeline`, `quotas`, `gates`, `round_times`, `losses`, `gossip` and `order` draw one thing each.
+- `timeline`, `quotas`, `gates`, `round_times`, `losses` and `gossip` draw one thing each.
 - `canvas` has what all pictures share; `heat_map` and `line_panels` are two kinds of picture.
 - `series` reads numbers from the records; `words` writes numbers as text.
 

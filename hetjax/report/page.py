@@ -161,7 +161,6 @@ def _notes(summary: Record, history: Sequence[Record]) -> list[str]:
         )
     if not history:
         notes.append("No round was finished, so there is nothing to draw.")
-    notes += [f"{told[0].upper()}{told[1:]}." for told in [words.finer(summary)] if told]
     if told := words.overruns(summary):
         notes.append(f"{told}.")
     skipped = np.nansum(series.column(history, "skipped_examples"))

@@ -12,7 +12,6 @@ from hetjax.report import (
     gates,
     gossip,
     losses,
-    order,
     quotas,
     round_times,
     series,
@@ -40,7 +39,6 @@ def sections(summary: Record, history: Sequence[Record]) -> list[str]:
         _evaluated(summary, history),
         _metrics(summary, history),
         _gossip(summary, history),
-        _order(summary, history),
     ]
     return [part for part in parts if part]
 
@@ -248,21 +246,3 @@ def _gossip(summary: Record, history: Sequence[Record]) -> str:
         caption += " None that was measured is finite and above zero."
     draw = partial(gossip.draw_consensus, history, summary) if drawn else None
     return section("Gossip", f"{caption}\n{gossip.mixing(summary, history)}".strip(), draw)
-
-
-def _order(summary: Record, history: Sequence[Record]) -> str:
-    """Empty for an order that costs nothing and was not measured."""
-    part, measured = series.part(summary, "ordering"), order.measurements(history)
-    if not measured and not series.number(part.get("running_sum_bytes")) > 0:
-        return ""
-    caption = (
-        "The herding bound is the largest sum of gradients less their mean on the way through "
-        "the rounds of an epoch (\N{INFINITY}-norm): small is good."
-    )
-    drawn = order.can_draw(measured)
-    if not measured:
-        caption += " It was not measured; ordering.herding_every switches that on."
-    elif not drawn:
-        caption += " None that was measured is finite and above zero."
-    told = f"{caption} {order.compared(measured)}\n{order.cost(part, measured)}".strip()
-    return section("Example order", told, partial(order.draw_bounds, measured) if drawn else None)

@@ -134,38 +134,3 @@ def overruns(summary: Record) -> str:
         f"{fraction:.1%} of the microbatches took longer than the emulated worker: its times are "
         "void; raise cluster.secs_per_microbatch"
     )
-
-
-def finer(summary: Record) -> str:
-    """That microbatches are too large to divide well, and what would be saved; "" where not.
-
-    Example:
-        >>> import textwrap
-        >>> found = {"quotas": [2, 1, 1, 0], "round_secs": 0.4, "divisor": 2, "saved": 0.25}
-        >>> found |= {"saved_by_budget": 0.25, "microbatch_size": 256, "budget": 8}
-        >>> print(textwrap.fill(finer({"finer": found | {"examples": 2048}}), 80))
-        microbatches are too large to divide well among the workers. By their measured
-        speeds the best quotas, 2 1 1 0, take 400 ms a round. microbatch_size=256,
-        budget=8 would save 25% of that for the same 2,048 examples, if half as many
-        take half as long: hetjax.tune_microbatch measures it. Or budget=8 alone saves
-        25% of an example's time, at 4,096 examples an update
-    """
-    found = summary.get("finer")
-    if not isinstance(found, dict):
-        return ""
-    part = {2: "half", 4: "a quarter", 8: "an eighth"}[found["divisor"]]
-    examples = found["examples"]
-    return (
-        "microbatches are too large to divide well among the workers. By their measured speeds the "
-        f"best quotas, {_few_quotas(found['quotas'])}, take {time(found['round_secs'])} a round. "
-        f"microbatch_size={found['microbatch_size']}, budget={found['budget']} would save "
-        f"{found['saved']:.0%} of that for the same {examples:,} examples, if {part} as many take "
-        f"{part} as long: hetjax.tune_microbatch measures it. Or budget={found['budget']} alone "
-        f"saves {found['saved_by_budget']:.0%} of an example's time, at "
-        f"{found['divisor'] * examples:,} examples an update"
-    )
-
-
-def _few_quotas(quotas: Sequence[int]) -> str:
-    shown = " ".join(map(str, quotas[:8]))
-    return shown if len(quotas) <= 8 else f"{shown} …"

@@ -146,11 +146,6 @@ def refuse(
             "gradients of single examples, and of this loss there is none. Take "
             "ordering.method='random_reshuffling'"
         )
-    elif config.ordering.herding_every > 0:
-        why = (
-            "ordering.herding_every: the bound is of the gradients of single examples, and of this "
-            "loss there is none. Leave it out"
-        )
     elif config.nonfinite == "skip":
         why = (
             "nonfinite='skip': what is not finite in one microbatch is in the loss of all of them, "

@@ -50,11 +50,6 @@ def check(config: config_lib.ExperimentConfig, source: Any, chosen: kinds.Parts)
             "data.sharing: got 'private' with a hetjax.stream: no worker can own examples that "
             "nobody has seen yet. Take 'shared'"
         )
-    if config.ordering.herding_every > 0:
-        raise ValueError(
-            f"ordering.herding_every: got {config.ordering.herding_every} with a hetjax.stream: "
-            "the bound takes three passes over examples that come once. Set it to 0"
-        )
     if config.data.feed == "resident" or config.data.readers != 1:
         raise ValueError(
             f"data: got feed={config.data.feed!r} and readers={config.data.readers!r} with a "

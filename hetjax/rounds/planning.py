@@ -1,6 +1,6 @@
 """What a round is to do, and the state that it leaves: pure functions of a run's state.
 
-Nothing here computes a gradient or waits for a clock. `Run.execute` does what is planned.
+Nothing here computes a gradient or waits for a clock. `Run.round` does what is planned.
 """
 
 from typing import Any

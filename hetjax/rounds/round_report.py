@@ -65,7 +65,6 @@ class RoundReport:
     eval: dict[str, float] | None = None  # by name, where it was evaluated after this round
     bytes_sent: int = 0  # by all workers, as the reducer counts them
     consensus: dict[str, float] | None = None  # distance of the replicas from their mean
-    herding: dict[str, float] | None = None  # bounds of the order to come and of a random one
     metrics: dict[str, float] | None = None  # of the loss function: means over the round
     learning_rate: float | None = None  # of the round's update, where the optimiser's state has one
     grad_norm: float | None = None  # of the round's gradient, before the optimiser clips it

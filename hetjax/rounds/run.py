@@ -109,7 +109,7 @@ class Run(engine.Engine):
         if self.is_warm(setup_lib.MAIN):
             return state
         with self.begins.stage("compiling"):
-            return warm_up.of_run(self, state, setup_lib.MAIN, given)
+            return warm_up.of_run(self, self._execute, state, setup_lib.MAIN, given)
 
     def _carried(self, train: types.TrainState, given: types.PyTree) -> Any:
         """Into the next round that updates; () where none does."""
@@ -249,10 +249,10 @@ class Run(engine.Engine):
         """
         if not self.is_warm(kind):
             run_state.check_state(state, self)
-            state = warm_up.of_run(self, state, kind, given)
+            state = warm_up.of_run(self, self._execute, state, kind, given)
         plan = self.open(state, kind=kind, given=given, again=again)
         with jax.profiler.StepTraceAnnotation("round", step_num=plan.round_index):
-            executed = self.execute(
+            executed = self._execute(
                 plan, request=request, meanwhile=lambda: self.check_last(meanwhile)
             )
             rounds, report = self.close_round(executed)
@@ -261,7 +261,7 @@ class Run(engine.Engine):
 
     # --- What a round is made of ---
 
-    def execute(self, plan: Plan, **options: Any) -> Executed:
+    def _execute(self, plan: Plan, **options: Any) -> Executed:
         """Does a round, and spends the plan's state: local phase, gathering, sync phase.
 
         Args:
@@ -274,12 +274,12 @@ class Run(engine.Engine):
             return self.execute_pass(plan, plan.given, **options)
 
     def execute_pass(self, plan: Plan, handed: types.PyTree, **options: Any) -> Executed:
-        """As `execute`; the last pass of a round, handed what the ones before it found.
+        """The last pass of a round, handed what the ones before it found.
 
         Args:
             plan: from `open`.
             handed: values for the rule: those of the plan, or of the passes before.
-            **options: as for `execute`.
+            **options: `request` and `meanwhile` of `compute`.
         """
         assert isinstance(plan.state, RunState)
         train, own = plan.state.train, plan.programs

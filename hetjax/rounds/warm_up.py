@@ -5,6 +5,7 @@ changed by it, and nothing of it is timed.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,11 +17,13 @@ from hetjax.processes import waits
 from hetjax.rounds import calls, planning, rules, run_state, sync
 from hetjax.rounds import setup as setup_lib
 
+Execute = Callable[[run_state.Plan], run_state.Executed]
+
 
 def of_run(
-    run: Any, state: run_state.RunState, kind: str, given: types.PyTree
+    run: Any, execute: Execute, state: run_state.RunState, kind: str, given: types.PyTree
 ) -> run_state.RunState:
-    """Of a kind of a `Run`.
+    """Of a kind of a `Run`, whose rounds `execute` does.
 
     Rounds that find no signs come first, where an order has passes without. In debugging nothing
     is compiled that would have to run before.
@@ -30,14 +33,20 @@ def of_run(
         return state
     signed = run.setup.methods.observer is not None
     if run.setup.programs.unsigned is not None and kind == setup_lib.MAIN:
-        state = _of_run(run, state, kind, given, signed=False)
-    state = _of_run(run, state, kind, given, signed=signed)
+        state = _of_run(run, execute, state, kind, given, signed=False)
+    state = _of_run(run, execute, state, kind, given, signed=signed)
     run.warmed_up(kind, given)
     return state
 
 
 def _of_run(
-    run: Any, state: run_state.RunState, kind: str, given: types.PyTree, *, signed: bool
+    run: Any,
+    execute: Execute,
+    state: run_state.RunState,
+    kind: str,
+    given: types.PyTree,
+    *,
+    signed: bool,
 ) -> run_state.RunState:
     setup = run.setup
     for is_second in (False, True):
@@ -51,7 +60,7 @@ def _of_run(
         if own.updates and not is_second:
             others = setup.shares, plan.active, (), given
             _compile_sync_ahead(own, train, train.params, state.carried, *others)
-        executed = run.execute(plan._replace(state=state))
+        executed = execute(plan._replace(state=state))
         _wait(executed.sums)
         rounds = state.rounds._replace(generations=run_state.Generations(run), generation=0)
         state = run.next_state(state, executed, rounds)

@@ -65,36 +65,6 @@ def test_the_reversed_orders_have_the_same_bound(problem):
     )
 
 
-@settings(max_examples=100, deadline=None)
-@given(problems())
-def test_rounds_of_one_timestep_stream_to_the_same_bound(problem):
-    vectors, orders = problem
-    bound = herding.RunningBound(vectors.mean(axis=(0, 1)))
-    for step in orders.T:
-        bound.add(vectors[np.arange(len(vectors)), step].sum(axis=0), len(vectors))
-    np.testing.assert_allclose(
-        (bound.inf_norm, bound.two_norm),
-        herding.parallel_herding_bound(vectors, orders),
-        atol=1e-12,
-    )
-
-
-@settings(max_examples=100, deadline=None)
-@given(problems(), st.data())
-def test_unequal_rounds_stream_to_the_largest_prefix_at_their_ends(problem, data):
-    vectors, _ = problem
-    examples = vectors.reshape(-1, vectors.shape[2])
-    mean = examples.mean(axis=0)
-    ends = sorted(data.draw(st.sets(st.integers(0, len(examples)), min_size=1)))
-    bound, start = herding.RunningBound(mean), 0
-    for end in ends:
-        bound.add(examples[start:end].sum(axis=0), end - start)
-        start = end
-    prefixes = [(examples[:end] - mean).sum(axis=0) for end in ends]
-    np.testing.assert_allclose(bound.inf_norm, np.abs(prefixes).max(), atol=1e-12)
-    np.testing.assert_allclose(bound.two_norm, np.linalg.norm(prefixes, axis=1).max(), atol=1e-12)
-
-
 def test_two_workers_of_three_units_by_hand():
     vectors = [[[1.0, 0.0], [0.0, 3.0], [-1.0, -3.0]], [[2.0, 0.0], [0.0, -4.0], [-2.0, 4.0]]]
     # The mean is 0. Prefixes: (1, 0) + (2, 0), then + (0, 3) + (0, −4), then (0, 0).
@@ -122,11 +92,6 @@ def test_a_nan_is_not_hidden():
     vectors = np.zeros((1, 3, 2))
     vectors[0, 1, 1] = np.nan
     assert np.isnan(herding.parallel_herding_bound(vectors, [[0, 1, 2]])).all()
-    bound = herding.RunningBound([0.0, 0.0])
-    bound.add([np.nan, 0.0], 1)
-    bound.add([1.0, 0.0], 1)
-    assert np.isnan(bound.inf_norm)
-    assert np.isnan(bound.two_norm)
 
 
 def test_no_second_copy_of_the_vectors_is_made():
@@ -159,21 +124,3 @@ def test_no_second_copy_of_the_vectors_is_made():
 def test_wrong_arguments_are_named(vectors_shape, orders, message):
     with pytest.raises(ValueError, match=message):
         herding.parallel_herding_bound(np.zeros(vectors_shape), orders)
-
-
-def test_wrong_rounds_are_named():
-    with pytest.raises(ValueError, match=r"mean has shape \(1, 2\); it must be f\[d\]"):
-        herding.RunningBound([[0.0, 0.0]])
-    bound = herding.RunningBound([0.0, 0.0])
-    with pytest.raises(ValueError, match=r"vector_sum has shape \(3,\).*\(2,\)"):
-        bound.add(np.zeros(3), 1)
-    with pytest.raises(ValueError, match=r"count is -1; it must be"):
-        bound.add(np.zeros(2), -1)
-
-
-def test_the_callers_mean_is_not_kept():
-    mean = np.zeros(2)
-    bound = herding.RunningBound(mean)
-    mean += 1
-    bound.add([2.0, 0.0], 1)
-    assert bound.inf_norm == 2.0

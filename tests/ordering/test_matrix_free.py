@@ -103,7 +103,7 @@ def test_a_run_whose_flags_come_late_learns_as_any_order_does(method):
         microbatch_size=16,
         budget=1,
         epochs=30,
-        ordering={"method": method, "herding_every": 0},
+        ordering={"method": method},
         cluster={"num_workers": 1},
         local="virtual",
     )
@@ -118,7 +118,7 @@ def test_blocks_that_take_more_backward_passes_are_said(block_pairs, told, capsy
     problems.fit(
         problems.classification(64, np.float32),
         problems.initial_weights(np.float32),
-        ordering={"method": "d_grab", "herding_every": 0, "block_pairs": block_pairs},
+        ordering={"method": "d_grab", "block_pairs": block_pairs},
         epochs=1,
         local="virtual",
     )
@@ -171,7 +171,7 @@ def test_such_a_loss_trains_as_it_should(method, float64):
         local="virtual",
         epochs=20,
         budget=16,
-        ordering={"method": method, "herding_every": 0},
+        ordering={"method": method},
     )
     expected = params
     optimizer = optax.sgd(0.3, momentum=0.9)
@@ -201,7 +201,7 @@ def test_a_forward_derivative_that_is_missing_is_said():
         data,
         weights,
         loss_fn=loss_fn,
-        ordering={"method": "d_grab_exact", "herding_every": 0},
+        ordering={"method": "d_grab_exact"},
         local="virtual",
         epochs=1,
     )

@@ -24,23 +24,6 @@ SUMMARY = {
     "quotas": [8, 6, 4, 2],
     "emulated": True,
 }
-ORDERING = {
-    "method": "d_grab",
-    "param_bytes": 248_024,
-    "running_sum_bytes": 496_048,
-    "microbatch_secs": 0.012,
-    "plain_microbatch_secs": 0.009,
-    "herding_secs": 2.4,
-}
-HERDING = {
-    "epoch": 3,
-    "inf_norm": 12.1,
-    "two_norm": 45.0,
-    "random_inf_norm": 60.5,
-    "random_two_norm": 180.0,
-    "secs": 1.2,
-}
-
 GATE = {
     "trigger": "first",
     "closes": "when the first worker has finished its quota",

@@ -87,7 +87,7 @@ def compare_with_reference(path, method, local, sharing, **options):
         budget=BUDGET,
         local=local,
         data={"sharing": sharing},
-        ordering={"method": order, "herding_every": 0},
+        ordering={"method": order},
         replay=str(path / "metrics.jsonl"),
     )
     if sharing == "private":  # commits are positions in the worker's shard there

@@ -230,7 +230,6 @@ REFUSED = {
     "gossip": ({"reducer": "d_psgd"}, "'d_psgd'.*gossip.*Take reducer='all_reduce'"),
     "shards": ({"data": {"sharing": "private"}}, "no sum over examples.*sharing='shared'"),
     "order": ({"ordering": "d_grab"}, "'d_grab' balances.*single examples.*random_reshuffling"),
-    "herding": ({"ordering": {"herding_every": 1}}, "herding_every.*Leave it out"),
     "skip": ({"nonfinite": "skip"}, "none can be left out. Take nonfinite='stop'"),
     "example": ({"loss_over": "example"}, "over all examples of a round. Leave out loss_over="),
     "state": ({"model_state": np.zeros(2)}, "takes no model_state.*embed twice.*GroupNorm"),

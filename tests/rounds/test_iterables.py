@@ -244,7 +244,6 @@ def test_an_iterable_that_fails_says_where_and_does_not_seem_to_end():
 REFUSED = {
     "ordering": ({"ordering": "d_grab"}, r"ordering\.method: got 'd_grab' with a hetjax.stream"),
     "private": ({"data": {"sharing": "private"}}, r"data\.sharing: got 'private'.*Take 'shared'"),
-    "herding": ({"ordering": {"herding_every": 1}}, r"herding_every: got 1 .*Set it to 0"),
     "resident": ({"data": {"feed": "resident"}}, r"feed='resident'.*one thread reads ahead"),
     "readers": ({"data": {"readers": 4}}, r"readers=4 .*one thread reads ahead"),
 }

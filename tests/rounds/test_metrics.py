@@ -107,7 +107,7 @@ def test_every_order_carries_the_metrics(method, local, float64):
         epochs=2,
         local=local,
         cluster=SPEEDS,
-        ordering={"method": method, "herding_every": 0},
+        ordering={"method": method},
         reducer={"name": "d_psgd" if method in ("pair_balance", "grab") else "all_reduce"},
     )
     expected, _, _ = numpy_means(weights, data, range(203))
@@ -161,7 +161,7 @@ def test_metrics_change_no_update(float64):
             loss_fn=loss_fn,
             epochs=2,
             cluster=SPEEDS,
-            ordering={"method": "d_grab", "herding_every": 0},
+            ordering={"method": "d_grab"},
         )
         for loss_fn in (problems.weighted_softmax_loss, LOSS)
     ]

@@ -83,12 +83,6 @@ def test_a_gradient_of_a_mean_that_is_finite_is_finite_here(dtype, order, loss_f
     np.testing.assert_allclose(result.params, expected, rtol=0.02)
 
 
-def test_the_herding_bound_is_measured_in_float16_too():
-    order = {"method": "random_reshuffling", "herding_every": 1}
-    result = fit(np.float16, ordering=order, budget=1, epochs=1)
-    assert np.isfinite(result.history[-1]["herding"]["two_norm"])
-
-
 def scanned(params, batch, rng):
     """Float16 in the inner program alone."""
     del rng

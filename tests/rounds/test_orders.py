@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import hetjax
+from experiments.orders import herding
 from hetjax import ordering, types
 from hetjax.checkpoints import leaves
 from hetjax.config import experiment
@@ -61,7 +62,7 @@ def test_gates_absence_and_skipped_microbatches_leave_permutations():
         epochs=4,
         nonfinite="skip",
         gate=gate.after(3),
-        ordering={"method": order, "herding_every": 0},
+        ordering={"method": order},
         cluster={
             "num_workers": 4,
             "changes": [
@@ -80,27 +81,29 @@ def test_gates_absence_and_skipped_microbatches_leave_permutations():
     assert result.summary["examples_missing"] == result.summary["examples_duplicated"] == 0
 
 
+def bounds(num_examples, **fields):
+    """Of the order that a run at a learning rate of 0 leaves."""
+    with hetjax.Run(
+        problems.softmax_loss,
+        problems.initial_weights(),
+        optax.sgd(0.0),
+        problems.classification(num_examples),
+        **{"workers": WORKERS, "microbatch_size": 4, "budget": 8, "local": "virtual", **fields},
+    ) as run:
+        state = run.init()
+        while not run.done(state):
+            state, _ = run.round(state)
+        return herding.Bounds(run)(state)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["d_grab", "d_grab_exact", "pair_balance"])
 def test_balancing_lowers_the_herding_bound(method, float64):
     """At a learning rate of 0 the gradients stay, and the bound halves until its floor."""
-    result = problems.fit(
-        problems.classification(480),
-        problems.initial_weights(),
-        optimizer=optax.sgd(0.0),
-        local="virtual",
-        epochs=6,
-        ordering={"method": made(method, block_pairs=2), "herding_every": 1},
-        quota={"max_microbatches": 2},
-    )
-    herding = [line["herding"] for line in result.history if "herding" in line]
-    assert [line["epoch"] for line in herding] == [1, 2, 3, 4, 5, 6]
-    assert herding[-1]["inf_norm"] < herding[-1]["random_inf_norm"] / 2
-    assert herding[-1]["two_norm"] < herding[-1]["random_two_norm"] / 2
-    cost = result.summary["ordering"]
-    assert cost["method"] == method
-    assert cost["param_bytes"] == 15 * 8
-    assert cost["microbatch_secs"] > 0
+    order = made(method, block_pairs=2)
+    found = bounds(480, epochs=6, ordering=order, quota={"max_microbatches": 2})
+    assert found["inf_norm"] < found["random_inf_norm"] / 2
+    assert found["two_norm"] < found["random_two_norm"] / 2
 
 
 @pytest.mark.parametrize("sharing", ["shared", "private"])
@@ -113,16 +116,8 @@ def test_the_herding_bound_equals_the_reference(sharing, float64):
         states.append(method.place(state, examples, signs))
         return states[-1]
 
-    result = problems.fit(
-        data,
-        weights,
-        optimizer=optax.sgd(0.0),
-        local="virtual",
-        epochs=1,
-        ordering={"method": method._replace(place=keep), "herding_every": -1},
-        data={"sharing": sharing},
-        quota={"policy": "equal"},
-    )
+    order = method._replace(place=keep)
+    found = bounds(104, epochs=1, ordering=order, data={"sharing": sharing}, quota="equal")
     gradients = example_gradients(data, weights, np.arange(104))
     if sharing == "shared":  # 4 workers, 8 microbatches of 4
         in_rounds = np.array_split(states[-1].order, [32, 64, 96])
@@ -136,12 +131,9 @@ def test_the_herding_bound_equals_the_reference(sharing, float64):
         in_rounds = [np.concatenate(parts) for parts in zip(*cut, strict=True)]
     mean = gradients.mean(axis=0)
     prefixes = np.cumsum([(gradients[ids] - mean).sum(axis=0) for ids in in_rounds], axis=0)
-    (herding,) = [line["herding"] for line in result.history if "herding" in line]
-    np.testing.assert_allclose(herding["inf_norm"], np.abs(prefixes).max(), rtol=1e-8)
-    np.testing.assert_allclose(
-        herding["two_norm"], np.linalg.norm(prefixes, axis=1).max(), rtol=1e-8
-    )
-    assert herding["random_inf_norm"] > 0
+    np.testing.assert_allclose(found["inf_norm"], np.abs(prefixes).max(), rtol=1e-8)
+    np.testing.assert_allclose(found["two_norm"], np.linalg.norm(prefixes, axis=1).max(), rtol=1e-8)
+    assert found["random_inf_norm"] > 0
 
 
 # A feed knows nothing of orders.
@@ -158,20 +150,19 @@ def test_other_orders_run_with_weights_and_streamed_data(method, feed):
         return losses, 1.0 + batch["y"].astype(losses.dtype)
 
     calls = []
-    result = problems.fit(
+    problems.fit(
         problems.classification(61, np.float32),
         problems.initial_weights(np.float32),
         loss_fn=loss_fn,
         local="virtual",
         epochs=4,
         data={"feed": feed},
-        ordering={"method": recorded(made(method, freeze_after=2), calls), "herding_every": -1},
+        ordering={"method": recorded(made(method, freeze_after=2), calls)},
     )
     orders = orders_of(calls, 61)
     np.testing.assert_array_equal(np.sort(orders), np.tile(np.arange(61), (4, 1)))
     assert np.array_equal(orders[2], orders[3]) == (method == "frozen")
     assert not np.array_equal(orders[1], orders[2])
-    assert result.history[-1]["herding"]["random_inf_norm"] > 0
 
 
 @pytest.mark.parametrize("local", ["stepped", "virtual"])
@@ -189,7 +180,7 @@ def test_a_round_in_which_nobody_finishes(local, tmp_path):
         epochs=1,
         budget=4,
         replay=str(tmp_path / "metrics.jsonl"),
-        ordering={"method": "d_grab", "herding_every": 0},
+        ordering={"method": "d_grab"},
     )
     assert result.summary["examples_processed"] == 48
 

@@ -64,7 +64,7 @@ def test_passes_that_keep_their_order_find_no_signs(options, signed):
         optax.sgd(0.1),
         data,
         epochs=4,
-        ordering={**options, "herding_every": 0},
+        ordering={**options},
         **config,
     ) as run:
         state = run.init()
@@ -97,7 +97,7 @@ def test_a_run_cut_in_any_pass_goes_on_to_the_same_parameters(local, last_round,
             local=local,
             epochs=4,
             quota={"policy": "equal"},
-            ordering={"method": "d_grab", "balance_every": 2, "herding_every": 0},
+            ordering={"method": "d_grab", "balance_every": 2},
             **fields,
         )
 

@@ -15,17 +15,15 @@ VIRTUAL = {"num_workers": 4, "secs_per_microbatch": SPEEDS, "clock": "virtual"}
 EVAL = {"epochs": 3, "cluster": VIRTUAL, "quota": {"policy": "adaptive"}}
 CASES = {
     "all_reduce": {},
-    "ring": {"reducer": {"name": "ring"}, "ordering": {"method": "d_grab", "herding_every": 0}},
+    "ring": {"reducer": {"name": "ring"}, "ordering": {"method": "d_grab"}},
     "d_psgd": {"reducer": {"name": "d_psgd", "graph": "ring"}},
     "one_peer": {"reducer": {"name": "d_psgd", "graph": "one_peer_exponential"}},
     "matcha": {"reducer": {"name": "matcha", "graph": "ring"}},
-    "d_grab": {"ordering": {"method": "d_grab", "herding_every": 0}},
-    "d_grab_exact": {"ordering": {"method": "d_grab_exact", "herding_every": 0}},
-    "d_grab_every_second": {
-        "ordering": {"method": "d_grab", "balance_every": 2, "herding_every": 0}
-    },
+    "d_grab": {"ordering": {"method": "d_grab"}},
+    "d_grab_exact": {"ordering": {"method": "d_grab_exact"}},
+    "d_grab_every_second": {"ordering": {"method": "d_grab", "balance_every": 2}},
     "pair_balance": {
-        "ordering": {"method": "pair_balance", "herding_every": 0},
+        "ordering": {"method": "pair_balance"},
         "reducer": {"name": "d_psgd", "graph": "complete"},
     },
     "private": {"data": {"sharing": "private"}},
@@ -51,7 +49,7 @@ CASES = {
     "varying_private": {"data": {"sharing": "private"}, "loss_fn": "varying_softmax_loss"},
     "measured": {"loss_fn": "measured_softmax_loss"},
     "measured_order": {
-        "ordering": {"method": "d_grab", "herding_every": 0},
+        "ordering": {"method": "d_grab"},
         "loss_fn": "measured_softmax_loss",
     },
 }

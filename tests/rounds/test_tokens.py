@@ -106,7 +106,7 @@ def test_every_token_of_a_round_counts_alike(local, tmp_path, float64):
     ],
 )
 def test_an_order_takes_an_example_for_the_sum_of_its_tokens(method, float64):
-    fields = {"epochs": 3, "cluster": SPEEDS, "ordering": {"method": method, "herding_every": 0}}
+    fields = {"epochs": 3, "cluster": SPEEDS, "ordering": {"method": method}}
     data, weights = sentences(), problems.initial_weights()
     runs = [
         problems.fit(data, weights, loss_fn=loss_fn, optimizer=optax.sgd(STEP), **fields)

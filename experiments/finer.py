@@ -7,13 +7,14 @@ microbatches, and in rounds of more microbatches. Assumes that a microbatch take
 its examples; a device that small ones do not keep busy takes longer.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hetjax.quota import costs as costs_lib
 from hetjax.quota import solver
 
+_ROUNDS = 40  # the last full ones, by which the workers' costs are told
 _DIVISORS = 2, 4, 8
 _LEAST = 0.1  # part of the round below which nothing is said
 _ENOUGH = 0.02  # part by which a finer division must save more to be named
@@ -56,12 +57,6 @@ def advice(costs: costs_lib.WorkerCosts, budget: int, *, most: int = 8) -> Finer
       costs: of n workers, in seconds.
       budget: microbatches of a round.
       most: the largest divisor that a microbatch's size has.
-
-    Example:
-      >>> from hetjax.quota import costs
-      >>> found = advice(costs.WorkerCosts(0.0, [1.0, 3.0]), 2)
-      >>> found.quotas, found.divisor, found.saved
-      ((2, 0), 2, 0.25)
     """
     quotas = solver.solve_quotas(costs, budget)
     now = float(costs.round_secs(quotas).max())
@@ -75,3 +70,25 @@ def advice(costs: costs_lib.WorkerCosts, budget: int, *, most: int = 8) -> Finer
         if saved > (_LEAST if found is None else found.saved + _ENOUGH):
             found = Finer(tuple(quotas.tolist()), now, divisor, saved, by_budget)
     return found
+
+
+def of_run(run: Any) -> Finer | None:
+    """What they would save in a run that quotas by speed and no gate had; None: too little.
+
+    Args:
+      run: what `fit` returned, or `hetjax.load(workdir)`. Of its last full rounds those count
+        whose workers were the same as in the last one.
+    """
+    here = run.history[-1]["present"] if run.history else []
+    lines = [line for line in run.history if line["full"] and line["present"] == here]
+    lines = lines[-_ROUNDS:]
+    if len(lines) < _ROUNDS:
+        return None
+    own = np.flatnonzero(here)
+    done = np.array([line["microbatches_done"] for line in lines])[:, own]
+    secs = np.array([line["compute_secs"] for line in lines])[:, own]
+    host = np.array([line.get("host_secs") or np.zeros(len(here)) for line in lines])[:, own]
+    if (costs := measured(done, secs, host)) is None:
+        return None
+    size = run.config["microbatch_size"]
+    return advice(costs, run.config["budget"], most=size & -size)

@@ -112,16 +112,6 @@ def tune_microbatch(
         ValueError: an argument is out of range, the loss is none that `fit` would take, or several
             processes have joined.
 
-    Example:
-        >>> import numpy as np
-        >>> data = {"x": np.ones((64, 8), np.float32)}
-        >>> def loss_fn(params, batch, rng):
-        ...     return ((batch["x"] @ params) ** 2).sum(-1)
-        >>> tuning = tune_microbatch(
-        ...     loss_fn, np.ones((8, 8), np.float32), data, sizes=(8, 64), secs=0.01, progress=False
-        ... )
-        >>> [row.microbatch_size for row in tuning.rows], tuning.microbatch_size in (8, 64)
-        ([8, 64], True)
     """
     loss_fn = stateful.of(loss_fn, model_state, state_reduce)
     source = sources.as_source(source)

@@ -1,22 +1,15 @@
-"""What smaller microbatches would save: by hand, and in the words that a person reads."""
+"""What smaller microbatches would save: by hand, and of a run."""
 
 import numpy as np
 import optax
 import pytest
 
 import hetjax
+from experiments import finer
 from hetjax import quota
-from hetjax.quota import finer
-from hetjax.report import words
 
 SPEEDS_4_2_1_1 = (1.0, 2.0, 4.0, 4.0)
 DATA = {"x": np.linspace(-1.0, 1.0, 960, dtype=np.float32)}
-LOG = (
-    "hetjax: microbatches are too large to divide well among the workers. By their measured speeds "
-    "the best quotas, 3 1 0 0, take 3.00 s a round. microbatch_size=2, budget=8 would save 33% of "
-    "that for the same 16 examples, if half as many take half as long: hetjax.tune_microbatch "
-    "measures it. Or budget=8 alone saves 33% of an example's time, at 32 examples an update\n"
-)
 
 
 def costs(secs, overhead=0.0):
@@ -79,33 +72,14 @@ def train(secs, budget, *, rounds=60, **fields):
     )
 
 
-def test_after_fifty_rounds_a_line_says_it_once_and_the_report_too(capsys, tmp_path):
+def test_the_rounds_of_a_run_tell_it_and_those_of_its_workdir_too(tmp_path):
     result = train((1.0, 2.0, 4.0, 4.0), 4, workdir=tmp_path)
-    assert capsys.readouterr().err == LOG
-    assert result.summary["finer"]["divisor"] == 2
-    told = LOG.removeprefix("hetjax: m").strip()
-    assert f"M{told}." in (tmp_path / "report.html").read_text().replace("&#x27;", "'")
-    assert words.finer(result.summary) == f"m{told}"
+    found = finer.of_run(result)
+    assert (found.quotas, found.round_secs, found.divisor) == ((3, 1, 0, 0), 3.0, 2)
+    assert found.saved == found.saved_by_budget == pytest.approx(1 / 3)
+    assert finer.of_run(hetjax.load(tmp_path)) == found
 
 
-def test_before_fifty_rounds_nothing_is_said(capsys):
-    result = train((1.0, 2.0, 4.0, 4.0), 4, rounds=39)
-    assert capsys.readouterr().err == ""
-    assert "finer" not in result.summary
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"budget": 8},
-        {"budget": 4, "quota": "equal"},
-        {"budget": 4, "quota": quota.static([4, 2, 1, 1])},
-        {"budget": 4, "gate": {"trigger": "first"}},
-        {"budget": 4, "data": {"sharing": "private"}},
-    ],
-    ids=["fits", "equal", "static", "gate", "private"],
-)
-def test_where_smaller_microbatches_cannot_help_nothing_is_said(fields, capsys):
-    result = train((1.0, 2.0, 4.0, 4.0), **fields)
-    assert "too large to divide" not in capsys.readouterr().err
-    assert "finer" not in result.summary
+@pytest.mark.parametrize(("budget", "rounds"), [(4, 39), (8, 60)], ids=["few rounds", "fits"])
+def test_where_too_little_is_known_or_saved_nothing_is_said(budget, rounds):
+    assert finer.of_run(train((1.0, 2.0, 4.0, 4.0), budget, rounds=rounds)) is None
