@@ -181,7 +181,7 @@ def fit(
             init_state,
             summary=summary.TrainingSummary(parts, started=started, judge=judge, begins=begins),
             evaluate=evaluate,
-            fingerprint=lambda: fingerprint.make(loss_fn, began, optimizer, source, parts=parts),
+            fingerprint=lambda: fingerprint.make(loss_fn, began, source, parts=parts),
         )
         drives = driver.Driver(
             stack,

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from hetjax import digests, kinds, stateful, types
 from hetjax.data import iterables, sources, trial
@@ -32,7 +31,7 @@ _MEANING = {
     "data": "the data hold other values",
     "params": "the initial parameters have other values",
     "loss": "the loss computes something else, or with other constants",
-    "optimizer": "the optimizer updates otherwise: another kind, learning rate or setting",
+    "optimizer": update.OTHERWISE,
     "rule": "the local rule computes something else, or with other constants",
     "upper examples": "the upper data have {here} examples, and had {there}",
     "upper data": "the upper data hold other values",
@@ -44,7 +43,6 @@ _MEANING = {
 def make(
     loss_fn: losses.LossFn,
     params: types.PyTree,
-    optimizer: optax.GradientTransformation,
     source: Any,
     *,
     parts: setup.RunParts,
@@ -52,20 +50,12 @@ def make(
     """Digests of what a run depends on, as JSON values.
 
     Args:
-        loss_fn, params, optimizer: as given to `fit`.
+        loss_fn, params: as given to `fit`.
         source: checked. Examples in memory are looked at all, up to 256 MB, others in part.
         parts: of the run.
     """
     first, keys = setup.first_examples(parts.config, source, per_example_rng=parts.per_example_rng)
     grads = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), params)
-    # The value and the progress that an update is given; their types, not their numbers.
-    number = jax.ShapeDtypeStruct((), jnp.float32)
-    extended = update.with_extra_arguments(optimizer)
-
-    def step(grads: types.PyTree, state: Any, params: types.PyTree, number: Any) -> Any:
-        return extended.update(grads, state, params, value=number, progress=number)
-
-    state = jax.eval_shape(optimizer.init, grads)
     own: dict[str, Any] = {}
     point: types.PyTree = params
     own_state: types.PyTree = ()
@@ -81,9 +71,7 @@ def make(
         "examples": len(source),
         "data": of_data(source),
         "params": digests.of_arrays(point),
-        "optimizer": digests.of_programs(
-            (optimizer.init, (grads,)), (step, (grads, state, grads, number))
-        ),
+        "optimizer": update.digest(parts.optimizer, grads),
         **own,
         "jax": jax.__version__,
     }
