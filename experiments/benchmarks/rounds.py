@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks.rounds [--only=GROUP,…] [--data_dir=DIR] [--jobs=2]
 
-Groups: matcha, reductions, objective, weights, random_order, interleavings, throughput, together,
+Groups: matcha, reductions, objective, random_order, interleavings, throughput, together,
 overhead, wall, stream, simulator, training.
 `training` needs Fashion-MNIST in DIR; its runs leave lines in experiments/results/rounds/runs.jsonl
 and are not done again. experiments/results/rounds/README.md keeps the table.
@@ -19,11 +19,7 @@ import time
 from absl import app, flags, logging
 
 import hetjax
-from experiments.benchmarks import (
-    round_objectives,
-    round_speeds,
-    varying_weights,
-)
+from experiments.benchmarks import round_objectives, round_speeds
 from experiments.benchmarks.rows import Row, print_tables
 
 _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.")
@@ -248,7 +244,6 @@ GROUPS = {
     "matcha": matcha_rows,
     "reductions": reduction_rows,
     "objective": round_objectives.objective_rows,
-    "weights": varying_weights.weight_rows,
     "random_order": round_objectives.random_rows,
     "interleavings": interleaving_rows,
     "throughput": round_speeds.throughput_rows,
