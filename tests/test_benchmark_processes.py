@@ -107,7 +107,7 @@ def test_each_policy_is_told_beside_what_both_sides_compute_alone(monkeypatch):
     assert asked[-1] == (16, 32, "equal", (1.0,))  # a quarter of the round, by one process
 
 
-def test_runs_are_counted_by_the_quotas_of_most_of_their_last_rounds(tmp_path, monkeypatch):
+def test_runs_are_counted_by_the_quotas_of_most_of_their_last_rounds(monkeypatch):
     """Single rounds of other quotas, which are trials, count for nothing."""
     best, other = [4, 2, 1, 1], [5, 2, 1, 0]
     ends = iter([[best] * 19 + [[2] * 4], [other] * 12 + [best] * 8, [best] * 20])
@@ -115,19 +115,13 @@ def test_runs_are_counted_by_the_quotas_of_most_of_their_last_rounds(tmp_path, m
     def run(task, policy, num_rounds, shares, data_dir):
         assert (policy, num_rounds, shares) == ("adaptive", 70, (1.0, 0.5, 0.25, 0.25))
         quotas = [[2] * 4] * 50 + next(ends)
-        clocks = {"compute_secs": [0.1, 0.2, 0.3, 0.12345], "host_secs": None}
-        return [_line(i, quotas=q, microbatches_done=q, **clocks) for i, q in enumerate(quotas)]
+        return [_line(i, quotas=q, microbatches_done=q) for i, q in enumerate(quotas)]
 
     monkeypatch.setattr(launched_runs, "run_lines", run)
     monkeypatch.setattr(processes, "_RUNS", types.SimpleNamespace(value=3))
     monkeypatch.setattr(process_arms, "DATA_DIR", types.SimpleNamespace(value=None))
-    monkeypatch.setattr(processes, "_CLOCKS", types.SimpleNamespace(value=tmp_path / "clocks.json"))
     (row,) = processes.quotas_rows()
     assert row.reached == "2 of 3 (4 2 1 1: 2; 5 2 1 0: 1)"
-    kept = json.loads((tmp_path / "clocks.json").read_text())
-    assert [len(run["microbatches_done"]) for run in kept] == [70] * 3
-    assert kept[0]["compute_secs"][0] == [0.1, 0.2, 0.3, 0.1235]
-    assert kept[0]["host_secs"][0] == [0.0] * 4
 
 
 def test_the_baseline_has_the_models_of_hetjax():

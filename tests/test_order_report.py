@@ -29,19 +29,15 @@ def test_the_report_has_its_tables_and_pictures(tmp_path):
     variant = dataclasses.replace(TINY, name="variant", group="where")
     later = dataclasses.replace(TINY, name="later", title="Later", convex=True)
     path = report.write(directory, [TINY, later, variant])
-    text, page = (directory / "README.md").read_text(), path.read_text()
+    text = path.read_text()
     assert (directory / "tiny.svg").read_text().startswith("<?xml")
     for part in ("## Digits", "![", "fixed map", "lowest loss", "## Figures"):
         assert part in text
-    for part in ("<h2>Digits</h2>", "data:image/svg+xml;base64,", "fixed map", "<code>"):
-        assert part in page
-    assert "http" not in page.replace("http://www.w3.org", "")
     assert "nan" not in text
     assert "Not complete" not in text
     assert text.count("Not run yet") == 1
-    before = text, page
     report.write(directory, [TINY, later, variant])
-    assert ((directory / "README.md").read_text(), path.read_text()) == before
+    assert path.read_text() == text
 
 
 def test_the_report_in_the_repository_is_rebuilt_from_its_results_alone(tmp_path, monkeypatch):

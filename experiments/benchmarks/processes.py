@@ -1,7 +1,7 @@
 """What do real processes at unequal CPU shares reach, against equal split and PyTorch DDP?
 
     python -m experiments.benchmarks.processes [--only=GROUP,…] [--data_dir=DIR]
-        [--torch_python=PATH] [--repeats=2] [--before=DIR] [--runs=10] [--clocks=FILE]
+        [--torch_python=PATH] [--repeats=2] [--before=DIR] [--runs=10]
 
 experiments/results/processes/README.md keeps the tables. Groups: alone, mlp, lenet,
 quotas.
@@ -15,7 +15,6 @@ Nothing else may need the machine meanwhile: cores that are shared out in full h
 
 import collections
 import functools
-import json
 import os
 import pathlib
 import statistics
@@ -36,7 +35,6 @@ _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.", allow_over
 _BEFORE = flags.DEFINE_string("before", None, "Checkout that mlp and lenet are compared with.")
 _REPEATS = flags.DEFINE_integer("repeats", 2, "Runs of each arm.", 1)
 _RUNS = flags.DEFINE_integer("runs", 10, "Of `quotas`.", 1)
-_CLOCKS = flags.DEFINE_string("clocks", None, "Gets the workers' clocks of `quotas`, JSON.")
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _QUOTA_ROUNDS = 70  # of a run of `quotas`
@@ -193,7 +191,7 @@ def _details(policy: str, arms: Sequence[launched_runs.Arm]) -> str:
 
 def quotas_rows() -> list[Row]:
     """Where the quotas of the MLP settle, run after run."""
-    task, found, kept = TASKS["mlp"], [], []
+    task, found = TASKS["mlp"], []
     costs = quota.WorkerCosts(0.0, 1.0 / np.array(SHARES))
     best = tuple(quota.solve_quotas(costs, task.budget).tolist())
     for _ in range(_RUNS.value):
@@ -201,9 +199,6 @@ def quotas_rows() -> list[Row]:
             task, "adaptive", _QUOTA_ROUNDS, SHARES, arms_lib.DATA_DIR.value
         )
         found.append(launched_runs.of_lines(lines, arms_lib.SKIPPED["adaptive"]).quotas)
-        kept.append(launched_runs.clocks(lines))
-        if _CLOCKS.value:
-            pathlib.Path(_CLOCKS.value).write_text(json.dumps(kept))
     counts = collections.Counter(found)
     texts = [f"{' '.join(map(str, own))}: {count}" for own, count in counts.most_common()]
     return [

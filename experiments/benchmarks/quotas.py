@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from absl import app, flags, logging
 
 import hetjax
-from experiments.benchmarks import quota_shared_cores, quota_simulation, rows
+from experiments.benchmarks import quota_simulation, rows
 
 _ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
 _DEVICES = flags.DEFINE_integer(
@@ -45,24 +45,18 @@ def main(argv: list[str]) -> None:
     hetjax.use_cpu_workers(_DEVICES.value or 8)
     from experiments.benchmarks import (
         quota_overhead,
-        quota_pooled,
         quota_training,
     )
 
     groups = {
         "overhead": lambda: quota_overhead.overhead_rows(_ROUNDS.value),
         "host": quota_overhead.host_rows,
-        "debug": quota_overhead.debug_rows,
         "emulated": quota_training.emulated_rows,
         "emulated_short": lambda: quota_training.emulated_rows(0.05),
-        "compilation": quota_training.compilation_rows,
-        "pooled": quota_pooled.pooled_rows,
         "steady_state": quota_simulation.steady_state_rows,
         "convergence": quota_simulation.convergence_rows,
         "reaction": quota_simulation.reaction_rows,
         "noise": quota_simulation.noise_rows,
-        "shared_cores": quota_shared_cores.shared_core_rows,
-        "membership": quota_simulation.membership_rows,
         "solver": quota_simulation.solver_rows,
         "comparison": quota_simulation.comparison_rows,
     }

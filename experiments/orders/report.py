@@ -1,4 +1,4 @@
-"""The report of the study: a Markdown file and an HTML page of what lies in the results alone.
+"""The report of the study: a Markdown file and its pictures, of what lies in the results alone.
 
 Every sentence that judges is computed from the results. It needs no JAX.
 """
@@ -15,7 +15,7 @@ TITLE = "Balanced example orders on the papers' tasks"
 
 
 def write(directory: pathlib.Path, tasks: Sequence[Task]) -> pathlib.Path:
-    """Writes README.md, index.html and the pictures; returns the page's path."""
+    """Writes README.md and the pictures; returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
     single = [task for task in tasks if not task.group]
     found = {task.name: results.arms_of(directory, task) for task in tasks}
@@ -41,9 +41,8 @@ def write(directory: pathlib.Path, tasks: Sequence[Task]) -> pathlib.Path:
         blocks += _task(directory, found[task.name], bounds[task.name])
     for group in dict.fromkeys(task.group for task in tasks if task.group):
         blocks += _group({task.name: found[task.name] for task in tasks if task.group == group})
-    (directory / "README.md").write_text(page.markdown(blocks))
-    path = directory / "index.html"
-    path.write_text(page.html(TITLE, blocks))
+    path = directory / "README.md"
+    path.write_text(page.markdown(blocks))
     return path
 
 
@@ -59,7 +58,7 @@ def _task(directory: pathlib.Path, own: results.Arms, bounds: results.Records) -
         path = directory / f"{task.name}.svg"
         pictures.draw(path, own, task.metric)
         blocks += [
-            page.Picture(path, "Training loss against epochs and against time, and the metric"),
+            page.Picture(path, "Loss against epochs and time, and the metric"),
             tables.arms_table(own),
         ]
     same = results.arms_of(directory, task, same_rate=True)

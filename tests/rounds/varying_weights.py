@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import hetjax
-from experiments.benchmarks import round_objectives
+from tests.rounds import objectives
 
 POINT = {"a": np.array([0.3, -0.7]), "b": np.array(0.4)}
 DATA = {
@@ -37,8 +37,8 @@ class Line(NamedTuple):
 def lines() -> Iterator[Line]:
     """All combinations; shared data has no shards to weigh."""
     of_data = [("shared", "shard")]
-    of_data += itertools.product(["private"], round_objectives.WEIGHTINGS)
-    reducers = (*round_objectives.SUMS, "d_psgd", "matcha")
+    of_data += itertools.product(["private"], objectives.WEIGHTINGS)
+    reducers = (*objectives.SUMS, "d_psgd", "matcha")
     for local, data, reducer in itertools.product(_LOCALS, of_data, reducers):
         yield Line(local, *data, reducer)
 
@@ -120,7 +120,7 @@ def gap(line: Line) -> float:
     rows = [report.done.microbatches(worker).reshape(-1) for worker in range(_WORKERS)]
     rows = [ids[ids >= 0] for ids in rows]
     weighting, part = line.weighting, 1.0  # of a full round, or of the workers that did something
-    if line.reducer in round_objectives.SUMS:
+    if line.reducer in objectives.SUMS:
         weighting = "example" if line.sharing == "shared" else weighting
     elif weighting == "example":
         part = sum(map(len, rows)) / (_SIZE * _BUDGET)
