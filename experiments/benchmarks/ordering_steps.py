@@ -153,25 +153,6 @@ def step_rows(repeats: int = 60) -> list[Row]:
     return rows
 
 
-def per_example_rows(repeats: int = 5) -> list[Row]:
-    """The local phase with the matrix-free form against gradients of every example by `vmap`."""
-    makers = [
-        lambda: Step("mlp", method="pair_balance"),
-        lambda: Step("mlp", method="pair_balance_exact"),
-    ]
-    with _steps(makers) as steps:
-        secs = in_turn(steps, repeats)
-    ratio = np.median(secs[:, 1].sum(axis=1) / secs[:, 0].sum(axis=1))
-    return [
-        Row(
-            "training step, mlp: gradients of every example by vmap against the matrix-free form",
-            "≥ 20x",
-            f"{ratio:.1f}x ({np.median(secs[:, 1].sum(axis=1)) * 1e3:.0f} ms against "
-            f"{np.median(secs[:, 0].sum(axis=1)) * 1e3:.1f} ms)",
-        )
-    ]
-
-
 def memory_rows() -> list[Row]:
     """What the compiled local phase and the state hold more than without an order's signs.
 
