@@ -36,6 +36,7 @@ _UNSURE = 2.0  # standard errors by which a worker of quota 0 may be faster than
 _VAGUE = 0.1  # relative standard error above which that counts
 _HICCUP = 10  # rounds after which one that used to work, or began slowly, is seen again anyway
 _LATE, _LATE_NOISE = 4.0, 6.0  # times slower than usual, and standard deviations, of a late round
+_HEAVY = 12.0  # rounds that a late one takes; from then on it is a debt
 _COLD = 4.0  # a worker's first rounds may be so many times slower than the next
 _CHEAP = 2.0  # rounds that a look at a worker takes at most that is seen again and again
 
@@ -55,6 +56,8 @@ class AdaptiveState(NamedTuple):
     chosen: int
     idle_rounds: np.ndarray  # i64[n], since the worker last computed
     late: np.ndarray  # bool[n], whether its last round was late: the next may be, too
+    debt: np.ndarray  # f64[n], rounds that its heavy ones cost beyond what its work saved since
+    left_out: np.ndarray  # bool[n], heavy again while it owed some: no work until that is paid
     worked: np.ndarray  # i64[n], rounds of quotas above 0 since it was last seen as a favour
     probes: np.ndarray  # i64[n], probes of a worker of quota 0 that led to nothing
 
@@ -106,7 +109,8 @@ def adaptive(
     time. From the fifth on that led to nothing, they are half as often each time. A worker that
     used to work is seen again after 10 rounds in any case, since what happened to it may have been
     short. After a round that is slower than any noise explains, a worker gets one microbatch in the
-    next, since what happened to it may go on. If the workers are not independent T is wrong: see
+    next, since what happened to it may go on. One that is very late again before its work has saved
+    what that cost gets nothing for as long. If the workers are not independent T is wrong: see
     `guard.guarded`.
 
     Args:
@@ -171,6 +175,8 @@ def _init(model: policies.QuotaPolicy, num_workers: int, budget: int) -> Adaptiv
         chosen=_FITTED,
         idle_rounds=zeros,
         late=np.zeros(num_workers, bool),
+        debt=np.zeros(num_workers),
+        left_out=np.zeros(num_workers, bool),
         worked=zeros,
         probes=zeros,
     )
@@ -190,7 +196,7 @@ def _assign(
     if total != state.budget or lowered.any():
         if state.chosen != _FITTED and wanted[caps > 0].any():
             quotas = shares.largest_remainder(wanted, total, caps=caps)
-        return quotas, state
+        return _with_care(state, quotas, caps), state
     state = state._replace(wanted=_wanted(state, quotas, caps), compares=True)
     quotas, state = _with_probe(state, caps)
     return _with_care(state, quotas, caps), state
@@ -220,6 +226,7 @@ def _observe(
     if quiet > 0 and quiet >= min(_QUIET, settle_rounds):
         state = _forgiven(state)
     recent, overhead, secs = _recent(state, times)
+    late, debt, left_out = _lateness(state, own, done, times.compute_secs)
     given = state.wanted[state.chosen] > 0
     return state._replace(
         fitted=own,
@@ -227,7 +234,9 @@ def _observe(
         recent_overhead_secs=overhead,
         recent_secs=secs,
         idle_rounds=np.where(busy, 0, state.idle_rounds + 1),
-        late=_late(state, own, done, times.compute_secs),
+        late=late,
+        debt=debt,
+        left_out=left_out,
         worked=state.worked + (busy & given),
         probes=np.where(given, 0, state.probes + (busy & (done == 1) & state.compares)),
     )
@@ -252,6 +261,8 @@ def _admit(state: AdaptiveState, caps: np.ndarray) -> AdaptiveState:
         chosen=_FITTED,
         idle_rounds=np.where(joined, 0, state.idle_rounds),
         late=state.late & ~joined,
+        debt=np.where(joined, 0.0, state.debt),
+        left_out=state.left_out & ~joined,
         worked=np.where(joined, 0, state.worked),
         probes=np.where(joined, 0, state.probes),
     )
@@ -347,22 +358,36 @@ def _with_probe(state: AdaptiveState, caps: np.ndarray) -> tuple[np.ndarray, Ada
     return quotas, state._replace(worked=np.where(favoured & (quotas > 0), 0, state.worked))
 
 
-def _late(
+def _lateness(
     state: AdaptiveState, own: fitted.FittedState, done: np.ndarray, compute_secs: np.ndarray
-) -> np.ndarray:
-    """Workers whose round was slower than noise explains, unless all were so slow, bool[n]."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which workers were late, what each owes, and which are left out until that is paid.
+
+    Late is a round that is slower than noise explains, unless all were so slow; heavy is one that
+    takes many rounds. Every round pays the worker's part of it: what leaving it out costs.
+    """
     model = state.fitted
     expected = (model.overhead_secs + model.secs_per_microbatch * done) * own.pace
     least = np.maximum(_LATE, np.exp(_LATE_NOISE * changes.noise(model.watch)))
     used = (done > 0) & (model.watch.rounds >= _KNOWN) & (state.wanted[state.chosen] > 0)
-    return used & (compute_secs > least * np.where(used, expected, np.inf))
+    late = used & (compute_secs > least * np.where(used, expected, np.inf))
+    rounds = compute_secs / max(np.where(done > 0, np.nan_to_num(expected), 0.0).max(), 1e-300)
+    heavy = (done > 0) & ~model.seen_little & (rounds > _HEAVY)
+    known = (state.caps > 0) & ~np.isnan(own.secs_per_microbatch)
+    speeds = np.where(known, 1.0 / np.where(known, own.secs_per_microbatch, 1.0), 0.0)
+    working = np.where(state.left_out, 0.0, speeds)
+    paid = speeds / np.maximum(working.sum() - working, 1e-300)
+    owed = np.maximum(state.debt - paid, 0.0)
+    left_out = (state.left_out | (heavy & ~state.late)) & (owed > 0.0)
+    return late, owed + np.where(heavy, rounds - 1.0, 0.0), left_out
 
 
 def _with_care(state: AdaptiveState, quotas: np.ndarray, caps: np.ndarray) -> np.ndarray:
-    """The quotas, but one microbatch for workers whose last round was late."""
+    """The quotas, but one microbatch for workers whose last round was late, none if left out."""
     careful = np.where(state.late, np.minimum(caps, 1), caps)
-    if not (quotas > careful).any() or careful.sum() < state.budget:
+    careful = np.where(state.left_out & (state.wanted[state.chosen] > 0), 0, careful)
+    if not (quotas > careful).any() or careful.sum() < quotas.sum():
         return quotas
     model = state.fitted
     costs = estimate.costs_of(model.overhead_secs, model.secs_per_microbatch)
-    return solver.solve_quotas(costs, state.budget, caps=careful, current=quotas)
+    return solver.solve_quotas(costs, int(quotas.sum()), caps=careful, current=quotas)

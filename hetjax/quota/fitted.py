@@ -129,6 +129,9 @@ def fitted(options: Options) -> policies.QuotaPolicy:
         first = np.where(done > 1, times.first_secs / pace, np.where(busy, secs, np.nan))
         idle = seen & (state.kept == 0) & (state.kept.sum() > 0)
         warmed = seen & (secs < _WARMED * _expected(state, done)) & (state.seen_little | idle)
+        overhead, slope = state.overhead_secs, state.secs_per_microbatch
+        # One microbatch a round tells no overhead, and one taken for none would never be given two.
+        overhead = np.where(warmed, np.minimum(overhead, slope), overhead)
         if warmed.any():
             state, seen = _forget(state, warmed), seen & ~warmed
         state = _faded(state, idle)
@@ -141,7 +144,7 @@ def fitted(options: Options) -> policies.QuotaPolicy:
             since = estimate.Samples(*(field.sum(axis=1) for field in window))
             samples = estimate.choose(changed, since, samples)
         num_seen = np.where(changed, samples.start_count, state.seen + busy).astype(np.int64)
-        overhead, slope = estimate.fit(samples, state.overhead_secs, state.secs_per_microbatch)
+        overhead, slope = estimate.fit(samples, overhead, slope)
         return state._replace(
             overhead_secs=overhead,
             secs_per_microbatch=slope,

@@ -23,6 +23,7 @@ _SPREAD = 0.05  # least spread of what the policy saves, in rounds, assumed befo
 _SPREAD_ROUNDS = 4.0  # rounds that this assumption counts as
 _OUTLIER = 2.0  # most rounds that one round's saving counts as
 _SLOWER = 2.0  # equal rounds that are so many times longer are not tried at first
+_MUCH_SLOWER = 4.0  # equal rounds that would be so many times longer are never tried
 _SHARE = 0.005  # part of the rounds since the last look that a later look may cost
 _WINDOW = 64  # equal rounds that say whether a hold goes on
 _BURST = 3  # rounds of these that are enough if they are clear
@@ -79,7 +80,8 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
     many. A hold that the clocks decided may end at once, by 3 standard errors of 3 rounds.
 
     A look waits while the clocks forecast that it would cost too much: that equal split takes more
-    than 2 times the round, and after the first look more than 0.5 % of the rounds since then.
+    than 2 times the round, and after the first look more than 0.5 % of the rounds since then. Where
+    they say more than 4 times, the round is the policy's, in a hold too, and tells nothing.
     Smaller rounds, those in which a cap is lower for once, and those that a gate closed early tell
     nothing. When a worker joins or leaves, everything starts anew.
 
@@ -114,6 +116,9 @@ def guarded(policy: policies.QuotaPolicy) -> policies.QuotaPolicy:
         quotas, kind = wanted, _CHOSEN
         if state.held or (full and state.looking and _equal_is_next(state)):
             quotas, kind = (state.equal if full else shares.equal_split(total, caps)), _EQUAL
+            secs = [_round_secs(given, state.clocks) for given in (quotas, wanted)]
+            if secs[0] > _MUCH_SLOWER * secs[1]:
+                quotas, kind = wanted, _NOTHING
         if not full or ((quotas >= caps) & (caps < state.most)).any():
             kind = _NOTHING
         return quotas.copy(), state._replace(quotas=quotas, wanted=wanted, kind=kind)

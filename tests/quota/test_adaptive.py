@@ -5,7 +5,7 @@ import pytest
 
 from hetjax import quota
 from hetjax.cluster import emulate
-from hetjax.quota import estimate, sampled
+from hetjax.quota import estimate, fitted, sampled
 from tests import oracles
 from tests.quota import speed_traces
 from tests.quota.played import is_optimal, optimum, run, times_of
@@ -313,3 +313,46 @@ def test_repeated_hiccups_cost_no_more_than_the_plain_rule(factor, length):
     trace = speed_traces.Trace(np.where(slow, factor, 1.0), 32, seed=3)
     plain = min(trace.play(speed_traces.plain_rule()).mean(), trace.play(quota.equal()).mean())
     assert trace.play(quota.adaptive()).mean() <= 1.02 * plain
+
+
+@pytest.mark.parametrize("pattern", ["three in a row", "three anywhere", "other three each time"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_worker_that_is_very_late_again_and_again_is_left_out(pattern, seed):
+    """One of 8, 100 times slower in 3 rounds of 60: it cost half as much again as fitted costs."""
+    rng = np.random.default_rng(seed)
+    time, slow = np.arange(300), np.zeros(300, bool)
+    for start in range(9, 300, 60):  # fitted costs know little before
+        if pattern == "three in a row":
+            chosen = np.arange(3) + 6 * seed
+        elif pattern == "other three each time" or start == 9:
+            chosen = rng.choice(48, 3, replace=False)
+        slow |= np.isin(time, start + chosen)
+    late = slow[:, None] & (np.arange(8) == rng.integers(8))
+    trace = speed_traces.Trace("", np.where(late, 100.0, 1.0), 64, seed=seed)
+    model = fitted.fitted(fitted.Options(50, 0.01, 2.0, 1.0, 2, 0.5, 12.0))
+    others = [trace.play(policy).mean() for policy in (model, speed_traces.plain_rule())]
+    assert trace.play(quota.adaptive()).mean() <= 1.05 * min(others)
+
+
+def test_a_worker_that_was_left_out_is_back_when_its_debt_is_paid():
+    """13 rounds late twice: 4 workers without it take a third longer, so it is out for some 70."""
+    changes = [
+        change
+        for start in (40, 60)
+        for change in (emulate.Change(start, 1, 14.0), emulate.Change(start + 1, 1, 1.0))
+    ]
+    cluster = emulate.EmulatedCluster((1.0,) * 4, changes=tuple(changes))
+    quotas = run(quota.adaptive(guard=False), cluster, 32, 200)
+    assert (quotas[62:110, 1] == 0).all()
+    assert (quotas[140:, 1] == 8).all()
+
+
+def test_a_smaller_round_gives_a_late_worker_no_more_than_a_full_one():
+    policy, caps = quota.adaptive(guard=False), np.full(4, 32)
+    state = policy.init(4, 32)
+    for round in range(40):
+        quotas, state = policy.assign(state, 32, caps)
+        secs = quotas * np.where((np.arange(4) == 1) & (round == 39), 100.0, 1.0)
+        state = policy.observe(state, quota.RoundTimes(quotas, np.full(4, np.nan), secs))
+    assert policy.assign(state, 32, caps)[0][1] == 1
+    assert policy.assign(state, 12, caps)[0][1] == 1

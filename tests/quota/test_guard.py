@@ -6,6 +6,7 @@ import pytest
 from hetjax import quota
 from hetjax.cluster import emulate
 from hetjax.quota import guard
+from tests.quota.played import times_of
 
 CAPS = np.full(4, 16)
 EVEN, SKEWED = [4, 4, 4, 4], [7, 3, 3, 3]
@@ -234,3 +235,19 @@ def test_equal_split_has_the_whole_total_when_caps_were_low_at_first():
         assert quotas.sum() == 10
         state = policy.observe(state, quota.RoundTimes(quotas, np.full(2, np.nan), 1.0 * quotas))
     assert quotas.tolist() == [5, 5]
+
+
+def test_a_held_split_gives_way_while_a_worker_is_many_times_late():
+    cluster = emulate.EmulatedCluster(
+        (1.0,) * 4, changes=(emulate.Change(60, 1, 100.0), emulate.Change(62, 1, 1.0))
+    )
+    policy = quota.guarded(quota.adaptive(guard=False))
+    state, caps, given = policy.init(4, 32), np.full(4, 32), []
+    for round in range(70):
+        quotas, state = policy.assign(state, 32, caps)
+        if round == 59:
+            state = state._replace(held=True, rounds=0, wait=16)
+        state = policy.observe(state, times_of(cluster, quotas, round))
+        given.append(int(quotas[1]))
+    assert given[59:64] == [8, 8, 1, 1, 8]
+    assert state.held
