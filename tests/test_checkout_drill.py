@@ -15,9 +15,9 @@ from tests.once import once
 
 pytestmark = pytest.mark.slow
 
-ALONE = "1/stepped/d_grab/ring/shared/first"
+ALONE = "1/stepped/d_grab/ring/shared/deadline"
 CACHE = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-TOGETHER = "2/stepped/pair_balance/d_psgd/private/quorum"
+TOGETHER = "2/stepped/pair_balance/d_psgd/shared/deadline"
 
 
 @pytest.fixture(scope="module")
