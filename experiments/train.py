@@ -34,8 +34,11 @@ def train_and_evaluate(
     progress: bool = True,
     place: membership.Member | None = None,
     resume: bool | str = True,
+    local_is_asked_for: bool = False,
 ) -> Any:
     """Runs a checked configuration; returns a `hetjax.FitResult`.
+
+    With too few devices another local form is taken, and told, unless it `local_is_asked_for`.
 
     Raises:
         ValueError: what only the data, the devices or the other processes could tell.
@@ -49,7 +52,7 @@ def train_and_evaluate(
     from hetjax.rounds import arguments
     from hetjax.zoo import optimizers
 
-    config = arguments.on_devices(config)
+    config = arguments.on_devices(config, is_asked_for=local_is_asked_for)
     trackers = hetjax.writers.by_names(config.writers)
     task = tasks.make(config)
     return hetjax.fit(
@@ -86,7 +89,10 @@ def main(argv: list[str]) -> None:
     try:
         place = membership.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
         resume = {"true": True, "false": False}.get(_RESUME.value, _RESUME.value)
-        result = train_and_evaluate(config, workdir, place=place, resume=resume)
+        asked = config_flag.is_given("local")
+        result = train_and_evaluate(
+            config, workdir, place=place, resume=resume, local_is_asked_for=asked
+        )
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)
         sys.exit(130)

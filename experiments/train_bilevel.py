@@ -7,7 +7,8 @@ DIR gets config.json, metrics.jsonl, summary.json and report.html.
 
 configs/digits_cleaning.py cleans polluted labels on unequal workers: each sum that the estimator
 asks for is a round. DIR/run gets what any run of `hetjax.fit_bilevel` writes. The same command goes
-on where a run was stopped. configs/sinusoids_few_shot.py, configs/digits_search.py and
+on where a run was stopped; `--resume=overwrite` begins anew, whatever run DIR holds.
+configs/sinusoids_few_shot.py, configs/digits_search.py and
 configs/gaussians_gan.py run on one device, and begin anew if they were stopped.
 """
 
@@ -23,11 +24,14 @@ from experiments import config_flag
 from experiments.bilevel import settings
 from hetjax.config import recorded
 from hetjax.processes import endings, join, membership, watch
-from hetjax.records import lock
+from hetjax.records import keeper, lock
 from hetjax.records import workdir as workdir_lib
 
 config_flag.define(settings.SCHEMA)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of this run; made if it is missing.")
+_RESUME = flags.DEFINE_enum(
+    "resume", "true", ["true", "false", "force", "overwrite"], "As hetjax.fit_bilevel has it."
+)
 _PROCESS_ID = flags.DEFINE_integer(
     "process_id", None, "Of this process in a run of several, from 0; found where a launcher says."
 )
@@ -49,8 +53,12 @@ def solve(
     *,
     progress: bool = True,
     place: membership.Member | None = None,
+    local_is_asked_for: bool = False,
+    resume: bool | str = True,
 ) -> dict[str, Any]:
     """Runs a checked configuration; returns its summary, in process 0.
+
+    With too few devices another local form is taken, and told, unless it `local_is_asked_for`.
 
     Raises:
         ValueError: what only the data could tell, a loss that is not finite, a workdir that is
@@ -65,11 +73,16 @@ def solve(
     join.join(place)
     if workdir is None or (place is not None and place.process_id):
         path = None if workdir is None else pathlib.Path(workdir).expanduser()
-        return _run(config, path, progress=False, place=place)
+        return _run(
+            config, path, progress=False, place=place, asked=local_is_asked_for, resume=resume
+        )
     workdir = workdir_lib.made_directory(pathlib.Path(workdir).expanduser())
     with lock.held(workdir):
-        recorded.check(workdir, settings.to_dict(config), may_differ=settings.MAY_DIFFER)
-        return _run(config, workdir, progress=progress, place=place)
+        if resume != keeper.OVERWRITE:
+            recorded.check(workdir, settings.to_dict(config), may_differ=settings.MAY_DIFFER)
+        return _run(
+            config, workdir, progress=progress, place=place, asked=local_is_asked_for, resume=resume
+        )
 
 
 def _run(
@@ -78,6 +91,8 @@ def _run(
     *,
     progress: bool,
     place: membership.Member | None,
+    asked: bool,
+    resume: bool | str,
 ) -> dict[str, Any]:
     if config.problem != "cleaning":
         from experiments.bilevel import problems
@@ -100,11 +115,14 @@ def _run(
     data = data_lib.make(config.data, config.seed)
     is_first = place is None or place.process_id == 0
     plain = settings.to_dict(config)
-    written = None if workdir is None else workdir / "config.json"
-    began_here = written is not None and is_first and not written.exists()
-    if written is not None and is_first:
+    written = workdir / "config.json" if workdir is not None and is_first else None
+    before = written.read_text() if written is not None and written.exists() else None
+    of_run = None if workdir is None else workdir / rounds.RUN / "config.json"
+    began_before = _stamp(of_run)
+    if written is not None:
         workdir_lib.write_whole(written, json.dumps(plain, indent=2) + "\n")
-    config = arguments.on_devices(config)  # after it is written: the same command is to go on
+    # After it is written: the same command is to go on.
+    config = arguments.on_devices(config, is_asked_for=asked)
     shown = time.monotonic()
 
     def on_record(line: dict[str, Any]) -> None:
@@ -119,10 +137,13 @@ def _run(
             )
 
     try:
-        found, result = rounds.clean(config, data, workdir, on_record=on_record)
+        found, result = rounds.clean(config, data, workdir, resume=resume, on_record=on_record)
     except ValueError:
-        if began_here and written and not (written.parent / rounds.RUN / "config.json").exists():
-            written.unlink()  # nothing was begun with it: another may be given here
+        if written is not None and _stamp(of_run) == began_before:  # nothing was begun with it
+            if before is None:
+                written.unlink()
+            else:
+                workdir_lib.write_whole(written, before)
         raise
     if result.summary["interrupted"]:
         raise Interrupted(143 if result.summary["stopped_by"] == "SIGTERM" else 130)
@@ -144,6 +165,11 @@ def _run(
         )
         workdir_lib.write_whole(workdir / "report.html", text)
     return summary
+
+
+def _stamp(path: pathlib.Path | None) -> int | None:
+    """When a file was written; None: there is none."""
+    return path.stat().st_mtime_ns if path is not None and path.exists() else None
 
 
 def table(summary: dict[str, Any]) -> str:
@@ -195,7 +221,9 @@ def main(argv: list[str]) -> None:
     place = None
     try:
         place = membership.find(_PROCESS_ID.value, _NUM_PROCESSES.value, _COORDINATOR.value)
-        summary = solve(config, workdir, place=place)
+        asked = config_flag.is_given("local")
+        resume = {"true": True, "false": False}.get(_RESUME.value, _RESUME.value)
+        summary = solve(config, workdir, place=place, local_is_asked_for=asked, resume=resume)
     except Interrupted as error:
         sys.exit(error.code)
     except KeyboardInterrupt:

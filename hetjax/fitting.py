@@ -14,7 +14,7 @@ from hetjax import driver, starting, stateful, training, types
 from hetjax.config import experiment as config_lib
 from hetjax.data import sources
 from hetjax.records import evaluate as evaluate_lib
-from hetjax.records import evaluations, fingerprint, keeper, results, summary
+from hetjax.records import evaluations, keeper, results, summary
 from hetjax.records import workdir as workdir_lib
 from hetjax.rounds import batch_loss, inputs, round_report, rules
 from hetjax.rounds import losses as losses_lib
@@ -163,7 +163,7 @@ def fit(
                 **fields,
             )
         )
-        parts, began = run.parts, params if init_state is None else init_state
+        parts = run.parts
         if metrics_fn is None:
             metrics_fn = evaluate_lib.metrics_of_loss(
                 parts.loss_fn, per_example_rng=parts.per_example_rng
@@ -181,7 +181,6 @@ def fit(
             init_state,
             summary=summary.TrainingSummary(parts, started=started, judge=judge, begins=begins),
             evaluate=evaluate,
-            fingerprint=lambda: fingerprint.make(loss_fn, began, optimizer, source, parts=parts),
         )
         drives = driver.Driver(
             stack,

@@ -33,7 +33,6 @@ class Training(task_lib.Task):
         init_state: as of `fit`.
         summary: of the run so far.
         evaluate: the sets, in the process that evaluates.
-        fingerprint: makes what the run depends on beside its configuration.
     """
 
     unit, number = "round", "round"
@@ -49,11 +48,10 @@ class Training(task_lib.Task):
         *,
         summary: summary_lib.TrainingSummary,
         evaluate: evaluations.Evaluations,
-        fingerprint: Callable[[], dict[str, Any]],
     ) -> None:
         super().__init__([run], run.recorded, summary, evaluate)
         self._run, self._init_state = run, init_state
-        self.fingerprint = fingerprint
+        self.fingerprint = functools.partial(run.fingerprint, init_state)
         self._telemetry = telemetry.OrderTelemetry(run.parts)
         self._pending: round_report.Report | None = None  # of which no line is made yet
         self._measured: dict[str, Any] = {}  # after its round: eval, consensus, herding

@@ -5,7 +5,10 @@ import json
 import numpy as np
 import pytest
 
+import hetjax
 from experiments.comparisons import comparison, kept
+from hetjax.rounds import gradients
+from tests.rounds import problems
 
 pytestmark = pytest.mark.slow
 
@@ -53,12 +56,22 @@ def test_arms_are_files_with_fields_and_are_named_by_them():
         ([FILE, f"{FILE} gate.trigger=frist"], "none, first, quorum, deadline"),
         ([FILE, f"{FILE} epochs=two"], "epochs"),
         ([FILE, FILE], "the same"),
+        (
+            [FILE, f"{FILE} rule.name=tests.test_compare:without_loss"],
+            "without_loss' adds up no loss, and training losses are compared. Give it a loss_sum",
+        ),
         ([FILE, "configs/nowhere.py"], "nowhere"),
     ],
 )
 def test_messages(texts, message):
     with pytest.raises(ValueError, match=message):
         comparison.read_arms(texts, [])
+
+
+@hetjax.parts.factory
+def without_loss():
+    sums = gradients.gradient_sums(problems.softmax_loss)
+    return sums._replace(loss_sum=None)
 
 
 def test_arms_meet_the_same_delays(found):
@@ -112,6 +125,12 @@ def test_the_loss_is_averaged_over_the_last_examples():
     np.testing.assert_allclose(found.epochs, np.arange(3, 13) / 6)
     assert found.time_to(-1) == np.inf
     assert found.time_to(max(expected)) == 3
+
+
+def test_a_round_without_loss_is_in_no_average():
+    found = comparison.curve(record_of([4.0, None, 2.0, 1.0], epochs=4.0), 2.0)
+    assert (found.secs, found.epochs) == ([3, 4], [3.0, 4.0])
+    assert found.losses == [3.0, 1.5]
 
 
 def test_ratios_are_taken_seed_by_seed():

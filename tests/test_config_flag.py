@@ -35,6 +35,15 @@ def path(request, tmp_path):
     return str(copied)
 
 
+def test_a_field_of_the_command_line_is_known_from_one_of_the_file(path):
+    values = flags.FlagValues()
+    argv = ["program", f"--config={path}", "--config.local=stepped"]
+    config_flag.define(flag_values=values, argv=argv)
+    config_flag.parse_flags(argv, flag_values=values)
+    assert config_flag.is_given("local", flag_values=values)
+    assert not config_flag.is_given("budget", flag_values=values)
+
+
 def test_a_file_alone_is_the_configuration(path):
     assert run(f"--config={path}") == config.validate(config.load(DIGITS))
 

@@ -1,6 +1,7 @@
 """The package as a whole: who imports whom, and what starts without JAX."""
 
 import ast
+import importlib.metadata
 import importlib.util
 import inspect
 import pathlib
@@ -9,9 +10,11 @@ import subprocess
 import sys
 import tomllib
 
+import jax
 import pytest
 
 import hetjax
+from hetjax.rounds import arguments
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
@@ -98,6 +101,15 @@ def test_imports_point_downward(path):
 def run(code, *options):
     command = [sys.executable, *options, "-c", code]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_a_checkout_that_is_not_installed_knows_its_version(monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert arguments.versions() == {"hetjax": project["version"], "jax": jax.__version__}
 
 
 def modules_after(code):

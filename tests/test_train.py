@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import hetjax
 from experiments import train
 from hetjax.zoo import config as config_lib
 from tests import programs
@@ -126,6 +127,15 @@ def test_a_mistake_gets_one_message_and_status_2(arguments, message, tmp_path):
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert re.search(message, done.stderr, re.DOTALL), done.stderr
+
+
+def test_a_local_form_that_is_asked_for_is_not_replaced_where_devices_lack(monkeypatch):
+    first = jax.devices()[:1]
+    monkeypatch.setattr(hetjax, "use_cpu_workers", lambda num_workers: None)
+    monkeypatch.setattr(jax, "devices", lambda platform=None: first)
+    config = config_lib.validate(config_lib.load(str(ROOT / "configs/digits.py")))
+    with pytest.raises(ValueError, match=r"num_workers = 4, but JAX has 1 cpu .*local='virtual'"):
+        train.train_and_evaluate(config, None, progress=False, local_is_asked_for=True)
 
 
 @pytest.mark.slow

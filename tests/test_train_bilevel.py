@@ -245,10 +245,24 @@ def test_the_workdir_of_another_run_is_refused_before_anything_is_computed(tmp_p
     kept = (tmp_path / "summary.json").read_bytes()
     code, said = run("--config.seed=1")
     assert (code, "another configuration (seed: 0 there, 1 here)" in said) == (2, True), said
-    (tmp_path / "config.json").write_text(json.dumps({"quota": {"policy": "adaptive"}}))
-    code, said = run()
-    assert (code, "belongs to another configuration" in said) == (2, True), said
-    assert (tmp_path / "summary.json").read_bytes() == kept
+    config = tmp_path / "config.json"
+    before = config.read_text()
+    config.write_text(json.dumps({"quota": {"policy": "adaptive"}}))
+    for resume in ("force", "false"):
+        code, said = run(f"--resume={resume}")
+        assert (code, "belongs to another configuration" in said) == (2, True), said
+    config.write_text(before)
+    gossip = ("--config.estimator.name=implicit_cg", "--config.reducer.name=d_psgd")
+    code, said = run("--resume=overwrite", *gossip)
+    assert (code, "this estimator cannot gossip" in said) == (2, True), said
+    assert (config.read_text(), (tmp_path / "summary.json").read_bytes()) == (before, kept)
+    assert run("--resume=overwrite", "--config.seed=1")[0] == 0
+    assert json.loads(config.read_text())["seed"] == 1
+    (tmp_path / "summary.json").unlink()
+    lines = tmp_path / "run" / "metrics.jsonl"
+    written = lines.stat().st_mtime_ns
+    assert run("--resume=false", "--config.seed=1")[0] == 0
+    assert lines.stat().st_mtime_ns > written  # what is done is done anew, as it is said
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import hetjax
 from experiments.bilevel import cleaning, estimators, models, settings
 from experiments.bilevel import data as data_lib
 from hetjax import bilevel
+from hetjax.records import keeper
 from hetjax.records import workdir as workdir_lib
 from hetjax.types import PyTree
 
@@ -25,15 +26,16 @@ def clean(
     data: data_lib.Data,
     workdir: pathlib.Path | None = None,
     *,
+    resume: bool | str = True,
     on_record: Callable[[dict[str, Any]], object] = lambda record: None,
 ) -> tuple[cleaning.Cleaned | None, hetjax.SavedRun]:
-    """As `cleaning.clean`, by `hetjax.fit_bilevel`; goes on where a run in `workdir` was stopped.
+    """As `cleaning.clean`, by `hetjax.fit_bilevel`, which `workdir` and `resume` are given.
 
     Every process of a run of several calls it; the first is None in all but process 0, and where a
     signal ended the run.
     """
     records = _Records(config, data, workdir, on_record)
-    if (saved := _at_its_end(config, workdir)) is not None:
+    if not keeper.begins_anew(resume) and (saved := _at_its_end(config, workdir)) is not None:
         return records.cleaned(saved), saved
     y0 = models.init(config.model, data.train.images.shape[1], data.num_classes, config.seed)
     x: PyTree = bilevel.PerExample(np.zeros(config.data.num_train, np.float32))
@@ -56,6 +58,7 @@ def clean(
         metrics_fn=_metrics,
         writers=hetjax.writers.by_names(config.writers),
         workdir=None if workdir is None else workdir / RUN,
+        resume=resume,
         progress=False,
         raise_on_interrupt=False,
         **settings.of_rounds(config),
@@ -108,6 +111,9 @@ class _Records:
         self._history: list[dict[str, Any]] | None = None  # None: no step was seen yet
 
     def __call__(self, line: hetjax.OuterReport) -> None:
+        if self._path is not None and not (line.step or jax.process_index()):
+            for name in (self._path.name, "summary.json", "report.html"):  # of the run before
+                self._path.with_name(name).unlink(missing_ok=True)
         if line.eval is None:
             return
         if self._history is None:

@@ -5,6 +5,7 @@ settings that it depends on, and is not done again. The training loss is that of
 averaged over the last `window` of an epoch's examples.
 """
 
+import collections
 import concurrent.futures
 import json
 import math
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from experiments.comparisons import kept, pictures, spreads
+from hetjax import kinds
 from hetjax.config import fields
 from hetjax.zoo import config as config_lib
 
@@ -81,10 +83,25 @@ def read_arms(texts: Sequence[str], common: Sequence[str]) -> list[Arm]:
         checked = config_lib.validate(fields.overridden(_CONFIG, loaded, given))
         names = [pathlib.Path(file).stem] if several_files or not overrides else []
         arms.append(Arm(", ".join([*names, *overrides]), config_lib.to_dict(checked)))
+        _check_rule(checked, arms[-1].label)
     labels = [arm.label for arm in arms]
     if len(set(labels)) < len(labels):
         raise ValueError(f"--configs: two arms are the same: {labels}.")
     return arms
+
+
+def _check_rule(config: config_lib.ExperimentConfig, label: str) -> None:
+    """Refuses a local rule whose rounds have no training loss."""
+    if config.rule.name == kinds.DEFAULT_RULE:
+        return
+    from hetjax.rounds import arguments
+
+    rule = arguments.configuration(config, {}, workers=None).rule
+    if rule is not None and rule.loss_sum is None:
+        raise ValueError(
+            f"--configs: {label}: the local rule {config.rule.name!r} adds up no loss, and "
+            "training losses are compared. Give it a loss_sum(sums) -> f[], or leave this arm out."
+        )
 
 
 def _override(override: str, file: str) -> tuple[str, Any]:
@@ -186,20 +203,26 @@ class Curve(NamedTuple):
 
 
 def curve(record: dict[str, Any], window: float) -> Curve:
-    """The loss averaged over the last `window` of an epoch's examples, from there on."""
+    """The loss averaged over the last `window` of an epoch's examples, from there on.
+
+    A round whose examples all have the weight 0 has no loss, and is in no average.
+    """
     summary = record["summary"]
     per_epoch = summary["examples_processed"] / max(summary["epochs"], 1e-9)
     secs, epochs, losses = [], [], []
-    processed, total, held, first = 0, 0.0, 0, 0
-    for index, (clock, count, loss) in enumerate(
-        zip(record["clock"], record["examples"], record["losses"], strict=True)
+    processed, total, held = 0, 0.0, 0
+    window_rounds: collections.deque[tuple[int, float]] = collections.deque()
+    for clock, count, loss in zip(
+        record["clock"], record["examples"], record["losses"], strict=True
     ):
-        loss = math.inf if loss is None else loss
-        processed, held, total = processed + count, held + count, total + count * loss
-        while held - record["examples"][first] >= window * per_epoch and first < index:
-            held -= record["examples"][first]
-            total -= record["examples"][first] * record["losses"][first]
-            first += 1
+        processed += count
+        if loss is None:
+            continue
+        window_rounds.append((count, loss))
+        held, total = held + count, total + count * loss
+        while held - window_rounds[0][0] >= window * per_epoch and len(window_rounds) > 1:
+            first_count, first_loss = window_rounds.popleft()
+            held, total = held - first_count, total - first_count * first_loss
         if held >= window * per_epoch and held:
             secs.append(clock)
             epochs.append(processed / per_epoch)
@@ -230,7 +253,7 @@ class Comparison(NamedTuple):
 
     def final_losses(self, label: str) -> list[float]:
         return [
-            math.inf if r["diverged"] else c.losses[-1]
+            c.losses[-1] if c.losses and not r["diverged"] else math.inf
             for r, c in zip(self.records[label].values(), self.curves(label).values(), strict=True)
         ]
 

@@ -14,6 +14,7 @@ from hetjax.bilevel import machine, per_example
 from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
 from hetjax.levels import level, stepping
 from hetjax.levels import setup as setup_lib
+from hetjax.processes import waits
 from hetjax.rounds import gathering, planning, round_report
 from hetjax.rounds import state as state_lib
 
@@ -235,7 +236,8 @@ class BilevelRun:
 
     def own_row(self, rows: types.PyTree) -> types.PyTree:
         """This process's first worker's, on the host."""
-        return jax.device_get(state_lib.own_row(rows))
+        with waits.Wait("synchronise", is_vain=False):  # as of `Engine.settle`
+            return jax.device_get(state_lib.own_row(rows))
 
     def own_mean(self, rows: types.PyTree) -> types.PyTree:
         """As `read`, of this process's workers alone: no other process takes part."""
@@ -249,5 +251,5 @@ class BilevelRun:
         All processes call it.
         """
         if self.parts.reducer.mixing is None:
-            return jax.device_get(state_lib.own_row(rows))
+            return self.own_row(rows)
         return state_lib.mean_of_rows(state_lib.all_rows(rows))

@@ -15,8 +15,7 @@ from hetjax.bilevel.problem import LOWER, UPPER
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.levels import level, setup
 from hetjax.levels import run as run_lib
-from hetjax.records import fingerprint
-from hetjax.rounds import resume
+from hetjax.rounds import fingerprint, resume
 from hetjax.rounds import state as state_lib
 
 _OF_BOTH = ("cluster", "checkpoint", "local", "reducer", "nonfinite")
@@ -111,7 +110,7 @@ def best_of(saved: checkpoint.Saved) -> types.PyTree:
 
 
 def digests(run: run_lib.BilevelRun) -> dict[str, Any]:
-    """Of what the run depends on beside its configuration, as `records.fingerprint` compares."""
+    """Of what the run depends on beside its configuration, as `rounds.fingerprint` compares."""
     lower, upper, keys = run.lower, run.upper, jax.random.key(0)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), run.point)
 

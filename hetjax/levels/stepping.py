@@ -19,6 +19,7 @@ from hetjax import trees, types
 from hetjax.bilevel import machine, per_example, vectors
 from hetjax.bilevel.problem import At, Kind, What
 from hetjax.levels import carried_leaves, rules
+from hetjax.processes import waits
 from hetjax.rounds import forms
 from hetjax.topology import gossip, reducers
 
@@ -333,7 +334,6 @@ def _on_rows(
         found = function(*_without_rows(arguments))  # of an own estimator: numbers, too
         return trees.add_row_axis(jax.tree.map(jnp.asarray, found))
 
-    @functools.partial(jax.jit, donate_argnums=donate)
     def run(*arguments: Any) -> Any:
         specs = tuple(P() if _is_whole(given) else P(_AXIS) for given in arguments)
         on_mesh = jax.shard_map(
@@ -341,7 +341,13 @@ def _on_rows(
         )
         return on_mesh(*arguments)
 
-    return run
+    jitted = jax.jit(run, donate_argnums=donate)
+
+    def waited_for(*arguments: Any) -> Any:
+        with waits.Wait("synchronise"):
+            return jitted(*arguments)
+
+    return waited_for
 
 
 def _is_whole(given: Any) -> bool:
@@ -359,7 +365,8 @@ def _strong(tree: types.PyTree) -> types.PyTree:
 
 def first(rows: jax.Array) -> Any:
     """The number of this process's first worker, on the host."""
-    return jax.device_get(rows.addressable_shards[0].data).reshape(-1)[0]
+    with waits.Wait("synchronise"):
+        return jax.device_get(rows.addressable_shards[0].data).reshape(-1)[0]
 
 
 def uses(program: tuple[machine.Step, ...]) -> tuple[bool, int]:

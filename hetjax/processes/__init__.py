@@ -2,6 +2,7 @@
 
 - `membership` says who this process is; `join` joins the others.
 - `arrivals` hears who has not joined yet.
+- `gpus` says which GPUs a process sees, which is its own, and whether processes share one.
 - `board` holds small values that all processes see.
 - `exchange` carries a short message a round from each process of a machine to each.
 - `meeting` says how the processes of a run meet.

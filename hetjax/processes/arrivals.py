@@ -12,8 +12,10 @@ import os
 import pathlib
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from hetjax.processes import gpus
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MOST_BYTES = 1 << 15
@@ -27,6 +29,7 @@ class Host(NamedTuple):
     machine: str  # the same for processes that reach each other at 127.0.0.1
     name: str
     address: str  # what its name resolves to on that machine; "": nothing
+    gpus: Sequence[str] = ()  # the bus ids of those that it sees
 
 
 class Arrivals:
@@ -125,7 +128,7 @@ def own_host() -> Host:
         machine = f"{boot} {os.readlink('/proc/self/ns/net')}"
     with contextlib.suppress(OSError):
         address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-    return Host(machine or name, name, address)
+    return Host(machine or name, name, address, gpus.visible())
 
 
 def unreachable(hosts: Mapping[int, Host]) -> str:

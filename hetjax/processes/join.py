@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hetjax import compiled
-from hetjax.processes import arrivals, membership, notices, waits, watch
+from hetjax.processes import arrivals, gpus, membership, notices, waits, watch
 from hetjax.processes import board as board_lib
 
 _START_SECS = 300
@@ -69,12 +69,23 @@ def join(member: membership.Member | None) -> None:
         raise ValueError(_not_joined(member, str(error).splitlines()[0])) from error
     watch.begin()
     _tell_hosts()
+    _take_gpu(member)
     if unreachable := arrivals.unreachable(_hosts):
         notices.say(unreachable)
 
 
+def _take_gpu(member: membership.Member) -> None:
+    """Leaves this process one GPU of those that it sees, as `gpus.own` says."""
+    import jax
+
+    processes = next(some for some in machines() if member.process_id in some)
+    seen, name = [_hosts[process].gpus for process in processes], "jax_cuda_visible_devices"
+    so: dict[str, Any] = {"chosen": jax.config.read(name), "is_guess": member.finder is not None}
+    jax.config.update(name, gpus.own(seen, processes.index(member.process_id), **so))
+
+
 def _tell_hosts() -> None:
-    """Tells all processes on which machine each of them is."""
+    """Tells all processes on which machine each of them is, and which GPUs it sees there."""
     if _hosts:
         return
     own, board = board_lib.runtime(), board_lib.Board("hosts")

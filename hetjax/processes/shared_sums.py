@@ -11,9 +11,10 @@ adds the totals of the machines up over the network.
 """
 
 import functools
+import json
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -22,12 +23,11 @@ from jax.sharding import PartitionSpec as P
 
 from hetjax import debugging, memory, types
 from hetjax import mesh as mesh_lib
-from hetjax.processes import exchange, waits
+from hetjax.processes import exchange, gpus, waits
 
 _MOST_BYTES = 1 << 30  # of the file: larger sums are left to the sockets
 _BLOCK = 1 << 15  # numbers that are added up at a time, in the cache
 _ALIGNED = 64  # bytes; JAX copies what is not aligned so
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 class Sums:
@@ -172,21 +172,8 @@ def share_gpus(mesh: Mesh, sockets: exchange.Exchange) -> bool:
     devices = [mesh.devices[worker] for worker in mesh_lib.own_workers(mesh)]
     if devices[0].platform != "gpu":
         return False
-    own = names_of_gpus([device.local_hardware_id for device in devices], os.environ)
-    told = b",".join(sockets(",".join(own).encode())).split(b",")
-    return len(set(told)) < len(told)
-
-
-def names_of_gpus(ordinals: Sequence[int], environment: Mapping[str, str]) -> list[str]:
-    """What GPUs are called on their machine, of their numbers among those that are visible.
-
-    Example:
-        >>> names_of_gpus([0, 1], {"CUDA_VISIBLE_DEVICES": "3,1"})
-        ['3', '1']
-    """
-    shown = next((environment[name] for name in _VISIBLE if environment.get(name)), "")
-    names = dict(enumerate(name.strip() for name in shown.split(","))) if shown else {}
-    return [names.get(ordinal, str(ordinal)) for ordinal in ordinals]
+    own = gpus.used([device.local_hardware_id for device in devices])
+    return gpus.shared([gpus.Used(*json.loads(told)) for told in sockets(json.dumps(own).encode())])
 
 
 def add_up(rows: np.ndarray, total: np.ndarray) -> None:

@@ -13,8 +13,8 @@ from hetjax import messages, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import recorded
 from hetjax.processes import board as board_lib
-from hetjax.records import fingerprint as fingerprint_lib
 from hetjax.rounds import arguments, setup
+from hetjax.rounds import fingerprint as fingerprint_lib
 from hetjax.rounds import resume as resume_lib
 
 FORCE, OVERWRITE = "force", "overwrite"
@@ -136,6 +136,11 @@ def check_resume(resume: Any, *, caller: str) -> None:
         raise ValueError(f"{caller}: resume is {resume!r}; allowed are True, False, {words}")
 
 
+def begins_anew(resume: bool | str) -> bool:
+    """Whether a run begins anew, whatever checkpoint there is."""
+    return not resume or (resume == OVERWRITE and not is_restarted())
+
+
 def is_restarted() -> bool:
     """Whether a supervisor has started the run again."""
     return int(os.environ.get("HETJAX_ATTEMPT", "0")) > 0
@@ -173,21 +178,14 @@ def _check_fingerprint(
         messages.say(
             f"{excused}, as a schedule over all epochs does; its state goes on where it was"
         )
-    if not found:
-        return
-    text = "; ".join(found.values())
-    at = f"of which {about['rounds']} {unit}s are done"
-    can_be_forced = goes_on and not any(name.endswith("examples") for name in found)
-    if resume == FORCE and can_be_forced:
-        messages.say(f"going on all the same, as resume={FORCE!r} says: {text}")
-        return
-    anew = "resume=False begins anew" if goes_on else f"resume={OVERWRITE!r} writes over it"
-    way = f"{anew}, another workdir keeps both"
-    if can_be_forced:
-        way += f", and resume={FORCE!r} goes on all the same"
-    raise ValueError(
-        f"workdir {str(workdir)!r} holds a run, {at}, that began with something else: {text}. {way}"
+    held = (
+        f"workdir {str(workdir)!r} holds a run, of which {about['rounds']} {unit}s are done, that"
     )
+    anew = "resume=False begins anew" if goes_on else f"resume={OVERWRITE!r} writes over it"
+    way, force = f"{anew}, another workdir keeps both", f"resume={FORCE!r}" if goes_on else ""
+    told = fingerprint_lib.check(found, held, way=way, force=force, is_forced=resume == FORCE)
+    if told:
+        messages.say(told)
 
 
 def _say(workdir: pathlib.Path, saved: checkpoint.Saved, grown: list[str], unit: str) -> None:
@@ -204,8 +202,7 @@ def kept_solutions(workdir: pathlib.Path | None, *, resume: bool | str = True) -
 
     All checkpoints of a run have the same, so that one whose arrays are damaged tells them too.
     """
-    anew = not resume or (resume == OVERWRITE and not is_restarted())
-    if workdir is None or anew or not (workdir / resume_lib.DIRECTORY).is_dir():
+    if workdir is None or begins_anew(resume) or not (workdir / resume_lib.DIRECTORY).is_dir():
         return {}
     about = checkpoint.newest_about(workdir / resume_lib.DIRECTORY)
     return {} if about is None else about.get("solutions", {})

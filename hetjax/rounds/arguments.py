@@ -1,7 +1,7 @@
 """What `fit` is given: checks of it, and fields that become a configuration."""
 
 import dataclasses
-import importlib.metadata
+import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -152,26 +152,31 @@ def config_of_fields(
     return (config if "local" in fields else on_devices(config)), chosen
 
 
-def on_devices(config: Any) -> Any:
+def on_devices(config: Any, *, is_asked_for: bool = False) -> Any:
     """The same configuration, `virtual` where one process has fewer devices than workers: says so.
 
     It also says where CPU devices are left out because JAX has an accelerator.
 
     Args:
         config: a dataclass with `local` and `cluster`, as an `ExperimentConfig` has them.
+        is_asked_for: whether somebody set `local`, which then stays: too few devices are refused.
     """
     num_workers, devices = config.cluster.num_workers, jax.devices()
     if config.local != "stepped" or config.cluster.platforms or jax.process_count() > 1:
         return config
     platform, on_cpus = devices[0].platform, jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     if num_workers > len(devices):
+        if is_asked_for:
+            return config
         messages.say(
             f"{num_workers} workers on {len(devices)} {platform} device(s): local='virtual' plays "
             "them one after the other, and their clocks are virtual. For a CPU device each, call "
             f"hetjax.use_cpu_workers({num_workers}) before JAX is first used (where JAX finds a "
             "GPU, set JAX_PLATFORMS=cpu, too); on GPUs take no more workers than there are."
         )
-        return dataclasses.replace(config, local="virtual")
+        fields = {"local": "virtual", "dispatch_depth": 1}  # `virtual` has no other depth
+        has = {name: value for name, value in fields.items() if hasattr(config, name)}
+        return dataclasses.replace(config, **has)
     if platform != "cpu" and num_workers < on_cpus:
         messages.say(
             f"JAX computes on {platform}, so there are {num_workers} worker(s), and the {on_cpus} "
@@ -246,4 +251,4 @@ def cluster_fields(given: Any, *, workers: int | None) -> Any:
 
 def versions() -> dict[str, str]:
     """Of what computes a run."""
-    return {name: importlib.metadata.version(name) for name in ("hetjax", "jax")}
+    return {name: importlib.import_module(name).__version__ for name in ("hetjax", "jax")}

@@ -165,11 +165,11 @@ def make_train_step(
         environment", 2021, arXiv 2111.08272, for unequal work between two synchronisations.
     """
     inputs.check_loss_fn(loss_fn, caller="make_train_step")
-    reducer_part = kinds.resolve("reducer", reducer)
-    order = kinds.resolve("ordering", ordering)
+    reducer_part, order = kinds.resolve("reducer", reducer), kinds.resolve("ordering", ordering)
     if lines := list(kinds.of_two(order, reducer_part)):
         raise ValueError("\n".join(lines))
     observer = _observer_of(order, mesh.size, microbatch_size, max_microbatches)
+    reducer_part.tell_if_alone(mesh.size)
     reduction = reducer_part.for_run(topology.Facts(mesh.size))
 
     @functools.cache

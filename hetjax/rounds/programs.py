@@ -186,6 +186,7 @@ class Common(NamedTuple):
         """Of what processes that share a GPU cannot do together."""
         shapes = rules.contribution_shapes(rule, self.params, self.model_state)
         dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(shapes)})
+        dtypes = dtypes or ["arrays whose shapes depend on what a round is given"]
         chosen, weighted = self.chosen, weighting(self.config, gossips=False)
         return meeting_lib.NO_COLLECTIVES + (
             "They can add up gradients in memory: with reducer='all_reduce', an order that looks "

@@ -353,11 +353,30 @@ def _counted(
 def contribution_shapes(
     rule: LocalRule, params: types.PyTree, model_state: types.PyTree = ()
 ) -> Any:
-    """The shapes and types of what a worker contributes; computes nothing."""
+    """The shapes and types of what a worker contributes; computes nothing.
+
+    None where that depends on what a round is given, or the rule cannot begin without it.
+    """
     steps = with_observer(rule)
 
     def contribution(params: types.PyTree, model_state: types.PyTree) -> types.PyTree:
-        shared = types.Shared(params, model_state=model_state)
+        shared = types.Shared(params, _NotGiven(), model_state=model_state)
         return steps.finish(shared, steps.begin(shared, rule.init(params), ())).sums
 
-    return jax.eval_shape(contribution, params, model_state)
+    try:
+        return jax.eval_shape(contribution, params, model_state)
+    except Exception:  # of whatever the rule does with it; any other error its first round raises
+        return None
+
+
+class _NotGiven:
+    """In place of what a round is given, where that is not known yet: to look at it raises."""
+
+    __bool__ = __iter__ = __len__ = __eq__ = None  # type: ignore[assignment]
+
+
+def _look(*looked_at: Any) -> Any:
+    raise TypeError("what the round is given is not known yet")
+
+
+jax.tree_util.register_pytree_node(_NotGiven, _look, _look)  # as by jax.tree.map

@@ -13,12 +13,13 @@ from typing import Any
 import jax
 import optax
 
-from hetjax import stateful, types
+from hetjax import messages, stateful, types
 from hetjax.checkpoints import checkpoint
-from hetjax.data import stream
+from hetjax.data import sources, stream
 from hetjax.rounds import (
     embeddings,
     engine,
+    fingerprint,
     gathering,
     inputs,
     planning,
@@ -86,6 +87,8 @@ class Run(engine.Engine):
                 f"Run: ema={ema!r} with optimizer=None: rounds without an update change "
                 "no parameters, so there is nothing to average. Give an optimizer, or leave ema out"
             )
+        source = sources.as_source(source)
+        self._given = loss_fn, params, optimizer, source
         build = functools.partial(setup.build, optimizer=optimizer)
         super().__init__(loss_fn, params, source, build=build, **options)
 
@@ -117,13 +120,33 @@ class Run(engine.Engine):
         main = self.parts.main
         return main.begin(train.params, train.kept, given) if main.updates else ()
 
-    def restore(self, directory: str | pathlib.Path, given: types.PyTree = ()) -> RunState:
-        """The state of the newest checkpoint in a directory, or a workdir; `given` as for `init`.
+    def fingerprint(self, train: types.TrainState | None = None) -> dict[str, Any]:
+        """Digests of what the run depends on beside its configuration; `train` as for `init`."""
+        return fingerprint.make(*self._given, train, parts=self.parts)
+
+    def restore(
+        self, directory: str | pathlib.Path, given: types.PyTree = (), *, force: bool = False
+    ) -> RunState:
+        """The state of the newest checkpoint in a directory, or a workdir.
+
+        Args:
+            directory: of a run that began with this loss, optimiser, rule, initial parameters and
+                data.
+            given: as for `init`.
+            force: go on with another loss, optimiser, or other values of parameters and data, too.
 
         Raises:
-            ValueError: there is none, or it is of a run with other parts or another rule.
+            ValueError: there is none, or it is of a run with other parts, or of another run.
         """
-        return self.go_on(resume.newest(directory, self.parts, self.recorded), given)[0]
+        saved = resume.newest(directory, self.parts, self.recorded)
+        there = saved.about.get("fingerprint")
+        found = fingerprint.differences(there, self.fingerprint()) if there else {}
+        held = f"restore: the run in {str(directory)!r}"
+        way = "Take init(), or the directory of another run"
+        told = fingerprint.check(found, held, way=way, force="force=True", is_forced=force)
+        if told and self.parts.leads:
+            messages.say(told)
+        return self.go_on(saved, given)[0]
 
     def go_on(self, saved: checkpoint.Saved, given: types.PyTree = ()) -> tuple[RunState, Any]:
         """The state of a checkpoint, and the best parameters in it, if there are any.

@@ -15,6 +15,7 @@ from hetjax import (
     debugging,
     gates,
     kinds,
+    messages,
     ordering,
     quota,
     starting,
@@ -232,7 +233,7 @@ def build(
     stream = feeding.make_stream(config, source, chosen, last=last, leads=where.leads)
     cluster, emulated = make_cluster(config), bool(config.cluster.secs_per_microbatch)
     feed = feeding.make_feed(config, source, where, progress=begins.shown)
-    meeting = meeting or meeting_lib.make(where.mesh, num_workers)
+    meeting = meeting or _meet(where, chosen.reducer)
     gather = _make_gathering(meeting, config, observer, [rule, *more_rules.values()])
     clock = programs_lib.make_clock(config, chosen.gate, cluster if emulated else None)
     common = programs_lib.Common(
@@ -275,6 +276,18 @@ def build(
         beacons=beacons,
         notes=tuple(getattr(source, "notes", ())),
     )
+
+
+def _meet(where: programs_lib.Workers, reducer: topology.Reducer) -> meeting_lib.Meeting:
+    """How the processes meet; says which devices are idle, and that one worker gossips alone."""
+    num_workers, num_devices = len(where.devices), jax.device_count()
+    if where.mesh is not None and jax.default_backend() == "cpu" and num_workers < num_devices:
+        messages.say(
+            f"{num_workers} worker(s) on {num_devices} CPU devices: the others are idle, and make "
+            f"rounds slower. Call hetjax.use_cpu_workers({num_workers}) before JAX is first used"
+        )
+    reducer.tell_if_alone(num_workers)
+    return meeting_lib.make(where.mesh, num_workers)
 
 
 def _last_of_pass(

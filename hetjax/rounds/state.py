@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from hetjax import debugging, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax.ordering import ordering
+from hetjax.processes import waits
 from hetjax.rounds import rules
 
 
@@ -90,8 +91,7 @@ def worker_row(tree: types.PyTree, worker: int) -> types.PyTree:
         if len(leaf.addressable_shards) == leaf.shape[0]:
             return jax.tree.map(lambda x: x.addressable_data(worker)[0], tree)
         return jax.tree.map(lambda x: x[worker], tree)
-    row = _everywhere(_take_row, leaf.sharding.mesh)(tree, np.int32(worker))
-    return jax.tree.map(lambda x: x.addressable_data(0), row)
+    return _together(_take_row, tree, np.int32(worker))
 
 
 def all_rows(tree: types.PyTree) -> types.PyTree:
@@ -105,6 +105,14 @@ def all_rows(tree: types.PyTree) -> types.PyTree:
 
 def _take_row(tree: types.PyTree, worker: jax.Array) -> types.PyTree:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, worker, keepdims=False), tree)
+
+
+def _together(function: Callable, rows: types.PyTree, *others: Any) -> types.PyTree:
+    """What a function makes of the rows of all processes, here; all processes call it."""
+    mesh = jax.tree.leaves(rows)[0].sharding.mesh
+    with waits.Wait("read the rows of all workers", is_vain=False):  # which may have come to exits
+        found = jax.block_until_ready(_everywhere(function, mesh)(rows, *others))
+    return jax.tree.map(lambda x: x.addressable_data(0), found)
 
 
 @functools.cache
@@ -152,11 +160,10 @@ def check_equal(tree: types.PyTree, reducer: str) -> None:
         ValueError: the rows differ, with the first array and the workers where they do.
     """
     tree = jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.number) else (), tree)
-    leaf = jax.tree.leaves(tree)[0]
-    here = leaf.is_fully_addressable
-    found = (_OTHER_ROWS if here else _everywhere(_other_rows, leaf.sharding.mesh))(tree)
+    here = jax.tree.leaves(tree)[0].is_fully_addressable
+    found = _OTHER_ROWS(tree) if here else _together(_other_rows, tree)
     for path, is_other in jax.tree.leaves_with_path(found):
-        workers = np.flatnonzero(np.asarray(is_other if here else is_other.addressable_data(0)))
+        workers = np.flatnonzero(is_other)
         if workers.size:
             raise ValueError(
                 f"{reducer}: it says keeps_replicas_equal=True, and after the first round "
@@ -197,11 +204,9 @@ def mean_on(rows: types.PyTree, device: jax.Device) -> types.PyTree:
 
 
 def _measured(rows: types.PyTree) -> tuple[types.PyTree, jax.Array, jax.Array]:
-    leaf = jax.tree.leaves(rows)[0]
-    if leaf.is_fully_addressable:
+    if jax.tree.leaves(rows)[0].is_fully_addressable:
         return _MEASURE(rows)
-    mean, distance, norm = _everywhere(_mean_and_distance, leaf.sharding.mesh)(rows)
-    return jax.tree.map(lambda x: x.addressable_data(0), mean), distance, norm
+    return _together(_mean_and_distance, rows)
 
 
 def consensus(state: types.TrainState, device: jax.Device) -> tuple[types.PyTree, dict[str, float]]:

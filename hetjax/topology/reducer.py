@@ -8,7 +8,7 @@ alone.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hetjax import parts
+from hetjax import messages, parts
 from hetjax.topology import gossip as gossip_lib
 from hetjax.topology import links
 
@@ -131,6 +131,14 @@ class Reducer(NamedTuple):
     """The most that it can plan for; None: any number."""
 
     made_by: parts.Made | None = None
+
+    def tell_if_alone(self, num_workers: int) -> None:
+        """Says that it averages nothing where it gossips and there is one worker."""
+        if self.gossips and num_workers == 1:
+            messages.say(
+                f"the reducer {parts.named(self)} exchanges with nobody: there is one worker. Give "
+                "more, or take reducer='all_reduce'"
+            )
 
     def for_run(self, facts: Facts) -> Reduction:
         """What runs on the devices, for a run of these facts.

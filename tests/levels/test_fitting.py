@@ -330,12 +330,13 @@ def test_a_batch_that_is_held_must_fit_those_who_are_there():
 
 
 @pytest.mark.parametrize("name", ["bvfim", "reptile", "cg", "forward"])
-def test_every_kind_of_estimator_has_its_lines(name):
-    result = fit(name, steps=2)
+def test_every_kind_of_estimator_has_its_lines(name, capsys):
+    result = fit(name, steps=2, progress=True)
     assert len(result.history) == 2
     asks_upper = name != "reptile"  # which differentiates nothing, and never looks at F
     assert (result.history[0]["upper_loss"] is not None) == asks_upper
     assert (result.summary.get("best_step") is not None) == asks_upper
+    assert ("F " in (bar := capsys.readouterr().err), "nan" in bar) == (asks_upper, False)
 
 
 def test_a_callback_ends_the_run_also_where_the_step_is_saved(tmp_path):

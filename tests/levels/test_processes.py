@@ -1,12 +1,13 @@
 """Bilevel runs of two real processes: what one device gives, and the same ledger."""
 
 import json
+import re
 
 import numpy as np
 import optax
 import pytest
 
-from tests.levels import problems
+from tests.levels import problems, process_cases
 from tests.once import once
 from tests.rounds import gangs
 
@@ -33,18 +34,22 @@ def train_gang(directory):
     workdir = {"workdir": str(directory / "cut"), "checkpoint": {"every_rounds": 1}}
     cases["begun"] = {**cases["gated"], **workdir, "signal_at": 0}
     cases["resumed"] = {**cases["gated"], **workdir}
+    for place in process_cases.LATE:
+        cases[f"late to {place}"] = {**common, "kind": "value_gap", "reducer": "d_psgd", "steps": 1}
+        cases[f"late to {place}"]["late"] = place
     cases["ended"] = {**cases["gated"], "last_step": 0, "steps": 4}
     path = directory / "cases.json"
     path.write_text(json.dumps(cases))
     told = gangs.run("tests.levels.process_cases", 2, directory, str(path), str(directory))
     assert [code for code, _ in told] == [0, 0], "\n".join(said for _, said in told)
-    return {
+    results = {
         name: (
             list(np.load(directory / f"{name}.npz").values()),
             json.loads((directory / f"{name}.json").read_text()),
         )
         for name in cases
     }
+    return {**results, "said": told[0][1]}
 
 
 @pytest.mark.parametrize("name", ["value_gap", "cg", "reverse"])
@@ -64,6 +69,12 @@ def test_two_processes_give_what_one_device_gives(float64, found, name):
 def test_each_example_once_a_pass(found, name):
     for counted in found[name][1]["summary"]["levels"].values():
         assert counted["examples_missing"] == counted["examples_duplicated"] == 0
+
+
+@pytest.mark.parametrize("place", process_cases.LATE)
+def test_who_is_late_to_what_is_between_the_rounds_is_named(found, place):
+    line = rf"process 0 has waited \d+ s for process 1 \(pid .*\) to {place}$"
+    assert re.search(line, found["said"], re.MULTILINE)
 
 
 def test_a_callback_of_one_process_ends_the_run_of_both(found):

@@ -237,6 +237,46 @@ def test_a_supervisor_does_not_train_past_a_callback(tmp_path, monkeypatch):
     np.testing.assert_array_equal(again.params, first.params)
 
 
+def test_an_initial_state_is_what_a_run_began_with(tmp_path):
+    half, other = fit(None, epochs=1), fit(None, epochs=1, seed=1)
+    first = cut(tmp_path, init_state=half.state)
+    with pytest.raises(ValueError, match="initial parameters have other values"):
+        fit(tmp_path, init_state=other.state)
+    again = fit(tmp_path, params=None, init_state=half.state)
+    assert again.history[:3] == first.history
+    np.testing.assert_array_equal(again.params, fit(None, init_state=half.state).params)
+
+
+def restored(workdir, *, force=False, params=WEIGHTS, optimizer=None, source=DATA, **other):
+    """The rounds that a run which steps has done when it goes on from what `fit` left."""
+    loss_fn = other.pop("loss_fn", scaled_loss(np.float32(1.0)))
+    optimizer = optimizer or optax.sgd(0.3, momentum=0.9)
+    fields = {name: value for name, value in FIELDS.items() if name != "progress"}
+    with hetjax.Run(loss_fn, params, optimizer, source, **fields) as run:
+        return run.restore(workdir, force=force).rounds_done
+
+
+@pytest.mark.parametrize("name", ["learning rate", "params", "loss", "values"])
+def test_a_run_that_steps_goes_on_with_what_began_alike_or_is_forced(name, tmp_path, capsys):
+    other, message = OTHERS[name]
+    cut(tmp_path)
+    assert restored(tmp_path) == restored(tmp_path / "checkpoints") == 3
+    with pytest.raises(ValueError, match=rf"^restore: .*{message}.*, and force=True goes on"):
+        restored(tmp_path, **other)
+    assert message not in capsys.readouterr().err
+    assert restored(tmp_path, force=True, **other) == 3
+    said = capsys.readouterr().err
+    assert "as force=True says: " in said
+    assert message in said
+
+
+def test_a_run_that_steps_is_not_forced_on_data_of_another_length(tmp_path):
+    cut(tmp_path)
+    for force in (False, True):
+        with pytest.raises(ValueError, match=r"have 48 examples, and had 64.*of another run$"):
+            restored(tmp_path, source=problems.classification(48, np.float32), force=force)
+
+
 def test_an_initial_state_takes_the_optimiser_along():
     whole = fit(None)
     half = fit(None, epochs=1)

@@ -15,6 +15,7 @@ import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -23,9 +24,21 @@ from hetjax.processes import exchange, join, membership, shared_sums
 from tests.own_parts import hessian_product, local_sgd
 from tests.rounds import problems
 
+
+def hessian_product_and_ones(loss_fn):
+    """Contributes an array that is of the same shape whatever a round is given, too."""
+    rule = hessian_product.hessian_product(loss_fn)
+
+    def finish(shared, worker, sums):
+        product, weight = sums
+        return worker, (jnp.full(5, weight), product), weight
+
+    return rule._replace(finish=finish)
+
+
 RULES = {
     "local_sgd": lambda loss_fn: local_sgd.local_sgd(loss_fn, optax.sgd(0.1, momentum=0.9)),
-    "hessian_product": hessian_product.hessian_product,
+    "hessian_product": hessian_product_and_ones,
 }
 
 add_up, connect, post = shared_sums.add_up, exchange.connect, shared_sums.SharedSums.post
@@ -73,7 +86,9 @@ def products(data, weights, rounds=3, **fields):
         for seed in range(rounds):
             given = np.random.default_rng(seed).normal(size=weights.shape)
             state, report = run.round(state, given=given)
-            found.append(np.asarray(report.mean.addressable_data(0)[0]))
+            ones, product = (np.asarray(leaf.addressable_data(0)[0]) for leaf in report.mean)
+            np.testing.assert_allclose(ones, 1.0, rtol=1e-12)
+            found.append(product)
             quotas.append(report.quotas)
     return np.stack(found), quotas
 

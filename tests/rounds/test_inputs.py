@@ -153,12 +153,14 @@ def test_a_round_as_one_function_wants_the_same_loss():
     assert "hetjax.nnx_loss(model, loss)" in str(raised.value)
 
 
-def on_devices(num_workers, platform, monkeypatch, **fields):
+def on_devices(num_workers, platform, monkeypatch, *, is_asked_for=False, **fields):
     """The local form where JAX has one device of this platform, and eight CPU devices are made."""
     device = types.SimpleNamespace(platform=platform)
     monkeypatch.setattr(jax, "devices", lambda: [device])
     config = experiment.validate({"cluster": {"num_workers": num_workers}, **fields})
-    return arguments.on_devices(config).local
+    config = arguments.on_devices(config, is_asked_for=is_asked_for)
+    assert experiment.validate(experiment.to_dict(config)) == config  # as it is read again
+    return config.local
 
 
 def test_more_workers_than_devices_are_played_and_a_line_says_so(monkeypatch, capsys):
@@ -166,8 +168,11 @@ def test_more_workers_than_devices_are_played_and_a_line_says_so(monkeypatch, ca
     said = capsys.readouterr().err
     assert "4 workers on 1 gpu device(s): local='virtual'" in said
     assert "JAX_PLATFORMS=cpu" in said
+    assert on_devices(4, "gpu", monkeypatch, dispatch_depth=2) == "virtual"
+    capsys.readouterr()
     assert on_devices(4, "gpu", monkeypatch, local="fused") == "fused"  # is refused later
     assert on_devices(1, "cpu", monkeypatch) == "stepped"
+    assert on_devices(4, "gpu", monkeypatch, is_asked_for=True) == "stepped"  # the same
     assert not capsys.readouterr().err
 
 
@@ -176,3 +181,31 @@ def test_cpu_devices_that_an_accelerator_leaves_out_are_told(monkeypatch, capsys
     said = capsys.readouterr().err
     assert "JAX computes on gpu, so there are 1 worker(s), and the 8 CPU devices are left" in said
     assert "cluster={'num_workers': 8}" in said
+
+
+IDLE, ALONE = (
+    "worker(s) on 8 CPU devices: the others are idle",
+    "'hetjax.topology.methods:d_psgd' exc",
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "idle", "alone"),
+    [
+        ({"local": "stepped"}, 1, 1),
+        ({"local": "virtual"}, 0, 1),
+        ({"workers": 8, "budget": 8}, 0, 0),
+    ],
+)
+def test_what_is_idle_and_who_gossips_alone_are_told(fields, idle, alone, capsys):
+    fit(reducer="d_psgd", **fields)
+    said = capsys.readouterr().err
+    assert (said.count(IDLE), said.count(ALONE)) == (idle, alone)
+
+
+def test_a_round_as_one_function_says_too_that_it_gossips_alone(capsys):
+    for num_workers, times in ((1, 1), (2, 0)):
+        mesh = hetjax.make_worker_mesh(num_workers)
+        made = {"nominal_examples": 8, "reducer": "d_psgd"}
+        hetjax.make_train_step(lambda p, b, rng: b["x"] @ p["w"], optax.sgd(0.1), mesh, **made)
+        assert capsys.readouterr().err.count(ALONE) == times

@@ -259,6 +259,27 @@ def test_a_hessian_product_is_that_of_the_pooled_batch(form, quotas, name, float
         np.testing.assert_array_equal(run.params(state)[0], weights)
 
 
+LOOKED_AT = {
+    "tree": lambda given: jax.tree.map(jnp.zeros_like, given),
+    "array": lambda given: jnp.zeros(given.shape, given.dtype),
+    "entry": lambda given: given["vector"],
+    "truth": lambda given: jnp.ones(3) if given else jnp.ones(2),
+    "none": lambda given: jnp.ones(3) if given == () else jnp.ones(2),
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_what_depends_on_a_rounds_given_has_no_shape_before(name):
+    rule, weights = hessian_product_lib.hessian_product(LOSS), problems.initial_weights()
+    made = rule._replace(
+        begin=lambda shared, worker: (worker, (jnp.zeros(5), LOOKED_AT[name](shared.given))),
+        finish=lambda shared, worker, sums: (worker, sums, jnp.float32(1)),
+    )
+    assert rules.contribution_shapes(made, weights) is None
+    plain = rules.contribution_shapes(gradients.gradient_sums(LOSS), weights)
+    assert plain.shape == weights.shape
+
+
 @pytest.mark.parametrize("name", ["all_reduce", "ring"])
 def test_a_step_of_ones_own_without_update(name, float64):
     data, weights = problems.classification(64), problems.initial_weights()

@@ -16,6 +16,7 @@ import optax
 from hetjax import digests, kinds, stateful, types
 from hetjax.data import iterables, sources, trial
 from hetjax.rounds import losses, rule_identity, setup, update
+from hetjax.rounds import state as state_lib
 
 _WHOLE_BYTES = 1 << 28  # of arrays, up to which all of the data are looked at
 _SAMPLE = 1024  # examples of larger arrays, evenly spaced
@@ -44,28 +45,22 @@ _MEANING = {
 def make(
     loss_fn: losses.LossFn,
     params: types.PyTree,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation | None,
     source: Any,
+    train: types.TrainState | None = None,
     *,
     parts: setup.RunParts,
 ) -> dict[str, Any]:
     """Digests of what a run depends on, as JSON values.
 
     Args:
-        loss_fn, params, optimizer: as given to `fit`.
+        loss_fn, params, optimizer: as given to `Run`.
         source: checked. Examples in memory are looked at all, up to 256 MB, others in part.
+        train: as for `Run.init`.
         parts: of the run.
     """
     first, keys = setup.first_examples(parts.config, source, per_example_rng=parts.per_example_rng)
     grads = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), params)
-    # The value and the progress that an update is given; their types, not their numbers.
-    number = jax.ShapeDtypeStruct((), jnp.float32)
-    extended = update.with_extra_arguments(optimizer)
-
-    def step(grads: types.PyTree, state: Any, params: types.PyTree, number: Any) -> Any:
-        return extended.update(grads, state, params, value=number, progress=number)
-
-    state = jax.eval_shape(optimizer.init, grads)
     own: dict[str, Any] = {}
     point: types.PyTree = params
     own_state: types.PyTree = ()
@@ -77,16 +72,29 @@ def make(
         own["loss"] = digests.of_programs(program)
     if parts.config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
         own["rule"] = rule_identity.digest(parts.main.rule, grads, first, own_state)
+    if optimizer is not None:
+        own["optimizer"] = _of_optimizer(optimizer, grads)
+    if train is not None:
+        point = state_lib.own_row(types.Model(train.params, train.model_state))
     return {
         "examples": len(source),
         "data": of_data(source),
         "params": digests.of_arrays(point),
-        "optimizer": digests.of_programs(
-            (optimizer.init, (grads,)), (step, (grads, state, grads, number))
-        ),
         **own,
         "jax": jax.__version__,
     }
+
+
+def _of_optimizer(optimizer: optax.GradientTransformation, grads: types.PyTree) -> str:
+    # The value and the progress that an update is given; their types, not their numbers.
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    extended = update.with_extra_arguments(optimizer)
+
+    def step(grads: types.PyTree, state: Any, params: types.PyTree, number: Any) -> Any:
+        return extended.update(grads, state, params, value=number, progress=number)
+
+    state = jax.eval_shape(optimizer.init, grads)
+    return digests.of_programs((optimizer.init, (grads,)), (step, (grads, state, grads, number)))
 
 
 def _changes(loss_fn: stateful.StatefulLoss) -> Callable[..., Any]:
@@ -116,6 +124,32 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
         for name in compared
         if there[name] != here[name]
     }
+
+
+def check(found: Mapping[str, str], held: str, *, way: str, force: str, is_forced: bool) -> str:
+    """Refuses something else than what a run began with; examples of another number always.
+
+    Args:
+        found: differences.
+        held: what holds the run, to stand before "began with something else".
+        way: what to do instead.
+        force: what goes on all the same, such as "resume='force'"; "": nothing does.
+        is_forced: whether that was given.
+
+    Returns:
+        what to tell where that was given; "" where nothing differs.
+
+    Raises:
+        ValueError: something differs.
+    """
+    if not found:
+        return ""
+    text = "; ".join(found.values())
+    if force and not any(name.endswith("examples") for name in found):
+        if is_forced:
+            return f"going on all the same, as {force} says: {text}"
+        way = f"{way}, and {force} goes on all the same"
+    raise ValueError(f"{held} began with something else: {text}. {way}")
 
 
 def of_data(source: Any) -> str:

@@ -1,0 +1,103 @@
+"""Which GPUs a process sees, which is its own, and whether processes share one."""
+
+import ctypes
+import json
+
+import pytest
+
+from hetjax.processes import gpus
+from tests.rounds import gangs
+
+FOUR = ["0000:07:00.0", "0000:0F:00.0", "0000:47:00.0", "0000:4E:00.0"]
+INT = ctypes.POINTER(ctypes.c_int)
+
+
+class Driver:
+    """CUDA's driver by its C interface, on a machine with these GPUs; a call of `fails` fails."""
+
+    def __init__(self, shown, fails=""):
+        def get_bus_id(text, size, device):
+            ctypes.memmove(text, shown[device - 7].encode() + b"\0", len(shown[device - 7]) + 1)
+            return 0 if len(shown[device - 7]) < size else 1
+
+        def put(place, value):
+            place[0] = value
+            return 0
+
+        for name, types, does in (
+            ("cuInit", [ctypes.c_uint], lambda flags: flags),
+            ("cuDeviceGetCount", [INT], lambda count: put(count, len(shown))),
+            ("cuDeviceGet", [INT, ctypes.c_int], lambda device, n: put(device, n + 7)),
+            ("cuDeviceGetPCIBusId", [ctypes.c_void_p, ctypes.c_int, ctypes.c_int], get_bus_id),
+        ):
+            called = (lambda *_: 100) if name == fails else does  # CUDA_ERROR_NO_DEVICE
+            setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int, *types)(called))
+
+
+def test_the_driver_says_the_bus_ids_of_the_gpus_that_it_shows():
+    assert gpus.bus_ids(Driver(FOUR)) == FOUR
+    assert gpus.bus_ids(Driver([])) == []
+
+
+@pytest.mark.parametrize(
+    "call", ["cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetPCIBusId"]
+)
+def test_a_driver_that_fails_says_nothing(call):
+    assert gpus.bus_ids(Driver(FOUR, fails=call)) == []
+
+
+def test_what_a_process_tells_are_the_gpus_that_it_uses(monkeypatch):
+    monkeypatch.setattr(gpus, "visible", lambda: FOUR[2:])
+    said = gpus.used([1], {"CUDA_VISIBLE_DEVICES": "2,3"})
+    assert said == gpus.Used([FOUR[3]], ["3"])
+    monkeypatch.setattr(gpus, "visible", list)
+    assert gpus.used([1], {}) == gpus.Used([], ["1"])
+
+
+@pytest.mark.parametrize(
+    ("told", "share"),
+    [
+        # Isolated by a scheduler or a container: each sees its own as 0.
+        ([([FOUR[0]], ["0"]), ([FOUR[1]], ["0"])], False),
+        ([([FOUR[0]], ["0"]), ([FOUR[0]], ["0"])], True),
+        # One GPU by its number and by its UUID.
+        ([([FOUR[0]], ["0"]), ([FOUR[0]], ["GPU-3a2c"])], True),
+        ([(FOUR[:2], ["0", "1"]), (FOUR[1:3], ["0", "1"])], True),
+        ([(FOUR[:2], ["0", "1"]), (FOUR[2:], ["0", "1"])], False),
+        # Where a driver does not say, the names count.
+        ([([], ["0"]), ([FOUR[1]], ["0"])], True),
+        ([([], ["0"]), ([], ["1"])], False),
+    ],
+)
+def test_processes_share_a_gpu_by_what_each_said(told, share):
+    assert gpus.shared([gpus.Used(*each) for each in told]) is share
+
+
+@pytest.mark.parametrize(
+    ("seen", "set_already", "taken"),
+    [
+        ([FOUR] * 4, {}, ["0", "1", "2", "3"]),
+        ([FOUR] * 2, {}, ["0", "1"]),
+        ([FOUR] * 5, {}, ["all"] * 5),  # too few
+        ([[gpu] for gpu in FOUR], {}, ["all"] * 4),
+        ([FOUR[:2], FOUR[2:]], {}, ["all"] * 2),  # two workers in each
+        ([FOUR[:2], FOUR[2:], FOUR[:2], FOUR[2:]], {}, ["0", "0", "1", "1"]),
+        ([FOUR], {}, ["all"]),
+        ([[], []], {}, ["all"] * 2),
+        ([FOUR] * 2, {"chosen": "3"}, ["3"] * 2),
+        ([FOUR] * 2, {"chosen": "1,2"}, ["1,2"] * 2),
+        # JAX under Slurm, in processes that see all of a machine's GPUs and that see one each.
+        ([FOUR] * 2, {"chosen": "1", "is_guess": True}, ["1"] * 2),
+        ([FOUR[:1], FOUR[1:2]], {"chosen": "1", "is_guess": True}, ["all"] * 2),
+        ([[], []], {"chosen": "1", "is_guess": True}, ["1"] * 2),
+    ],
+)
+def test_processes_that_see_the_same_gpus_take_one_each(seen, set_already, taken):
+    assert [gpus.own(seen, index, **set_already) for index in range(len(seen))] == taken
+
+
+def test_processes_that_join_take_a_gpu_each(tmp_path):
+    ended = gangs.run("tests.processes.own_gpu", 2, tmp_path, str(tmp_path))
+    assert [code for code, _ in ended] == [0, 0], "\n".join(said for _, said in ended)
+    told = [json.loads((tmp_path / f"took-{index}.json").read_text()) for index in range(2)]
+    assert told == ["0", "1"]
