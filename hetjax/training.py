@@ -173,7 +173,7 @@ class Training(task_lib.Task):
         found = []
         for worker in range(self._run.num_workers):
             train = self.state.train
-            rows = train.params
+            rows = state_lib.judged(train.params)
             if self.parts.is_stateful:
                 rows = types.Model(rows, train.model_state)
             replica = state_lib.worker_row(rows, worker)
@@ -222,7 +222,7 @@ class Training(task_lib.Task):
         def of_train(name: str) -> types.PyTree:
             if state is None:
                 return report.params()  # raises
-            rows = getattr(state.train, name)
+            rows = state_lib.judged(getattr(state.train, name))
             if self.parts.reducer.keeps_replicas_equal:
                 return jax.device_get(state_lib.own_row(rows))
             return state_lib.own_mean(rows)
@@ -231,7 +231,8 @@ class Training(task_lib.Task):
             average = of_train("average")
             if not average:
                 raise ValueError(f"report.ema_{of}: {round_report.NO_AVERAGE}")
-            return state_lib.narrowed(getattr(average, name), getattr(self.parts.state, of))
+            like = getattr(self.parts.state, of)
+            return state_lib.judged(state_lib.narrowed(getattr(average, name), like))
 
         yield dataclasses.replace(
             report,

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from hetjax import forwarding
@@ -120,7 +121,8 @@ def nnx_model(
 
     Args:
       model: the model.
-      params: of the variables that `wrt` chooses; the others are as in `model`.
+      params: of the variables that `wrt` chooses; the others are as in `model`. Of
+        `optax.LookaheadParams` it takes the slow ones.
       model_state: of those that `state` chooses, such as a result's `model_state`; None: as in
         `model`.
       wrt, state: as for `nnx_loss`.
@@ -132,6 +134,7 @@ def nnx_model(
     fits.check_model("nnx_model", model, None, nnx.Module)
     maker = _Maker("nnx_model", model, wrt, state)
     given = maker.state if model_state is None or model_state == () else model_state
+    params = params.slow if isinstance(params, optax.LookaheadParams) else params
     return maker.build(params, given)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from hetjax import types
 
@@ -161,8 +162,10 @@ def form_of(tree: types.PyTree) -> Any:
     """The containers of a tree as JSON values, from which `build` makes it again.
 
     Dicts, lists and tuples stay what they are. `build` makes dicts of other containers, such as
-    named tuples.
+    named tuples, and of `optax.LookaheadParams` the slow ones in both places.
     """
+    if isinstance(tree, optax.LookaheadParams):
+        return {"slow": form_of(tree.slow)}
     if isinstance(tree, Mapping):
         return {"dict": [[key, form_of(tree[key])] for key in sorted(tree, key=str)]}
     if type(tree) in (list, tuple):
@@ -182,6 +185,9 @@ def build(form: Any, arrays: dict[str, np.ndarray], prefix: str = "") -> types.P
         return arrays[prefix]
     if kind == "none":
         return None
+    if kind == "slow":
+        slow = build(children, arrays, _joined(prefix, "slow"))
+        return optax.LookaheadParams.init_synced(slow)
     if kind == "dict":
         return {key: build(child, arrays, _joined(prefix, str(key))) for key, child in children}
     made = [build(child, arrays, _joined(prefix, str(i))) for i, child in enumerate(children)]

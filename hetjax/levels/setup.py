@@ -18,7 +18,7 @@ from hetjax.config import experiment as config_lib
 from hetjax.data import iterables, sources
 from hetjax.levels import level, rules, stepping
 from hetjax.processes import meeting as meeting_lib
-from hetjax.rounds import arguments, inputs, update
+from hetjax.rounds import arguments, inputs
 
 LEVELS = (LOWER, UPPER)  # in the order in which they are made
 SEED_OF_UPPER = 0x5550  # added to the run's: its order and its delays are others
@@ -81,7 +81,7 @@ def build(
                     "go through the same ones several times. Give a source by index"
                 )
     x, y = _checked(x, y, at_level)
-    _check_optimizer(optimizer, x)
+    tx = _check_optimizer(optimizer, x)
     if estimator.needs_x and per_example.split(x)[1]:
         raise ValueError(
             f"fit_bilevel: x has PerExample leaves, whose gradient stays with the workers, and "
@@ -126,7 +126,6 @@ def build(
         first = sources.fetch(at_level[UPPER], np.arange(1))
         rows = per_example.rows(point.x, UPPER, jnp.arange(1))
         diagnosis.check_upper(problem_lib.mean(problem.upper), rows, y, first)
-        tx = update.with_extra_arguments(optimizer)
         steps = stepping.Stepping(estimator, tx, x, mesh=parts.mesh, reducer=parts.reducer)
         stack.pop_all()
     return Made(made, steps, tx, x, y, point)
@@ -202,14 +201,15 @@ def _checked(
     return jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf)), (x, y))
 
 
-def _check_optimizer(optimizer: Any, x: types.PyTree) -> None:
-    inputs.check_optimizer(optimizer, x, caller="fit_bilevel")
+def _check_optimizer(optimizer: Any, x: types.PyTree) -> optax.GradientTransformationExtraArgs:
+    tx = inputs.check_optimizer(optimizer, x, caller="fit_bilevel")
     state = jax.tree.leaves(jax.eval_shape(optimizer.init, x))
     if any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in state):
         raise ValueError(
             "fit_bilevel: the state of this optimizer has a random key (as that of "
             "optax.noisy_sgd), which no bilevel run keeps; take one without"
         )
+    return tx
 
 
 def _check_rows(x: types.PyTree, at_level: Mapping[str, Any]) -> None:

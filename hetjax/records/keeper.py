@@ -72,7 +72,7 @@ def find(
         saved = None if step is None else checkpoint.read(directory, step)
     else:
         if resume != OVERWRITE or is_restarted():
-            saved, grown = _checked(workdir, config, fingerprint, resume, may_grow, unit)
+            saved, grown = _checked(workdir, config, parts, fingerprint, resume, may_grow, unit)
         if saved is None:
             checkpoint.clear(directory)
         else:
@@ -103,6 +103,7 @@ def agreed(parts: setup.RunParts, number: int) -> int:
 def _checked(
     workdir: pathlib.Path,
     config: dict[str, Any],
+    parts: setup.RunParts,
     fingerprint: dict[str, Any],
     resume: bool | str,
     may_grow: Sequence[str],
@@ -120,8 +121,10 @@ def _checked(
     way = f"give another directory, or resume={OVERWRITE!r} to write over it"
     recorded.check(workdir, config, may_differ=may_differ, may_grow=may_grow, way=way)
     if about is not None and (saved is not None or is_finished):
-        goes_on = saved is not None
-        _check_fingerprint(workdir, about, fingerprint, resume, goes_on, grown, unit)
+        found = fingerprint_lib.differences(about.get("fingerprint", {}), fingerprint)
+        if saved is not None and "optimizer" in found:
+            found["optimizer"] += resume_lib.given_anew(saved.arrays, parts)
+        _check_differences(workdir, about, found, resume, saved is not None, grown, unit)
     return saved, grown
 
 
@@ -158,10 +161,10 @@ def _grown(workdir: pathlib.Path, config: dict[str, Any], may_grow: Sequence[str
     return [f"{name} {theirs[name]} to {config[name] or 'any number'}" for name in names]
 
 
-def _check_fingerprint(
+def _check_differences(
     workdir: pathlib.Path,
     about: dict[str, Any],
-    here: dict[str, Any],
+    found: dict[str, str],
     resume: bool | str,
     goes_on: bool,
     grown: list[str],
@@ -171,8 +174,6 @@ def _check_fingerprint(
 
     With more epochs a schedule that ends with them is another one: so the optimiser may differ.
     """
-    there = about.get("fingerprint", {})
-    found = fingerprint_lib.differences(there, here)
     excused = found.pop("optimizer", "") if grown else ""
     if excused:
         messages.say(

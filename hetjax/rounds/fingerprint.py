@@ -33,7 +33,7 @@ _MEANING = {
     "data": "the data hold other values",
     "params": "the initial parameters have other values",
     "loss": "the loss computes something else, or with other constants",
-    "optimizer": "the optimizer updates otherwise: another kind, learning rate or setting",
+    "optimizer": update.OTHERWISE,
     "rule": "the local rule computes something else, or with other constants",
     "upper examples": "the upper data have {here} examples, and had {there}",
     "upper data": "the upper data hold other values",
@@ -73,7 +73,7 @@ def make(
     if parts.config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
         own["rule"] = rule_identity.digest(parts.main.rule, grads, first, own_state)
     if optimizer is not None:
-        own["optimizer"] = _of_optimizer(optimizer, grads)
+        own["optimizer"] = update.digest(optimizer, grads)
     if train is not None:
         point = state_lib.own_row(types.Model(train.params, train.model_state))
     return {
@@ -83,18 +83,6 @@ def make(
         **own,
         "jax": jax.__version__,
     }
-
-
-def _of_optimizer(optimizer: optax.GradientTransformation, grads: types.PyTree) -> str:
-    # The value and the progress that an update is given; their types, not their numbers.
-    number = jax.ShapeDtypeStruct((), jnp.float32)
-    extended = update.with_extra_arguments(optimizer)
-
-    def step(grads: types.PyTree, state: Any, params: types.PyTree, number: Any) -> Any:
-        return extended.update(grads, state, params, value=number, progress=number)
-
-    state = jax.eval_shape(optimizer.init, grads)
-    return digests.of_programs((optimizer.init, (grads,)), (step, (grads, state, grads, number)))
 
 
 def _changes(loss_fn: stateful.StatefulLoss) -> Callable[..., Any]:
@@ -147,7 +135,8 @@ def check(found: Mapping[str, str], held: str, *, way: str, force: str, is_force
     text = "; ".join(found.values())
     if force and not any(name.endswith("examples") for name in found):
         if is_forced:
-            return f"going on all the same, as {force} says: {text}"
+            kept = "; its state is the checkpoint's" if "optimizer" in found else ""
+            return f"going on all the same, as {force} says: {text}{kept}"
         way = f"{way}, and {force} goes on all the same"
     raise ValueError(f"{held} began with something else: {text}. {way}")
 

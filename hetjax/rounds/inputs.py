@@ -3,18 +3,20 @@
 Nothing is computed: a function is looked at, or called with shapes alone.
 """
 
-import contextlib
 import functools
 import inspect
 import re
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax import parts
+from hetjax import parts, trees
+from hetjax.checkpoints import leaves
 from hetjax.config import groups
 from hetjax.rounds import update
 
@@ -25,6 +27,12 @@ _LOSS = (
 _OF_FLAX = (
     "Of a Flax NNX model and loss(model, batch): loss_fn, params = hetjax.nnx_loss(model, loss). "
     "Of a Flax Linen module: loss_fn, params = hetjax.linen_loss(module, variables, loss)"
+)
+
+_ROUND_HAS = "A round has one gradient, the parameters, value (the mean loss) and progress"
+
+_LOOKAHEAD = (
+    "Give params=optax.LookaheadParams.init_synced(params), and a loss that takes params.fast"
 )
 
 _MICROBATCHES = 16  # of a batch: four for each of four workers
@@ -147,8 +155,13 @@ def _check_params(params: Any) -> None:
         )
 
 
-def check_optimizer(optimizer: Any, params: Any, *, caller: str = "fit") -> None:
-    """Refuses what is no optimiser, and one whose update needs more than a round has.
+def check_optimizer(
+    optimizer: Any, params: Any, *, caller: str = "fit"
+) -> optax.GradientTransformationExtraArgs:
+    """Refuses what is no optimiser, and one that no round can update by.
+
+    Returns:
+        The optimiser, which may be given `value` and `progress` whether it takes them or not.
 
     Raises:
         ValueError: it is one of them; with what to give instead.
@@ -158,13 +171,34 @@ def check_optimizer(optimizer: Any, params: Any, *, caller: str = "fit") -> None
             f"{caller}: optimizer is {parts.shown(optimizer)}; it must be an optax optimiser, such "
             f"as optax.sgd(0.1), with an init and an update.{_optax_for(optimizer)}"
         )
-    missing = _missing(optimizer, params, "value", "progress")  # as in a round: see `update`
-    if missing:
+    complete = update.with_extra_arguments(optimizer)
+    try:
+        before, after = _tried(complete, params, "value", "progress")
+    except (NameError, jax.errors.ConcretizationTypeError):  # of an axis, a number: a round has it
+        return complete
+    except Exception as error:
+        if not (missing := _missing(error)):
+            reason = str(error).strip().split("\n")[0].rstrip(".")
+            way = _LOOKAHEAD if "attribute 'fast'" in reason else _ROUND_HAS
+            raise ValueError(
+                f"{caller}: an update by this optimizer ({_whose(optimizer, error)}) fails: "
+                f"{type(error).__name__}: {reason}. {way}"
+            ) from error
+        why = _ROUND_HAS if "value_fn" not in missing else groups.LINE_SEARCH
+        if missing == ["value"]:
+            why = (
+                "Another part of it refuses what it does not know: give that part to optax.chain "
+                "as optax.GradientTransformation(*part)"
+            )
         raise ValueError(
-            f"{caller}: the update of this optimizer needs {' and '.join(missing)}, too. "
-            f"{groups.LINE_SEARCH} (and value, the mean loss). Take an optimiser that needs "
-            "gradients alone, such as optax.adam(1e-3) or optax.sgd(0.1, momentum=0.9)"
-        )
+            f"{caller}: the update of this optimizer ({_whose(optimizer, error)}) needs "
+            f"{' and '.join(missing)}, too. {why}. Take an optimiser that needs gradients alone, "
+            "such as optax.adam(1e-3) or optax.sgd(0.1, momentum=0.9)"
+        ) from None
+    if _shapes(before) != _shapes(after):
+        maker = f"{caller}: the update of this optimizer ({_whose(optimizer)})"
+        leaves.check_kept(after, leaves.signature(before), maker)
+    return complete
 
 
 def check_without_loss(optimizer: Any, params: Any) -> None:
@@ -173,30 +207,54 @@ def check_without_loss(optimizer: Any, params: Any) -> None:
     Raises:
         ValueError: it does.
     """
-    if "value" in _missing(optimizer, params, "progress"):
+    try:
+        _tried(update.with_extra_arguments(optimizer), params, "progress")
+    except Exception as error:
+        if "value" not in _missing(error):
+            return  # the first round says more
         raise ValueError(
             "rule: the update of this optimizer needs the round's mean loss (value), and the local "
             "rule adds up none: its loss_sum is None. Give the rule a loss_sum(sums) -> f[], or "
             "take an optimizer that needs gradients alone, such as optax.adam(1e-3)"
-        )
+        ) from None
 
 
-def _missing(optimizer: Any, params: Any, *given: str) -> list[str]:
-    """What the update of an optimiser needs beside what is given; nothing is computed."""
-    complete = update.with_extra_arguments(optimizer)
-    assert complete is not None
+def _tried(
+    optimizer: optax.GradientTransformationExtraArgs, params: Any, *given: str
+) -> tuple[Any, Any]:
+    """The shapes of an optimiser's state before and after an update; nothing is computed."""
+    dtypes = map(jnp.result_type, jax.tree.leaves(params))
+    value = np.zeros((), jnp.finfo(trees.wider(jnp.float32, *dtypes)).dtype)
+    extra = {"value": value, "progress": np.float32(0)}
 
-    def one_update(params: Any) -> Any:
-        extra = dict.fromkeys(given, np.float32(0))
-        return complete.update(params, complete.init(params), params, **extra)
+    def states(params: Any) -> tuple[Any, Any]:
+        params = jax.tree.map(jnp.asarray, params)
+        state = optimizer.init(params)
+        own = {name: extra[name] for name in given}
+        updates, after = optimizer.update(params, state, params, **own)
+        optax.apply_updates(params, updates)
+        return state, after
 
-    with contextlib.suppress(Exception):  # of a shape or a type: the first round says more
-        try:
-            jax.eval_shape(one_update, params)
-        except TypeError as error:
-            if "required keyword-only argument" in str(error):
-                return re.findall(r"'(\w+)'", str(error))
-    return []
+    return jax.eval_shape(states, params)
+
+
+def _shapes(state: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    return jax.tree.structure(state), [leaf.shape for leaf in jax.tree.leaves(state)]
+
+
+def _missing(error: Exception) -> list[str]:
+    """Which arguments a function that raised this was not given."""
+    is_one = isinstance(error, TypeError) and re.search("required (keyword|positional)", str(error))
+    return re.findall(r"'(\w+)'", str(error)) if is_one else []
+
+
+def _whose(optimizer: Any, error: Exception | None = None) -> str:
+    """The maker of an optimiser; of an error the innermost one in which it was raised."""
+    frames = traceback.walk_tb(error.__traceback__ if error else None)
+    names = " ".join([*(frame.f_code.co_qualname for frame, _ in frames), str(error)])
+    makers = re.findall(r"(\w+)\.<locals>\.\w*(?:update|init)\w*", names)
+    own = getattr(optimizer.update, "__qualname__", type(optimizer).__name__).split(".")[0]
+    return next((name for name in reversed(makers) if name != "with_extra_arguments"), own)
 
 
 def _optax_for(optimizer: Any) -> str:

@@ -8,6 +8,7 @@ their mean.
 """
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from hetjax.rounds import state as state_lib
 
 DIRECTORY = "checkpoints"  # in the workdir
 AVERAGE = "train/average/"  # before the names of the arrays of one
+_OPTIMIZER = "train/opt_state"
 _POLICIES = "run/policies"
 
 
@@ -98,6 +100,31 @@ def newest(
     return saved
 
 
+def given_anew(kept: Mapping[str, np.ndarray], parts: setup.RunParts) -> str:
+    """What can be seen of an optimiser that differs from its state that goes on.
+
+    Seen are the numbers of `optax.inject_hyperparams` that no schedule sets.
+
+    Args:
+        kept: the state, by the names of `to_arrays`.
+        parts: of the run, with the optimiser.
+
+    Returns:
+        Words in brackets; "" where nothing is seen to differ.
+    """
+
+    def number(path: Any, leaf: jax.Array) -> jax.Array | None:
+        return leaf if ".hyperparams[" in jax.tree_util.keystr(path) else None
+
+    told, own = [], jax.tree.map_with_path(number, state_lib.own_row(parts.state.opt_state))
+    for name, leaf in leaves.flatten(own, _OPTIMIZER).items():
+        of, _, key = name.rpartition("/hyperparams/")
+        is_set = any(other.startswith(f"{of}/hyperparams_states/{key}/") for other in kept)
+        if not is_set and np.any(kept.get(name, leaf) != leaf):
+            told.append(f"{key}: given {np.mean(leaf):g}, kept {np.mean(kept[name]):g}")
+    return f" ({', '.join(told)})" if told else ""
+
+
 def from_train(train: Any, parts: setup.RunParts) -> types.TrainState:
     """The training state of another run, with the workers and the order of this one.
 
@@ -122,6 +149,9 @@ def from_train(train: Any, parts: setup.RunParts) -> types.TrainState:
         )
     except ValueError as error:
         raise ValueError(f"init_state is not of this model and optimizer: {error}") from error
+    seen = given_anew(leaves.flatten(given.opt_state, _OPTIMIZER), parts)
+    if seen and parts.leads:
+        messages.say(f"the optimizer was given anew{seen}; its state is that of init_state")
     if parts.reducer.keeps_replicas_equal:
         rows = _repeated(jax.tree.map(lambda leaf: leaf[0], fitted(rows, 1)), num_workers)
     given = fitted(rows, num_workers)

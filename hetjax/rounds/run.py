@@ -81,7 +81,7 @@ class Run(engine.Engine):
         inputs.check(loss_fn, params)
         ema = options.get("ema") or getattr(options.get("config"), "ema", 0)
         if optimizer is not None:
-            inputs.check_optimizer(optimizer, params)
+            optimizer = inputs.check_optimizer(optimizer, params)
         elif ema:
             raise ValueError(
                 f"Run: ema={ema!r} with optimizer=None: rounds without an update change "
@@ -141,6 +141,8 @@ class Run(engine.Engine):
         saved = resume.newest(directory, self.parts, self.recorded)
         there = saved.about.get("fingerprint")
         found = fingerprint.differences(there, self.fingerprint()) if there else {}
+        if "optimizer" in found:
+            found["optimizer"] += resume.given_anew(saved.arrays, self.parts)
         held = f"restore: the run in {str(directory)!r}"
         way = "Take init(), or the directory of another run"
         told = fingerprint.check(found, held, way=way, force="force=True", is_forced=force)
@@ -172,14 +174,16 @@ class Run(engine.Engine):
         """The parameters on this process's first device, and how far the replicas are from them.
 
         All processes call it. Where a reducer gossips, the parameters are the mean of the
-        replicas; else the distance is None.
+        replicas; else the distance is None. Of `optax.LookaheadParams` they are the slow ones, in
+        both places.
 
         Returns:
             A pytree without worker axis, and `{name: distance}` of the replicas or None.
         """
         if self.parts.reducer.keeps_replicas_equal:
-            return state_lib.own_row(state.train.params), None
-        return state_lib.consensus(state.train, self.parts.own_device)
+            return state_lib.judged(state_lib.own_row(state.train.params)), None
+        mean, distance = state_lib.consensus(state.train, self.parts.own_device)
+        return state_lib.judged(mean), distance
 
     def model_state(self, state: RunState) -> types.PyTree:
         """The model's state on this process's first device, as `params` gives the parameters.
@@ -210,7 +214,8 @@ class Run(engine.Engine):
             found = state_lib.own_row(train.average)
         else:
             found = state_lib.mean_on(train.average, self.parts.own_device)
-        return state_lib.narrowed(found, types.Model(train.params, train.model_state))
+        found = state_lib.narrowed(found, types.Model(train.params, train.model_state))
+        return found._replace(params=state_lib.judged(found.params))
 
     def model(self, state: RunState) -> tuple[types.PyTree, dict[str, float] | None]:
         """As `params`; with the model's state, as a `Model`, where it keeps one.

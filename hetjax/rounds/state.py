@@ -69,6 +69,12 @@ def wide(leaf: Any) -> Any:
     return np.asarray(leaf, trees.wider(kind, jnp.float32)) if is_float else leaf
 
 
+def judged(params: types.PyTree) -> types.PyTree:
+    """What is evaluated and handed out: of `optax.LookaheadParams` the slow ones, twice."""
+    is_pair = isinstance(params, optax.LookaheadParams)
+    return optax.LookaheadParams.init_synced(params.slow) if is_pair else params
+
+
 def narrowed(average: types.PyTree, like: types.PyTree) -> types.PyTree:
     """An average in the types of what it is of."""
     return jax.tree.map(lambda x, leaf: x.astype(leaf.dtype), average, like)

@@ -58,9 +58,9 @@ def make_sync(
     """Builds the sync phase: what the workers contributed becomes a new state.
 
     Args:
-        optimizer: any optax optimiser that updates from one gradient (not L-BFGS or SAM, which
-            call the loss again); clipping in its chain acts on the reduced gradient. It is given
-            the round's mean loss as `value`, and `progress`. None: a round without update.
+        optimizer: any optax optimiser that updates from one gradient (not L-BFGS, which calls the
+            loss again); clipping in its chain acts on the reduced gradient. Where it takes them it
+            is given the round's mean loss as `value`, and `progress`. None: a round without update.
         steps: the local rule, for what the workers begin the next round with.
         reducer: what is done with the workers' sums.
         num_workers: W.

@@ -290,3 +290,44 @@ def test_an_initial_state_takes_the_optimiser_along():
         fit(None, init_state={"params": WEIGHTS})
     with pytest.raises(ValueError, match=r"not of this model and optimizer.*trace"):
         fit(None, init_state=half.state, optimizer=optax.sgd(0.3))
+
+
+def test_an_optimiser_that_is_given_anew_to_a_kept_state_is_told(tmp_path, capsys):
+    def injected(rate):
+        return optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+
+    first = cut(tmp_path / "injected", optimizer=injected(0.3))
+    cut(tmp_path / "closure", optimizer=optax.sgd(0.3))
+    seen, otherwise = "(learning_rate: given 0.1, kept 0.3)", "the optimizer updates otherwise"
+    with pytest.raises(ValueError, match=r"given 0\.1, kept 0\.3"):
+        fit(tmp_path / "injected", optimizer=injected(0.1))
+
+    def lines(call, **given):
+        capsys.readouterr()
+        call(**given)
+        told = capsys.readouterr().err.splitlines()
+        return [line for line in told if "optimizer" in line]
+
+    def restore(optimizer, name, force=True):
+        fields = {k: FIELDS[k] for k in FIELDS.keys() - {"progress"}}
+        with hetjax.Run(scaled_loss(np.float32(1.0)), WEIGHTS, optimizer, DATA, **fields) as run:
+            run.restore(tmp_path / name, force=force)
+
+    with pytest.raises(ValueError, match=r"given 0\.1, kept 0\.3.*force=True goes on"):
+        restore(injected(0.1), "injected", force=False)
+    for rate in (0.1, 0.3):
+        is_other = rate == 0.1
+        told = lines(restore, optimizer=injected(rate), name="injected")
+        assert len(told) == is_other
+        assert all(otherwise in line and seen in line and "checkpoint's" in line for line in told)
+        told = lines(restore, optimizer=optax.sgd(rate), name="closure")
+        assert len(told) == is_other
+        assert all(otherwise in line and "checkpoint's" in line for line in told)
+        told = lines(fit, workdir=None, optimizer=injected(rate), init_state=first.state)
+        assert len(told) == is_other
+        assert all(seen in line and "that of init_state" in line for line in told)
+    scheduled = injected(lambda count: 0.3 / (1 + count.astype(np.float32)))
+    state = fit(None, optimizer=scheduled).state
+    assert not lines(fit, workdir=None, optimizer=scheduled, init_state=state)
+    (told,) = lines(fit, workdir=tmp_path / "injected", optimizer=injected(0.1), resume="force")
+    assert all(words in told for words in (otherwise, seen, "checkpoint's"))
