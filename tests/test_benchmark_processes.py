@@ -4,10 +4,9 @@ import itertools
 import json
 import types
 
-import numpy as np
 import pytest
 
-from experiments.benchmarks import core_speed, launched_runs, process_arms, processes
+from experiments.benchmarks import launched_runs, process_arms, processes
 from hetjax.zoo import config
 
 
@@ -100,7 +99,6 @@ def test_each_policy_is_told_beside_what_both_sides_compute_alone(monkeypatch):
     monkeypatch.setattr(process_arms, "torch_version", lambda: "2.13.0")
     monkeypatch.setattr(processes, "_REPEATS", types.SimpleNamespace(value=1))
     monkeypatch.setattr(processes, "_BEFORE", types.SimpleNamespace(value=None))
-    monkeypatch.setattr(processes, "_TUNED", types.SimpleNamespace(value=False))
     over_equal, _, kernels, adaptive, equal = processes.task_rows("lenet")
     assert over_equal.reached == "1.67: 1,500 over 900"
     assert kernels.reached == "0.70"
@@ -109,7 +107,7 @@ def test_each_policy_is_told_beside_what_both_sides_compute_alone(monkeypatch):
     assert asked[-1] == (16, 32, "equal", (1.0,))  # a quarter of the round, by one process
 
 
-def test_runs_are_counted_by_the_quotas_of_most_of_their_last_rounds(tmp_path, monkeypatch):
+def test_runs_are_counted_by_the_quotas_of_most_of_their_last_rounds(monkeypatch):
     """Single rounds of other quotas, which are trials, count for nothing."""
     best, other = [4, 2, 1, 1], [5, 2, 1, 0]
     ends = iter([[best] * 19 + [[2] * 4], [other] * 12 + [best] * 8, [best] * 20])
@@ -117,32 +115,13 @@ def test_runs_are_counted_by_the_quotas_of_most_of_their_last_rounds(tmp_path, m
     def run(task, policy, num_rounds, shares, data_dir):
         assert (policy, num_rounds, shares) == ("adaptive", 70, (1.0, 0.5, 0.25, 0.25))
         quotas = [[2] * 4] * 50 + next(ends)
-        clocks = {"compute_secs": [0.1, 0.2, 0.3, 0.12345], "host_secs": None}
-        return [_line(i, quotas=q, microbatches_done=q, **clocks) for i, q in enumerate(quotas)]
+        return [_line(i, quotas=q, microbatches_done=q) for i, q in enumerate(quotas)]
 
     monkeypatch.setattr(launched_runs, "run_lines", run)
     monkeypatch.setattr(processes, "_RUNS", types.SimpleNamespace(value=3))
     monkeypatch.setattr(process_arms, "DATA_DIR", types.SimpleNamespace(value=None))
-    monkeypatch.setattr(processes, "_CLOCKS", types.SimpleNamespace(value=tmp_path / "clocks.json"))
     (row,) = processes.quotas_rows()
     assert row.reached == "2 of 3 (4 2 1 1: 2; 5 2 1 0: 1)"
-    kept = json.loads((tmp_path / "clocks.json").read_text())
-    assert [len(run["microbatches_done"]) for run in kept] == [70] * 3
-    assert kept[0]["compute_secs"][0] == [0.1, 0.2, 0.3, 0.1235]
-    assert kept[0]["host_secs"][0] == [0.0] * 4
-
-
-def test_the_products_of_a_layer_are_those_of_its_gradients():
-    shapes = core_speed.product_shapes(6, 4)
-    found = {
-        name: np.einsum(equation, *core_speed._operands(equation, sizes)).shape
-        for name, (equation, sizes) in shapes.items()
-    }
-    assert found == {
-        "forward": (core_speed.BATCH, 4),
-        "gradient of the kernel": (6, 4),
-        "gradient of the input": (core_speed.BATCH, 6),
-    }
 
 
 def test_the_baseline_has_the_models_of_hetjax():

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks import accelerator_models, ordering_kernels, quota_overhead
+from experiments.benchmarks import accelerator_models, quota_overhead
 from experiments.benchmarks.accelerator_models import Model, Sizes
 from experiments.benchmarks.rows import Row
+from hetjax.ordering import balance
 from hetjax.rounds import local
 
 DEPTHS = (1, 2, 4)
@@ -135,9 +137,47 @@ def order_rows(sizes: Sizes) -> Iterator[Row]:
         )
 
 
+def _copy_in_place(size_bytes: int) -> Callable[[], jax.Array]:
+    """Reads and writes an array; into the same memory, so that no page is new."""
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    held = [jnp.zeros(size_bytes // 4, jnp.float32)]
+
+    def call() -> jax.Array:
+        held[0] = step(held[0])
+        return held[0]
+
+    return call
+
+
 def kernel_rows(sizes: Sizes) -> Iterator[Row]:
-    """What share of the memory's bandwidth the kernel of balanced orders reaches."""
-    yield ordering_kernels.bandwidth_row(3 if sizes.tiny else 20, 10**4 if sizes.tiny else 10**6)
+    """The kernel of balanced orders against copies of the same bytes."""
+    size = 10**4 if sizes.tiny else 10**6
+    device = jax.devices()[0].device_kind
+    diffs, r = jax.random.normal(jax.random.key(0), (64, size)), jnp.zeros(size)
+    chosen = jax.jit(balance.balance_signs)
+    fresh_copy = jax.jit(lambda x: x + 1)
+    calls = {
+        "chosen": lambda: chosen(diffs, r),
+        "in place": _copy_in_place(diffs.nbytes),
+        "to new memory": lambda: fresh_copy(diffs),
+    }
+    programs = {
+        name: lambda call=call: jax.block_until_ready(call()) for name, call in calls.items()
+    }
+    secs = quota_overhead.in_turn(programs, 3 if sizes.tiny else 20, warm_up=1)
+    reached = []
+    for copy in ("in place", "to new memory"):
+        ratio = np.median(secs[copy] / secs["chosen"]) / 2  # a copy moves each byte twice
+        rate = 2 * diffs.nbytes / np.median(secs[copy]) / 1e9
+        reached.append(f"{ratio:.0%} of a copy {copy} ({rate:.1f} GB/s)")
+    chosen_secs = np.median(secs["chosen"])
+    yield Row(
+        f"{device}: bytes of differences (each counted once) a second / bytes read and "
+        f"written by a copy a second, d = {size:,}, K = 64, float32",
+        "≥ 50 %",
+        f"{', '.join(reached)}; kernel {diffs.nbytes / chosen_secs / 1e9:.1f} GB/s, "
+        f"{chosen_secs * 1e3:.1f} ms",
+    )
 
 
 def beside_rows(sizes: Sizes) -> Iterator[Row]:

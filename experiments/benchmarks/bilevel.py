@@ -1,46 +1,169 @@
-"""The figures of the bilevel estimators, as one table.
+"""The figures of bilevel problems in rounds, gates and gossip, as one table.
 
-    python -m experiments.benchmarks.bilevel [--only=identities,memory,blocks,counts,plain,
-        exact,requests,bytes,gates,gossip]
+    python -m experiments.benchmarks.bilevel [--only=gates,gossip]
 
-Timings (`plain`, `blocks`) on a machine that does nothing else. The table is kept in
-experiments/results/bilevel/estimators.md. Run from the root of the repository: the identities are
-those of the tests.
+The cleaning of labels is that of the digits, on the virtual clock. The table is kept in
+experiments/results/bilevel/rounds.md.
 """
 
-import sys
+import statistics
+from collections.abc import Iterator
+from typing import Any
 
+import jax
+import numpy as np
+import optax
 from absl import app, flags
 
-from experiments.benchmarks import (
-    bilevel_blocks,
-    bilevel_figures,
-    bilevel_plain,
-    bilevel_rounds,
-    rows,
-)
-from hetjax import mesh
+import hetjax
+import hetjax.quota
+from experiments.benchmarks.rows import Row, print_tables
+from experiments.bilevel import cleaning, models, settings
+from experiments.bilevel import data as data_lib
+from hetjax import bilevel, simulate
+from hetjax.bilevel import PerExample
+from hetjax.cluster import emulate
 
 _ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
 
 
+def _cleaning(seed: int) -> tuple[settings.CleaningConfig, data_lib.Data]:
+    config = settings.CleaningConfig(seed=seed)
+    return config, data_lib.make(config.data, seed)
+
+
+def _fit(seed: int, outer_steps: int = 60, **fields: Any) -> hetjax.BilevelResult:
+    config, data = _cleaning(seed)
+    y = models.init(config.model, data.train.images.shape[1], data.num_classes, seed)
+    options: dict[str, Any] = {
+        "local": "virtual",
+        "microbatch_size": 10,
+        "loss_over": "microbatch",
+        "progress": False,
+        "eval_every": outer_steps,
+        "seed": seed,
+        **fields,
+    }
+    return hetjax.fit_bilevel(
+        cleaning.make_problem_of_rows(config.lower.ridge),
+        PerExample(np.zeros(len(data.train.labels), np.float32)),
+        y,
+        bilevel.value_gap(bilevel.descent(optax.sgd(0.5)), 5, multiplier=1.0),
+        optax.adam(0.1),
+        upper_source=data.validation,
+        lower_source=data.train,
+        outer_steps=outer_steps,
+        eval_source=data.validation,
+        **options,
+    )
+
+
+def _smooth(result: hetjax.BilevelResult, width: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """(seconds, F) at the end of each step, F as a mean of the last few."""
+    losses = np.array([line["upper_loss"] for line in result.history])
+    kernel = np.ones(width) / width
+    means = np.convolve(np.pad(losses, (width - 1, 0), mode="edge"), kernel, mode="valid")
+    secs = np.array([line["start_secs"] + line["step_secs"] for line in result.history])
+    return secs, means
+
+
+def _secs_to(result: hetjax.BilevelResult, loss: float) -> float:
+    secs, losses = _smooth(result)
+    return float(secs[losses <= loss][0]) if np.any(losses <= loss) else float("nan")
+
+
+def gate_rows(num_workers: int = 8, budget: int = 32) -> Iterator[Row]:
+    """Eight workers with exponential times, drawn each round: requests wait, or close.
+
+    No gate closes a round that ends a pass over the data: the fewer of them, the more it is worth.
+    """
+    delays = {"delay": "exponential", "delay_per": "round"}
+    cluster = emulate.EmulatedCluster((0.01,) * num_workers, 0.0, seed=0, **delays)
+    simulated = {
+        gate: simulate.simulate("equal", cluster, budget=budget, num_rounds=2000, gate=gate)
+        for gate in ("none", "first")
+    }
+    told = simulated["first"].microbatches_per_sec / simulated["none"].microbatches_per_sec
+    fields: dict[str, Any] = {
+        "cluster": {
+            "num_workers": num_workers,
+            "secs_per_microbatch": (0.01,) * num_workers,
+            **delays,
+            "clock": "virtual",
+        },
+        "quota": "equal",
+        "budget": budget,
+    }
+    for size in (2, 4, 10):
+        yield from _gate_rows(size, told, budget * size, {**fields, "microbatch_size": size})
+
+
+def _gate_rows(size: int, told: float, num_examples: int, fields: dict[str, Any]) -> Iterator[Row]:
+    ratios, biases, waited = [], [], []  # of each seed
+    for seed in range(3):
+        waits = _fit(seed, 120, **fields)
+        closes = _fit(seed, 240, gate={"trigger": "first"}, **fields)
+        target = 1.02 * _smooth(waits)[1][-1]
+        ratios.append(_secs_to(waits, target) / _secs_to(closes, target))
+        new = [line for line in closes.rounds if line["is_new"]]
+        waited.append(np.mean([line["microbatches_done"] == line["quotas"] for line in new]))
+        exact = _weights(_fit(seed, 120, workers=8, quota="equal", microbatch_size=size))
+        both = waits, _fit(seed, 120, gate={"trigger": "first"}, **fields)
+        biases.append([float(np.mean(abs(_weights(r) - exact))) for r in both])
+    yield Row(
+        "value gap with gate `first`, 8 workers whose times are exponential, drawn each round, "
+        f"requests of {num_examples} of 600 or 400 examples: time to the same F over that without "
+        "a gate, three seeds; the simulator's ratio of examples a second; rounds that no gate "
+        "closed, since they end a pass",
+        "≥ 90 % of it",
+        f"{', '.join(f'{r:.2f}' for r in ratios)}; {told:.2f}: "
+        f"{statistics.median(ratios) / told:.0%}; {statistics.median(waited):.0%}",
+    )
+    yield Row(
+        "its bias: weights of examples after 120 outer steps, mean difference from those of whole "
+        "batches: without a gate, with one",
+        "told",
+        "; ".join(f"{a:.3f}, {b:.3f}" for a, b in biases),
+    )
+
+
+def _weights(result: hetjax.BilevelResult) -> np.ndarray:
+    return np.asarray(jax.nn.sigmoid(result.x))
+
+
+def gossip_rows() -> Iterator[Row]:
+    """F of the mean replica at equal examples, against all-reduce's, three seeds."""
+    reducers: dict[str, Any] = {
+        "all_reduce": "all_reduce",
+        "d_psgd, ring": {"name": "d_psgd", "graph": "ring"},
+        "matcha, ring, half of the links": {"name": "matcha", "graph": "ring", "budget": 0.5},
+    }
+    found: dict[str, list[float]] = {}
+    for name, reducer in reducers.items():
+        for seed in range(3):
+            result = _fit(seed, 60, reducer=reducer, workers=4, quota="equal", budget=20)
+            found.setdefault(name, []).append(result.summary["test_loss"])
+    base = found.pop("all_reduce")
+    spread = statistics.stdev(base)
+    for name, losses in found.items():
+        gap = statistics.mean(losses) - statistics.mean(base)
+        yield Row(
+            f"value gap with `{name}`, 4 workers: F at equal examples, three seeds, all-reduce's "
+            "beside it; difference of the means over the spread of all-reduce's",
+            "within 1",
+            f"{_told(losses)}; {_told(base)}; {gap / spread:+.2f}",
+        )
+
+
+def _told(values: list[float]) -> str:
+    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+
+
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
-        sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
-    groups = {
-        "plain": bilevel_plain.plain_rows,
-        "memory": bilevel_figures.memory_rows,
-        "blocks": bilevel_blocks.block_rows,
-        "counts": bilevel_figures.count_rows,
-        "identities": bilevel_figures.identity_rows,
-        "bytes": bilevel_rounds.bytes_rows,
-        "gates": bilevel_rounds.gate_rows,
-        "gossip": bilevel_rounds.gossip_rows,
-        "requests": bilevel_rounds.cost_rows,
-        "exact": bilevel_rounds.exact_rows,
-    }
-    mesh.use_cpu_workers(8)
-    rows.print_tables(groups, _ONLY.value)
+        raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
+    hetjax.use_cpu_workers(8)
+    print_tables({"gates": gate_rows, "gossip": gossip_rows}, _ONLY.value)
 
 
 if __name__ == "__main__":

@@ -82,17 +82,6 @@ def of_lines(lines: Sequence[Mapping[str, Any]], skipped: int) -> Arm:
     )
 
 
-def clocks(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
-    """What the workers' clocks said in each full round, as `tests/quota` replays it."""
-    full = [line for line in lines if line["full"]]
-    nothing = [0.0] * len(lines[0]["quotas"])
-    return {
-        "microbatches_done": [line["microbatches_done"] for line in full],
-        "compute_secs": [[round(x, 4) for x in line["compute_secs"]] for line in full],
-        "host_secs": [[round(x, 4) for x in line["host_secs"] or nothing] for line in full],
-    }
-
-
 def _speed(lines: Sequence[Mapping[str, Any]]) -> float:
     return sum(line["examples"] for line in lines) / sum(line["round_secs"] for line in lines)
 

@@ -1,10 +1,10 @@
 """The figures of example orders, as one table.
 
-    python -m experiments.benchmarks.ordering [--only=steps,kernel]
+    python -m experiments.benchmarks.ordering [--only=steps,memory]
 
-Timings first, on a machine that does nothing else; on a GPU the groups `kernel`, `steps`,
-`preconditioned` and `per_example` run there. experiments/results/orders/measurements.md keeps the
-table; the comparison on real data is `experiments.compare_orders`.
+Timings first, on a machine that does nothing else; on a GPU the group `steps` runs there.
+experiments/results/orders/measurements.md keeps the table; the comparison on real data is
+`experiments.compare_orders`.
 """
 
 import sys
@@ -20,21 +20,11 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"Unexpected arguments: {' '.join(argv[1:])}")
     hetjax.use_cpu_workers(8)
-    from experiments.benchmarks import (
-        ordering_kernels,
-        ordering_steps,
-        ordering_toys,
-        rows,
-    )
+    from experiments.benchmarks import ordering_steps, ordering_toys, rows
 
     groups = {
         "steps": ordering_steps.step_rows,
-        "preconditioned": ordering_steps.preconditioned_rows,
-        "per_example": ordering_steps.per_example_rows,
         "memory": ordering_steps.memory_rows,
-        "kernel": ordering_kernels.kernel_rows,
-        "exactness": ordering_kernels.exactness_rows,
-        "wire": ordering_kernels.wire_rows,
         "small_toy": ordering_toys.small_toy_rows,
         "large_toy": ordering_toys.large_toy_rows,
         "low_rank": ordering_toys.low_rank_rows,

@@ -159,52 +159,6 @@ def step_rows(repeats: int = 60) -> list[Row]:
     return rows
 
 
-def preconditioned_rows(repeats: int = 60) -> list[Row]:
-    """Balancing gradients over √v̂ against plain balancing and against no order, all by Adam."""
-    rows = []
-    for model in ("lenet", "mlp"):
-        orders = ({}, {"method": "d_grab"}, {"method": "d_grab", "precondition": True})
-        makers: list[Callable[[], Step]] = [
-            lambda model=model, order=order: Step(model, optimizer=optax.adam(1e-4), **order)
-            for order in orders
-        ]
-        with _steps(makers) as steps:
-            for _ in range(3):  # the first update is by plain gradients
-                in_turn(steps, 1)
-            secs = in_turn(steps, repeats)
-        bare, plain, scaled = secs.sum(axis=2).T
-        rows.append(
-            Row(
-                f"training step by Adam, {model}, microbatch {_MICROBATCH}, preconditioned against "
-                "plain balancing (against no order; plain balancing against none)",
-                "-",
-                f"{np.median(scaled / plain):.2f}x ({np.median(scaled / bare):.2f}x; "
-                f"{np.median(plain / bare):.2f}x); {np.median(scaled) * 1e3:.1f}, "
-                f"{np.median(plain) * 1e3:.1f} and {np.median(bare) * 1e3:.1f} ms",
-            )
-        )
-    return rows
-
-
-def per_example_rows(repeats: int = 5) -> list[Row]:
-    """The local phase with the matrix-free form against gradients of every example by `vmap`."""
-    makers = [
-        lambda: Step("mlp", method="pair_balance"),
-        lambda: Step("mlp", method="pair_balance_exact"),
-    ]
-    with _steps(makers) as steps:
-        secs = in_turn(steps, repeats)
-    ratio = np.median(secs[:, 1].sum(axis=1) / secs[:, 0].sum(axis=1))
-    return [
-        Row(
-            "training step, mlp: gradients of every example by vmap against the matrix-free form",
-            "≥ 20x",
-            f"{ratio:.1f}x ({np.median(secs[:, 1].sum(axis=1)) * 1e3:.0f} ms against "
-            f"{np.median(secs[:, 0].sum(axis=1)) * 1e3:.1f} ms)",
-        )
-    ]
-
-
 def memory_rows() -> list[Row]:
     """What the compiled local phase and the state hold more than without an order's signs.
 

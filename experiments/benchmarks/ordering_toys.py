@@ -5,8 +5,6 @@ of `hetjax.ordering.herding` in the ∞-norm, of the order that an epoch leaves 
 The vectors stay as they are, so this is the most that an order can gain: in training, gradients
 move. n is the number of workers, m that of examples a worker.
 
-    python -m experiments.benchmarks.ordering_toys
-
 References:
   Guo, Cooper, De Sa et al., "CD-GraB: Coordinating Distributed Example Orders for Provably
   Accelerated Training", 2023, arXiv 2302.00845 (D-GraB, and the toy of 10⁶ vectors).
@@ -24,7 +22,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
 
 from experiments.benchmarks.rows import Row
 from hetjax.ordering import balance, herding, orders
@@ -34,7 +31,7 @@ from hetjax.ordering import balance, herding, orders
 Method = Callable[[np.ndarray, Any], tuple[np.ndarray, Any]] | None
 
 _NUM_WORKERS = (5, 20, 50)
-_SCALE = 0.3  # `random_sign_rows`: up to here random signs cost nothing, above they do
+_SCALE = 0.3  # up to here random signs cost nothing, above they do
 _KNOWN = {  # at n = 5, 20, 50: measured before with 10⁴ vectors, published with 10⁶
     "independent GraB": ((3.5, 6.3, 10.3), (4.2, 8.5, 12.7)),
     "independent PairBalance": ((4.3, 9.3, 15.0), (5.8, 11.8, 18.0)),
@@ -88,29 +85,6 @@ def large_toy_rows(num_examples: int = 1_000_000, num_epochs: int = 15) -> list[
                 )
             )
     return [*rows, Row("the D-GraB runs of all three n", "< 60 s", f"{d_grab_secs:.1f} s")]
-
-
-def random_sign_rows(num_seeds: int = 20, num_epochs: int = 10) -> list[Row]:
-    """GraB with random signs: which c in P(s = +1) = ½ − ⟨r, v⟩ / 2c?"""
-    scales = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
-    rows = []
-    for num_workers, dim, seeds in ((1, 16, num_seeds), (5, 16, num_seeds), (1, 256, 4)):
-        vectors = _unit_vectors(seeds, num_workers, 10_000 // num_workers, dim)
-        methods: dict[str, Method] = {"the sign of ⟨r, v⟩": grab}
-        methods |= {f"c = {scale:g}": random_sign_grab(scale) for scale in scales}
-        bounds = {
-            name: _bounds(vectors, _last(_epochs(vectors, method, num_epochs))).mean()
-            for name, method in methods.items()
-        }
-        rows.append(
-            Row(
-                f"random signs, independent GraB, 10⁴ vectors, d = {dim}, n = {num_workers}, "
-                f"after {num_epochs} epochs, mean of {seeds} seeds",
-                "none",
-                "; ".join(f"{name}: {bound:.2f}" for name, bound in bounds.items()),
-            )
-        )
-    return rows
 
 
 def low_rank_rows(num_seeds: int = 6, num_epochs: int = 12, num_examples: int = 512) -> list[Row]:
@@ -360,16 +334,3 @@ def _stale_signs(rounds: jax.Array) -> jax.Array:
         return running_sum + jnp.tensordot(signs, diffs, axes=3), signs.astype(jnp.int8)
 
     return jax.lax.scan(one_round, jnp.zeros_like(rounds[0, 0, 0, 0]), rounds)[1]
-
-
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
-    print("| figure | target | reached |\n|---|---|---|")
-    for measure in (small_toy_rows, large_toy_rows, random_sign_rows, low_rank_rows):
-        for row in measure():
-            print(f"| {row.figure} | {row.target} | {row.reached} |", flush=True)
-
-
-if __name__ == "__main__":
-    app.run(main)

@@ -1,36 +1,32 @@
 """What do real processes at unequal CPU shares reach, against equal split and PyTorch DDP?
 
     python -m experiments.benchmarks.processes [--only=GROUP,…] [--data_dir=DIR]
-        [--torch_python=PATH] [--repeats=2] [--before=DIR] [--runs=10] [--clocks=FILE] [--tuned]
+        [--torch_python=PATH] [--repeats=2] [--before=DIR] [--runs=10]
 
-experiments/results/processes/README.md keeps the tables. Groups: alone, mlp, lenet, batches,
-quotas, kill.
+experiments/results/processes/README.md keeps the tables. Groups: alone, mlp, lenet,
+quotas.
 All train on CIFAR-10, which has to be in DIR. Every arm is a run of `hetjax.launch` of its own, so
 that all are held to their shares in the same way, and arms take turns. torch may belong to another
 interpreter.
-With --tuned, microbatches of mlp and lenet have the size that `hetjax.tune_microbatch` gives on one
-core, as far as four for each worker are left. With --before, a checkout of an earlier version, mlp
+With --before, a checkout of an earlier version, mlp
 and lenet compare this one with it alone.
 Nothing else may need the machine meanwhile: cores that are shared out in full have nothing left.
 """
 
 import collections
 import functools
-import json
-import math
 import os
 import pathlib
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from absl import app, flags, logging
 
-from experiments.benchmarks import core_speed, launched_runs, process_recovery
+from experiments.benchmarks import launched_runs
 from experiments.benchmarks import process_arms as arms_lib
-from experiments.benchmarks.launched_runs import SHARES, TASKS, Task
+from experiments.benchmarks.launched_runs import SHARES, TASKS
 from experiments.benchmarks.rows import Row, print_tables
 from hetjax import quota
 
@@ -39,11 +35,8 @@ _ONLY = flags.DEFINE_list("only", [], "Groups to run; all if empty.", allow_over
 _BEFORE = flags.DEFINE_string("before", None, "Checkout that mlp and lenet are compared with.")
 _REPEATS = flags.DEFINE_integer("repeats", 2, "Runs of each arm.", 1)
 _RUNS = flags.DEFINE_integer("runs", 10, "Of `quotas`.", 1)
-_TUNED = flags.DEFINE_bool("tuned", False, "Microbatches of the size that was measured best.")
-_CLOCKS = flags.DEFINE_string("clocks", None, "Gets the workers' clocks of `quotas`, JSON.")
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_CORE_SPEED = pathlib.Path(__file__).with_name("core_speed.py")
 _QUOTA_ROUNDS = 70  # of a run of `quotas`
 
 
@@ -51,7 +44,7 @@ def alone_rows() -> list[Row]:
     """One core, no communication: what each side computes."""
     rows = []
     for name in TASKS:
-        task, variants = _task(name), {}
+        task, variants = TASKS[name], {}
         if arms_lib.torch_version():
             variants = arms_lib.DDP_VARIANTS | arms_lib.COMPILED
         own = arms_lib.part_of(task)
@@ -75,53 +68,6 @@ def alone_rows() -> list[Row]:
                 launched_runs.middle(slower),
             ),
         ]
-    return rows + core_speed_rows() + tuned_rows()
-
-
-def _gflops(operations: int, secs: float) -> float:
-    return operations / secs / 1e9
-
-
-def core_speed_rows() -> list[Row]:
-    """What both libraries reach in the products of the MLP, and the forms of LeNet."""
-    interpreters = {"jax": sys.executable} | (
-        {"torch": arms_lib.TORCH_PYTHON.value} if arms_lib.torch_version() else {}
-    )
-    secs: dict[str, list[dict[str, dict[str, float]]]] = {library: [] for library in interpreters}
-    for _ in range(_REPEATS.value):
-        for library, interpreter in interpreters.items():
-            out = launched_runs.directory() / "core_speed.json"
-            flags_ = [f"--library={library}", f"--out={out}"]
-            launched_runs.run_workers((1.0,), [interpreter, str(_CORE_SPEED), *flags_])
-            secs[library].append(json.loads(out.read_text()))
-
-    def lines(group: str, scale: Callable[[float], float], form: str) -> str:
-        texts = []
-        for library, runs in secs.items():
-            values = {name: [scale(run[group][name]) for run in runs] for name in runs[0][group]}
-            texts += [
-                f"{library}, {name} {launched_runs.middle(found, form)}"
-                for name, found in values.items()
-            ]
-        return "; ".join(texts if arms_lib.torch_version() else [*texts, arms_lib.no_torch()])
-
-    rows = []
-    for layer, sizes in core_speed.LAYERS.items():
-        operations = 2 * core_speed.BATCH * math.prod(sizes)
-        rows.append(
-            Row(
-                f"products of the MLP's {layer}, {core_speed.BATCH} rows, one core: GFLOP/s",
-                "none",
-                lines(layer, functools.partial(_gflops, operations), ".0f"),
-            )
-        )
-    rows.append(
-        Row(
-            f"LeNet, loss and gradient of {core_speed.IMAGES} images, one core: ms",
-            "none",
-            lines("lenet", lambda secs: 1e3 * secs, ".2f"),
-        )
-    )
     return rows
 
 
@@ -153,49 +99,11 @@ def checkout_rows(name: str, before: pathlib.Path) -> list[Row]:
     return rows
 
 
-@functools.cache
-def _tuned(name: str) -> dict[str, Any]:
-    """What `core_speed.tune` says of a task, held to one core."""
-    task, out = TASKS[name], launched_runs.directory() / "tuned.json"
-    options = {key: value for key, value in task.model.items() if key != "name"}
-    asked = json.dumps([task.model["name"], options, task.batch // len(SHARES)])
-    flags_ = ["--library=jax", f"--out={out}", f"--tune={asked}"]
-    launched_runs.run_workers((1.0,), [sys.executable, str(_CORE_SPEED), *flags_])
-    return json.loads(out.read_text())
-
-
-def _task(name: str) -> Task:
-    """As it is, or with --tuned in microbatches of that size, and the same examples a round."""
-    task = TASKS[name]
-    if not _TUNED.value:
-        return task
-    most = task.batch // (4 * len(SHARES))  # four for each worker
-    size = min(_tuned(name)["microbatch_size"], most)
-    return task._replace(microbatch_size=size, budget=task.batch // size)
-
-
-def tuned_rows() -> list[Row]:
-    """Examples a second over sizes of a microbatch."""
-    rows = []
-    for name, task in TASKS.items():
-        found = _tuned(name)
-        texts = ", ".join(f"{k}: {speed:,.0f}" for k, speed in found["examples_per_sec"].items())
-        rows.append(
-            Row(
-                f"{task.title}, one core: the size that hetjax.tune_microbatch gives; examples a "
-                "second of each size",
-                "none",
-                f"{found['microbatch_size']}; {texts}",
-            )
-        )
-    return rows
-
-
 def task_rows(name: str) -> list[Row]:
     """Adaptive quotas, equal split and DDP in turn, and each side's part alone on a core."""
     if _BEFORE.value:
         return checkout_rows(name, pathlib.Path(_BEFORE.value))
-    task, variants = _task(name), arms_lib.DDP_VARIANTS if arms_lib.torch_version() else {}
+    task, variants = TASKS[name], arms_lib.DDP_VARIANTS if arms_lib.torch_version() else {}
     arms: dict[str, list[launched_runs.Arm]] = {
         title: [] for title in ("adaptive", "equal", *variants)
     }
@@ -281,38 +189,9 @@ def _details(policy: str, arms: Sequence[launched_runs.Arm]) -> str:
     return f"{policy} {', '.join(parts)}"
 
 
-def batches_rows() -> list[Row]:
-    """How much of the gain is left with smaller batches."""
-    rows = []
-    for name, task in TASKS.items():
-        texts = []
-        for divisor in (4, 2):
-            budget = max(task.budget // divisor, 8)
-            size = task.batch // divisor // budget
-            smaller = task._replace(budget=budget, microbatch_size=size)
-            adaptive, equal = (
-                arms_lib.run_hetjax(smaller, policy, task.rounds[policy], SHARES)
-                for policy in ("adaptive", "equal")
-            )
-            ratio = adaptive.examples_per_sec / equal.examples_per_sec
-            texts.append(
-                f"{smaller.batch} examples, microbatches of {size}: {ratio:.2f} (beside the "
-                f"longest local phase {adaptive.beside:.1%} of the adaptive round)"
-            )
-        rows.append(
-            Row(
-                f"{name} in smaller rounds, one run of each: examples a second, adaptive quotas "
-                "over equal split",
-                "none",
-                "; ".join(texts),
-            )
-        )
-    return rows
-
-
 def quotas_rows() -> list[Row]:
     """Where the quotas of the MLP settle, run after run."""
-    task, found, kept = TASKS["mlp"], [], []
+    task, found = TASKS["mlp"], []
     costs = quota.WorkerCosts(0.0, 1.0 / np.array(SHARES))
     best = tuple(quota.solve_quotas(costs, task.budget).tolist())
     for _ in range(_RUNS.value):
@@ -320,9 +199,6 @@ def quotas_rows() -> list[Row]:
             task, "adaptive", _QUOTA_ROUNDS, SHARES, arms_lib.DATA_DIR.value
         )
         found.append(launched_runs.of_lines(lines, arms_lib.SKIPPED["adaptive"]).quotas)
-        kept.append(launched_runs.clocks(lines))
-        if _CLOCKS.value:
-            pathlib.Path(_CLOCKS.value).write_text(json.dumps(kept))
     counts = collections.Counter(found)
     texts = [f"{' '.join(map(str, own))}: {count}" for own, count in counts.most_common()]
     return [
@@ -341,9 +217,7 @@ GROUPS: dict[str, Callable[[], list[Row]]] = {
     "alone": alone_rows,
     "mlp": functools.partial(task_rows, "mlp"),
     "lenet": functools.partial(task_rows, "lenet"),
-    "batches": batches_rows,
     "quotas": quotas_rows,
-    "kill": lambda: process_recovery.kill_rows(arms_lib.DATA_DIR.value),
 }
 
 

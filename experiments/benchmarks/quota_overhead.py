@@ -4,7 +4,6 @@ The bare loop makes the same compiled calls in threads of its own, and takes tur
 """
 
 import concurrent.futures
-import functools
 import os
 import tempfile
 import time
@@ -184,51 +183,6 @@ def _fields(policy: str, **fields: Any) -> dict[str, Any]:
     """Of a run that is never done."""
     cluster, quota = {"num_workers": _NUM_WORKERS}, {"policy": policy}
     return {"epochs": 1_000_000, "cluster": cluster, "quota": quota, **fields}
-
-
-def debug_rows(quota: int = 4, turns: int = 5) -> list[Row]:
-    """Two rounds with `debug=True`, from the call of `fit`, against a plain loop that is eager."""
-    loss_fn, params = problems.classifier("lenet", (32, 32, 3), input_max=255.0)
-    optimizer, budget = optax.sgd(0.01, momentum=0.9), _NUM_WORKERS * quota
-    data = problems.images(2 * _MICROBATCH * budget, (32, 32, 3))
-    fields = _fields("equal", microbatch_size=_MICROBATCH, budget=budget, max_rounds=2)
-
-    def debugged() -> None:
-        hetjax.fit(loss_fn, params, optimizer, data, progress=False, debug=True, **fields)
-
-    @jax.disable_jit()
-    def plain() -> None:
-        own = jax.device_put(params)
-        opt_state = optimizer.init(own)
-        for first in range(0, len(data["label"]), budget * _MICROBATCH):
-            grads = jax.tree.map(jnp.zeros_like, own)
-            for start in range(first, first + budget * _MICROBATCH, _MICROBATCH):
-                rows = slice(start, start + _MICROBATCH)
-                batch = {name: jnp.asarray(array[rows]) for name, array in data.items()}
-                total = functools.partial(_total, loss_fn, batch, jax.random.key(start))
-                _, grad = jax.value_and_grad(total)(own)
-                grads = jax.tree.map(jnp.add, grads, grad)
-            updates, opt_state = optimizer.update(grads, opt_state, own)
-            own = optax.apply_updates(own, updates)
-        jax.block_until_ready(own)
-
-    programs = {"debug": debugged, "plain": plain}
-    secs = in_turn(programs, turns, warm_up=1)
-    ratios = sorted(secs["debug"] / secs["plain"])
-    return [
-        Row(
-            f"debug=True, two rounds of LeNet, 4 workers of {quota} microbatches of {_MICROBATCH}, "
-            f"the call of fit and all that it checks included, over a plain eager loop: median of "
-            f"{turns} turns, least and most",
-            "≤ 2",
-            f"{np.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}); plain "
-            f"{np.median(secs['plain']):.1f} s; load {os.getloadavg()[0]:.1f}",
-        )
-    ]
-
-
-def _total(loss_fn: Any, batch: Any, rng: jax.Array, params: Any) -> jax.Array:
-    return loss_fn(params, batch, rng).sum()
 
 
 def host_rows(num_rounds: int = 3000, num_workers: int = _NUM_WORKERS) -> list[Row]:

@@ -1,16 +1,12 @@
 """How good are the quotas? Figures of the policies on a virtual clock.
 
-Every function returns rows (figure, target, reached). Workers are independent here; those that
-share cores are in `quota_shared_cores`. Nothing sleeps and nothing is trained: a
-round lasts as long as its slowest worker computes, so the figures are about the quotas alone.
-
-    python -m experiments.benchmarks.quota_simulation
+Every function returns rows (figure, target, reached). Nothing sleeps and nothing is trained:
+a round lasts as long as its slowest worker computes, so the figures are about the quotas alone.
 """
 
 import time
 
 import numpy as np
-from absl import app
 
 from experiments.benchmarks.rows import Row
 from hetjax import quota
@@ -96,35 +92,7 @@ def reaction_rows(num_clusters: int = 40) -> list[Row]:
                     "; ".join(reached),
                 )
             )
-    return [*rows, _reaction_from_equal_row(num_clusters)]
-
-
-def _reaction_from_equal_row(num_clusters: int) -> Row:
-    """The same from equal workers, where the quotas are equal or equal split is held."""
-    reached = []
-    for noise in (0.0, _NOISE):
-        slower, back = [], []
-        for seed in range(num_clusters):
-            cluster = emulate.EmulatedCluster(
-                (1.0,) * 8,
-                delay="gamma" if noise else "constant",
-                delay_cv=noise or _NOISE,
-                changes=(emulate.Change(120, 1, 2.0), emulate.Change(240, 1, 1.0)),
-                seed=seed,
-            )
-            quotas, _, _ = emulate.simulate_policy(quota.adaptive(), cluster, 64, 360)
-            slower.append(_rounds_until(quotas[:240], cluster, 64, 120, 0.05))
-            back.append(_rounds_until(quotas, cluster, 64, 240, 0.05))
-        for name, rounds in (("slower", slower), ("back", back)):
-            reached.append(
-                f"noise {noise:.0%} {name} {_show(np.median(rounds))}, {_show(max(rounds))}"
-            )
-    return Row(
-        "rounds to react to one of 8 equal workers 2x slower, noise a microbatch, until within "
-        "5% of the new optimum: median, most",
-        "≤ 5",
-        "; ".join(reached),
-    )
+    return rows
 
 
 def noise_rows(num_rounds: int = 10_000, burn_in: int = 300, num_seeds: int = 2) -> list[Row]:
@@ -159,56 +127,6 @@ def noise_rows(num_rounds: int = 10_000, burn_in: int = 300, num_seeds: int = 2)
                 f"mean round over the best fixed quotas, noise 10 % a {per}: mean, most",
                 "≤ 2 % above",
                 f"{np.mean(ratios) - 1:+.2%}, {max(ratios) - 1:+.2%}",
-            )
-        )
-    return rows
-
-
-def membership_rows(settled: int = 40) -> list[Row]:
-    """A worker is replaced, added, or leaves: round time against Σv and the integer optimum.
-
-    32 microbatches a worker, no overhead, so that the law, which divides microbatches, and the
-    integer optimum are close.
-    """
-    secs, budget, when = (1.0, 1.25, 1.5, 4.0), 128, 20
-    away = emulate.Change(0, 3, present=False)
-    cases = {
-        "replace a worker 4x slower by a fast one": (emulate.Change(when, 3, 1.0),),
-        "replace it, told to the policy as leave and join": (
-            emulate.Change(when, 3, present=False),
-            emulate.Change(when + 1, 3, 1.0, present=True),
-        ),
-        "add a worker of speed 1": (away, emulate.Change(when, 3, 1.0, present=True)),
-        "add a worker 4x slower": (away, emulate.Change(when, 3, present=True)),
-        "add a worker 200x slower": (away, emulate.Change(when, 3, 200.0, present=True)),
-        "a worker of speed 1 leaves": (emulate.Change(when, 0, present=False),),
-    }
-    rows = []
-    for name, changes in cases.items():
-        cluster = emulate.EmulatedCluster(secs, changes=changes)
-        _, _, round_secs = emulate.simulate_policy(
-            quota.adaptive(), cluster, budget, when + settled + 4000
-        )
-        before = np.median(round_secs[10:when])
-        after = round_secs[when + settled :].mean()
-        usual = np.median(round_secs[when + settled :])
-        total_speed = [
-            (cluster.present_at(round) / cluster.costs_at(round).secs_per_microbatch).sum()
-            for round in (0, when + settled)
-        ]
-        law = before * total_speed[0] / total_speed[1]
-        optimum = _optimum(cluster, when + settled, budget)
-        added = name.startswith("add")
-        rows.append(
-            Row(
-                f"{name}: round over the law, over the integer optimum",
-                "within 3 %" + ("; never slower than before" if added else ""),
-                f"{after / law - 1:+.2%}, {after / optimum - 1:+.2%}"
-                + (
-                    f"; {after / before - 1:+.2%} (but for probes {usual / before - 1:+.2%})"
-                    if added
-                    else ""
-                ),
             )
         )
     return rows
@@ -365,24 +283,3 @@ def _best_fixed_secs(
 
 def _show(rounds: float) -> str:
     return "not reached" if rounds >= _NEVER / 2 else f"{rounds:.3g}"
-
-
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"no arguments are taken, but {argv[1:]} were given.")
-    print("| figure | target | reached |\n|---|---|---|")
-    for measure in (
-        steady_state_rows,
-        convergence_rows,
-        reaction_rows,
-        noise_rows,
-        membership_rows,
-        solver_rows,
-        comparison_rows,
-    ):
-        for row in measure():
-            print(f"| {row.figure} | {row.target} | {row.reached} |", flush=True)
-
-
-if __name__ == "__main__":
-    app.run(main)

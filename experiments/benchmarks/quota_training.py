@@ -1,11 +1,5 @@
-"""What do quotas cost and give in real training? Figures of whole runs, with JAX.
+"""What do quotas give in real training? Emulated workers sleep to their times on the wall clock."""
 
-Emulated workers sleep to their times on the wall clock; and what is compiled while quotas change.
-"""
-
-from typing import Any
-
-import jax
 import numpy as np
 import optax
 
@@ -48,58 +42,3 @@ def emulated_rows(round_secs: float = 0.2, num_rounds: int = 12, skipped: int = 
             )
         )
     return rows
-
-
-def compilation_rows() -> list[Row]:
-    """Programs compiled after the first round while quotas, workers and speeds change."""
-    loss_fn, params = problems.classifier("logistic", (8, 8, 1), input_max=16.0)
-    counts: list[str] = []
-
-    def on_event(name: str, duration: float, **kwargs: Any) -> None:
-        del duration, kwargs
-        if name == "/jax/core/compile/backend_compile_duration":
-            counts.append(name)
-
-    jax.monitoring.register_event_duration_secs_listener(on_event)
-    try:
-        rows = []
-        for local in ("stepped", "fused", "virtual"):
-            began: list[int] = []
-
-            def note(line: Any, began: list[int] = began) -> None:
-                if line.round == 0:
-                    began.append(len(counts))
-
-            result = hetjax.fit(
-                loss_fn,
-                params,
-                optax.sgd(0.1),
-                problems.images(1000, (8, 8, 1)),
-                epochs=4,
-                microbatch_size=8,
-                budget=16,
-                local=local,
-                cluster={
-                    "num_workers": 4,
-                    "secs_per_microbatch": (1.0, 2.0, 3.0, 4.0),
-                    "clock": "virtual",
-                    "changes": (
-                        {"round": 6, "worker": 0, "secs_per_microbatch": 50.0},
-                        {"round": 12, "worker": 1, "present": False},
-                        {"round": 18, "worker": 1, "present": True},
-                    ),
-                },
-                callbacks=[note],
-                progress=False,
-            )
-            quotas = {tuple(line["quotas"]) for line in result.history}
-            rows.append(
-                Row(
-                    f"compilations after the first round, {local}, {len(quotas)} different quotas",
-                    "0",
-                    str(len(counts) - began[0]),
-                )
-            )
-        return rows
-    finally:
-        jax.monitoring.unregister_event_duration_listener(on_event)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from absl import app, flags, logging
 
 import hetjax
-from experiments.benchmarks import quota_shared_cores, quota_simulation, quota_traces, rows
+from experiments.benchmarks import quota_simulation, rows
 
 _ONLY = flags.DEFINE_list("only", [], "Names of groups of rows to measure; all by default.")
 _DEVICES = flags.DEFINE_integer(
@@ -25,9 +25,8 @@ _DEVICES = flags.DEFINE_integer(
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 1500, "Of `overhead`, on each side.", lower_bound=1)
 
-# Of their workers. With more devices than these XLA has more threads, and short rounds are slower
-# (`--only=one_worker --devices=8`).
-_DEVICES_OF = {"overhead": 4, "host": 4, "one_worker": 1}
+# Of their workers. With more devices than these XLA has more threads, and short rounds are slower.
+_DEVICES_OF = {"overhead": 4, "host": 4}
 
 
 def _apart(name: str) -> Iterator[rows.Row]:
@@ -46,31 +45,18 @@ def main(argv: list[str]) -> None:
     hetjax.use_cpu_workers(_DEVICES.value or 8)
     from experiments.benchmarks import (
         quota_overhead,
-        quota_pooled,
         quota_training,
-        short_rounds,
-        writer_overhead,
     )
 
     groups = {
         "overhead": lambda: quota_overhead.overhead_rows(_ROUNDS.value),
         "host": quota_overhead.host_rows,
-        "one_worker": short_rounds.one_worker_rows,
-        "debug": quota_overhead.debug_rows,
-        "writers": writer_overhead.writer_rows,
         "emulated": quota_training.emulated_rows,
         "emulated_short": lambda: quota_training.emulated_rows(0.05),
-        "compilation": quota_training.compilation_rows,
-        "pooled": quota_pooled.pooled_rows,
         "steady_state": quota_simulation.steady_state_rows,
         "convergence": quota_simulation.convergence_rows,
         "reaction": quota_simulation.reaction_rows,
         "noise": quota_simulation.noise_rows,
-        "stationary": quota_traces.stationary_rows,
-        "changing": quota_traces.changing_rows,
-        "hiccups": quota_traces.hiccup_rows,
-        "shared_cores": quota_shared_cores.shared_core_rows,
-        "membership": quota_simulation.membership_rows,
         "solver": quota_simulation.solver_rows,
         "comparison": quota_simulation.comparison_rows,
     }

@@ -59,5 +59,5 @@ class Stat(NamedTuple):
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table."""
     head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    first, *others = [f"| {' | '.join(line)} |" for line in [head, *rows]]
+    return "\n".join([first, "|---" * len(head) + "|", *others]) + "\n"

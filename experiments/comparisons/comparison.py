@@ -265,14 +265,12 @@ def compare(
     *,
     rates: Sequence[float] = (),
     target: float | None = None,
-    tune_for_last_loss: bool = False,
     window: float = 0.25,
     jobs: int = 1,
 ) -> Comparison:
     """Does what is missing, tunes, and gathers everything.
 
-    Of `rates` each arm gets, with the first seed, the one that reaches `target` first, or that
-    ends with the lowest loss.
+    Of `rates` each arm gets, with the first seed, the one that reaches `target` first.
     """
     if rates and target is None:
         raise ValueError("--rates: to tune, give the --target_loss whose time is compared.")
@@ -286,8 +284,7 @@ def compare(
                 assert record is not None
                 assert target is not None
                 found = curve(record, window)
-                last = math.inf if record["diverged"] else found.losses[-1]
-                scores[rate] = last if tune_for_last_loss else found.time_to(target)
+                scores[rate] = found.time_to(target)
             own[arm.label] = min(scores, key=scores.__getitem__)
     runs = [Run(arm, seed, own[arm.label]) for seed in seeds for arm in arms]
     run_all(runs, directory, jobs=jobs)

@@ -48,8 +48,8 @@ def verdict(one: Stat, other: Stat) -> str:
 
 
 def in_spreads(one: Stat, other: Stat) -> str:
-    """How far `one` is below (-) or above (+) `other`, in units of the larger spread."""
+    """How far `one` is below (-) or above (+) `other`, in the larger spread, or in words."""
     spread = max(one.spread, other.spread)
     if not spread or not (math.isfinite(one.mean) and math.isfinite(other.mean)):
         return verdict(one, other)
-    return f"{(one.mean - other.mean) / spread:+.1f} spreads"
+    return f"{(one.mean - other.mean) / spread:+.1f}"

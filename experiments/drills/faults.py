@@ -10,12 +10,10 @@ callback, or waits for a loader that is dead. `raise`: one process raises, in th
 callback, in a loader, in the script, or leaves by SystemExit; under the launcher and started by
 hand. `hold`: one process of several that were started by hand holds the others up for 13 s.
 `stop`: SIGTERM to one worker, or to the launcher.
-`mutate`: configurations that were changed at random, in this process and as commands.
 
 Each drill adds its lines to a file of its own, and the table is about all of them.
 """
 
-import collections
 import importlib.metadata
 import json
 import pathlib
@@ -35,8 +33,6 @@ from experiments.drills import fault_cases, fault_gangs, fault_holds, fault_rais
 from experiments.drills.fault_gangs import Record, Session
 
 _COMBINATION = ("local", "ordering", "reducer")
-_PER_COMMAND = 20  # mutated configurations in this process for one as a whole command
-_PER_LINE = 50  # that share a line
 
 
 # Cuts
@@ -134,67 +130,6 @@ def cut_every_round(directory: pathlib.Path, local: str, ordering: str, reducer:
     }
 
 
-# Mutated configurations
-
-
-def mutate(session: Session) -> None:
-    """Runs mutated configurations in this process, and a twentieth as many as commands."""
-    import hetjax
-    from experiments.drills import fault_configs
-
-    hetjax.use_cpu_workers(8)
-    fault_configs.prepare(session.directory)
-
-    def in_process(changes: Record, number: int) -> "fault_configs.Outcome":
-        if number % _PER_LINE == 0:
-            fault_configs.forget_programs()
-        is_kept = number % 4 == 0 or any(name.startswith("checkpoint") for name in changes)
-        return fault_configs.run(changes, next(directories), is_kept=is_kept)
-
-    def as_command(changes: Record, number: int) -> "fault_configs.Outcome":
-        return fault_configs.run_command(changes, next(directories), by_file=number % 2 == 0)
-
-    directories = fault_gangs.new_directories(session)
-    with fault_cases.keeping_programs(session.cache):
-        _mutate_each(session, "mutate", session.trials, in_process)
-    _mutate_each(session, "mutate_commands", -(-session.trials // _PER_COMMAND), as_command)
-
-
-def _mutate_each(
-    session: Session, name: str, count: int, run: Callable[[Record, int], Any]
-) -> None:
-    from experiments.drills import fault_configs
-
-    counts: collections.Counter[str] = collections.Counter()
-    faults: list[Record] = []
-
-    def write() -> None:
-        if counts:
-            session.write({"drill": name, **counts, "faults": list(faults)})
-        counts.clear()
-        faults.clear()
-
-    def one(changes: Record) -> None:
-        if session.is_late or bar.n >= count:
-            return
-        outcome = run(changes, bar.n)
-        counts.update({"trials": 1, outcome.kind: 1})
-        is_fault = outcome.kind not in ("ran", "refused")
-        if is_fault:
-            faults.append({"kind": outcome.kind, "changes": repr(changes)})
-        if is_fault or session.show:
-            told = f"{outcome.kind}, {outcome.secs:.1f} s: {changes}\n{outcome.message}"
-            print(told, file=sys.stderr)
-        bar.update()
-        if bar.n % _PER_LINE == 0:
-            write()
-
-    with tqdm.tqdm(total=count, desc=name) as bar:
-        seed = session.rng.randrange(1 << 32)
-        fault_configs.for_each(one, count, directory=session.directory, seed=seed)
-    write()
-
-
 # Results
 
 DRILLS: dict[str, tuple[Callable[..., None], int]] = {
@@ -204,7 +139,6 @@ DRILLS: dict[str, tuple[Callable[..., None], int]] = {
     "raise": (fault_raises.run_all, 32),
     "hold": (fault_holds.run_all, 8),
     "stop": (fault_gangs.stop, 6),
-    "mutate": (mutate, 2000),
 }
 """Each with the trials that it makes by default."""
 
@@ -223,7 +157,6 @@ def table(results: pathlib.Path) -> str:
         *fault_raises.rows(read(results, "raise")),
         *fault_holds.rows(read(results, "hold")),
         *_stop_rows(results),
-        *_mutate_rows(results),
     ]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(["| figure | target | reached |", "|---|---|---|", *lines])
@@ -289,20 +222,6 @@ def _stop_rows(results: pathlib.Path) -> list[tuple[str, str, str]]:
             ("… exit", "≤ 10 s", f"at most {max(r['secs'] for r in own):.1f} s"),
             ("… resumed, bit-equal to the replay", "N of N", _share([r["bit_equal"] for r in own])),
         ]
-    return rows
-
-
-def _mutate_rows(results: pathlib.Path) -> list[tuple[str, str, str]]:
-    rows = []
-    for name, where in (("mutate", "in one process"), ("mutate_commands", "as commands")):
-        total: collections.Counter[str] = collections.Counter()
-        for record in read(results, "mutate"):
-            if record["drill"] == name:
-                total.update({k: v for k, v in record.items() if isinstance(v, int)})
-        n, good = total["trials"], total["ran"] + total["refused"]
-        if n:
-            reached = f"{_share([True] * good + [False] * (n - good))}; {total['ran']} ran"
-            rows += [(f"mutated configurations {where}: clean or one message", "N of N", reached)]
     return rows
 
 

@@ -18,7 +18,6 @@ one that hangs.
 """
 
 import concurrent.futures
-import difflib
 import fnmatch
 import json
 import os
@@ -273,57 +272,36 @@ def lines(results: pathlib.Path) -> list[Record]:
 
 
 def table(mutants: Sequence[Mutant], records: Sequence[Record]) -> str:
-    """The figures of each commit as Markdown, each mutant, and the text of those that live."""
+    """The figures of each commit as Markdown, and what became of each mutant."""
     by_commit: dict[str, dict[str, Record]] = {}
     listed = {(m.name, digest): m for m in mutants for digest in (m.digest, *m.earlier)}
     for record in records:
         if (record["name"], record["digest"]) in listed:
             of = record["commit"] + ", slow tests too" * record["include_slow"]
             by_commit.setdefault(of, {})[record["name"]] = record
-    told = []
+    told = ["| commit | mutants | " + " | ".join(OUTCOMES) + " | minutes |"]
+    told.append("|---" * (3 + len(OUTCOMES)) + "|")
     for commit, own in by_commit.items():
-        told += [f"\nOf {commit}:\n", *_counts(mutants, own)]
-    told += ["\n| mutant | kind | file |" + "".join(f" {commit} |" for commit in by_commit)]
-    told += ["|---" * (3 + len(by_commit)) + "|"]
+        counts = [str(sum(r["outcome"] == outcome for r in own.values())) for outcome in OUTCOMES]
+        minutes = sum(record["secs"] for record in own.values()) / 60
+        told.append(f"| {commit} | {len(own)} | {' | '.join(counts)} | {minutes:.1f} |")
+    told.append(
+        "\n| mutant | kind | file | at its newest commit | survived |\n|---|---|---|---|---|"
+    )
     for mutant in mutants:
-        cells = [_cell(mutant, own.get(mutant.name)) for own in by_commit.values()]
-        told.append(f"| {' | '.join([mutant.name, mutant.kind, f'`{mutant.file}`', *cells])} |")
-    alive = [
-        mutant
-        for mutant in mutants
-        if any(own.get(mutant.name, {}).get("outcome") == "survived" for own in by_commit.values())
-    ]
-    return "\n".join([*told, *(f"\n{difference(mutant)}" for mutant in alive)]).strip()
+        mine = {commit: own[mutant.name] for commit, own in by_commit.items() if mutant.name in own}
+        newest = _cell(mutant, list(mine.values())[-1]) if mine else ""
+        alive = [commit for commit, record in mine.items() if record["outcome"] == "survived"]
+        cells = [mutant.name, mutant.kind, f"`{mutant.file}`", newest, ", ".join(alive)]
+        told.append(f"| {' | '.join(cells)} |")
+    return "\n".join(told)
 
 
-def _counts(mutants: Sequence[Mutant], own: dict[str, Record]) -> list[str]:
-    rooms: dict[str, list[Record]] = {}
-    for mutant in mutants:
-        if mutant.name in own:
-            rooms.setdefault(mutant.room, []).append(own[mutant.name])
-    rows = ["| room | mutants | " + " | ".join(OUTCOMES) + " | minutes |"]
-    rows.append("|---" * (3 + len(OUTCOMES)) + "|")
-    for room, some in [*rooms.items(), ("all", list(own.values()))]:
-        counts = [str(sum(record["outcome"] == outcome for record in some)) for outcome in OUTCOMES]
-        minutes = sum(record["secs"] for record in some) / 60
-        rows.append(f"| {room} | {len(some)} | {' | '.join(counts)} | {minutes:.1f} |")
-    return rows
-
-
-def _cell(mutant: Mutant, record: Record | None) -> str:
-    if record is None:
-        return ""
-    told = f"{record['outcome']}, {record['secs']:.0f} s"
+def _cell(mutant: Mutant, record: Record) -> str:
+    told = record["outcome"]
     if record["by"]:
         told += f": `{record['by']}`" if "::" in record["by"] else f": {record['by']}"
     return told + (f" (in {record['file']})" if record["file"] != mutant.file else "")
-
-
-def difference(mutant: Mutant) -> str:
-    """What a mutant changes, as Markdown."""
-    changed = difflib.ndiff(mutant.old.splitlines(), mutant.new.splitlines())
-    text = "\n".join(line.rstrip() for line in changed if not line.startswith("?"))
-    return f"{mutant.name}, `{mutant.file}`:\n```diff\n{text}\n```"
 
 
 def main(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The report of the study: a Markdown file and an HTML page of what lies in the results alone.
+"""The report of the study: a Markdown file and its pictures, of what lies in the results alone.
 
 Every sentence that judges is computed from the results. It needs no JAX.
 """
@@ -15,7 +15,7 @@ TITLE = "Balanced example orders on the papers' tasks"
 
 
 def write(directory: pathlib.Path, tasks: Sequence[Task]) -> pathlib.Path:
-    """Writes README.md, index.html and the pictures; returns the page's path."""
+    """Writes README.md and the pictures; returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
     single = [task for task in tasks if not task.group]
     found = {task.name: results.arms_of(directory, task) for task in tasks}
@@ -32,16 +32,17 @@ def write(directory: pathlib.Path, tasks: Sequence[Task]) -> pathlib.Path:
         page.Heading("Figures"),
         page.Table(("figure", "target", "reached"), judged),
     ]
-    balance = tables.balance_table([found[task.name] for task in single], bounds)
-    if balance:
-        blocks += [page.Heading("Gain and balance"), page.Text(_BALANCE), balance]
+    blocks += [
+        page.Heading("Gain and balance"),
+        page.Text(_BALANCE),
+        tables.gain_table([found[task.name] for task in single], bounds),
+    ]
     for task in single:
         blocks += _task(directory, found[task.name], bounds[task.name])
     for group in dict.fromkeys(task.group for task in tasks if task.group):
         blocks += _group({task.name: found[task.name] for task in tasks if task.group == group})
-    (directory / "README.md").write_text(page.markdown(blocks))
-    path = directory / "index.html"
-    path.write_text(page.html(TITLE, blocks))
+    path = directory / "README.md"
+    path.write_text(page.markdown(blocks))
     return path
 
 
@@ -57,8 +58,7 @@ def _task(directory: pathlib.Path, own: results.Arms, bounds: results.Records) -
         path = directory / f"{task.name}.svg"
         pictures.draw(path, own, task.metric)
         blocks += [
-            page.Picture(path, "Training loss against epochs and against time, and the metric"),
-            page.Text("Each order at its own learning rate:"),
+            page.Picture(path, "Loss against epochs and time, and the metric"),
             tables.arms_table(own),
         ]
     same = results.arms_of(directory, task, same_rate=True)
@@ -68,18 +68,9 @@ def _task(directory: pathlib.Path, own: results.Arms, bounds: results.Records) -
             tables.arms_table(same),
         ]
     if task.is_tuned:
-        says = (
-            f"Lowest training loss at every learning rate, seed {task.seeds[0]}, and in brackets "
-            "epochs to that of D-RR at the same rate, over D-RR's:"
-        )
-        blocks += [page.Text(says), tables.grid_table(task, records)]
-    herding = tables.herding_table(bounds)
-    if herding:
-        says = (
-            "Herding bound of the order to come, of rounds as timesteps, and over that of a random "
-            f"order at the same parameters, seed {task.seeds[0]}:"
-        )
-        blocks += [page.Text(says), herding]
+        blocks.append(tables.grid_table(task, records))
+    if herding := tables.herding_table(bounds):
+        blocks.append(herding)
     lines = tables.sentences(own, records)
     return [*blocks, page.Bullets(lines)] if lines else blocks
 
@@ -98,12 +89,12 @@ def _group(found: Mapping[str, results.Arms]) -> list[Block]:
 
 
 _BALANCE = (
-    "Theory has a balanced order gain where gradients change little within an epoch. Then its "
-    "herding bound, the largest sum of centred gradients on the way through the epoch, stays far "
-    "below that of a random order at the parameters that the epoch before has come to. And there "
-    "has to be something to gain: a bound of a random order that is not small already. Both were "
-    "measured in D-GraB's runs of seed 0, done once more, in the 2-norm: after the first epoch "
-    "that was measured and after the last."
+    "Two-level D-GraB against D-RR on each task; a training loss is in spreads below (-) or above "
+    "that of others. Theory has a balanced order gain where gradients change little within an "
+    "epoch: then its herding bound, the largest sum of centred gradients on the way through the "
+    "epoch, stays far below that of a random order at the parameters that the epoch before has "
+    "come to. And the bound of a random order must not be small already. Both are of runs of seed "
+    "0, done once more, in the 2-norm, after the first epoch that was measured → after the last."
 )
 
 _HEAD = (
@@ -111,48 +102,40 @@ _HEAD = (
     page.Text("```sh\npython -m experiments.compare_orders --stage=report\n```"),
     page.Text(
         "and without `--stage` what is missing is done first; `--stage=plan` says what that is. "
-        "The unit that is ordered is one example: an image, a sentence, a chunk of text from a "
-        "zero state, a window of a series. Heads on features of sentences stand for those on a "
-        "frozen encoder; there is no pretrained encoder here. With such features RTE is at chance, "
-        "so its training loss alone says something."
+        "One example is ordered: an image, a sentence, a chunk of text from a zero state, a window "
+        "of a series. Heads on features of sentences stand for those on a frozen encoder; there is "
+        "no pretrained encoder here. With such features RTE is at chance. Data is private, the "
+        "learning rate constant, the seeds are 0, 1, 2 where a title does not say otherwise."
     ),
     page.Text(
-        "Training loss: without an update, after each epoch, over the part of the training "
-        "examples that each section names. D-RR, two-level D-GraB, the fixed map and block "
-        "reshuffling are each tuned over the same learning rates: theirs is the one with the "
-        "lowest training loss with the first seed; where that is at an end of the grid, another "
-        "rate follows there. The other orders take two-level D-GraB's. Everything else is equal."
+        "The first table of a section: each order at its own rate. Training loss is without an "
+        "update, after each epoch. D-RR, two-level D-GraB, the fixed map and block reshuffling are "
+        "each tuned over the same rates, by the lowest loss with the first seed, and where that is "
+        "at an end of the grid another rate follows; the second table has them, and in brackets "
+        "epochs to D-RR's lowest at the same rate, over D-RR's. The other orders take two-level "
+        "D-GraB's. The third: herding bounds of the order to come, of rounds as timesteps, over "
+        "those of a random order at the same parameters."
     ),
     page.Text(
         "Left out, for time: exact orders on the hashed words of CoLA and SST-2, on the MLP and on "
-        "the transformer, where gradients of single examples are dear (PairBalance in blocks "
-        "stands for the exact one on three of these), and what else a section says; the "
-        "rest of WikiText-2 for the text models and of CIFAR-10 for ResNet-8, as the titles say; "
-        "16 and 64 workers on the whole of CIFAR-10, which small parts of it have, 16 on CoLA and "
-        "RTE, 64 on all heads, 32 on M4; epochs enough to memorise a whole set. The LSTM with all "
-        "words, the transformer and ResNet-8 with 64 workers were left for a GPU, and none was at "
-        "hand. LeNet's 64 workers take batches of 128: a microbatch holds a pair at least."
+        "the transformer (PairBalance in blocks stands for the exact one on three of these), and "
+        "what else a section says; the rest of WikiText-2 and of CIFAR-10 for ResNet-8; 16 and 64 "
+        "workers on the whole of CIFAR-10, 16 on CoLA and RTE, 64 on all heads, 32 on M4; epochs "
+        "enough to memorise a whole set. The LSTM with all words, the transformer and ResNet-8 "
+        "with 64 workers were left for a GPU, and none was at hand."
     ),
     page.Text(
         '"Mean ± spread" is over the seeds, and the spread is half the distance from the least to '
-        "the greatest. By more than the spread: the means differ by more than the larger of the "
-        "two spreads; else within the spread. The lowest loss of a run is over its epochs; the "
-        "mean over the epochs of the training loss tells how fast it went down; it is also given "
-        "over that of D-RR with the same seed, whose model begins the same: seeds differ more "
-        "than orders do. Epochs to D-RR's lowest: until the training loss is at most the lowest "
-        "that random reshuffling (D-RR) reaches with the same seed, over the epochs that D-RR "
-        "needs for it."
-    ),
-    page.Text(
-        "Runs disturb each other's clocks. So time is epochs times the seconds of the processor "
-        "for an epoch, measured apart, all orders in turn in one process on one core, without "
-        "evaluation; what an order takes over D-RR is the median over three or five turns, which "
-        "differ by about a tenth. Where it is three, the first turn of an order of every second "
-        "epoch holds some compiling. All workers are "
-        "played one after the other on that core: it is the "
-        "cost in arithmetic, and says nothing of communication. In the pictures, lines are means, "
-        "bands go from the least to the greatest seed, and the dotted line is the mean of D-RR's "
-        "lowest losses; the first epoch does not set the scale of the loss, and an axis of time "
-        "ends at three times D-RR's at the latest."
+        "the greatest; a difference counts from one spread on, the larger of the two. The lowest "
+        "loss of a run is over its epochs; its mean over the epochs tells how fast it went down, "
+        "over that of D-RR with the same seed. Epochs to D-RR's lowest: until the loss is at most "
+        "the lowest that random reshuffling (D-RR) reaches with the same seed, over the epochs "
+        'that D-RR needs for it; "not by 1 of 3": one seed never does. Time is epochs times the '
+        "seconds of the processor for an epoch, "
+        "measured apart, all orders in turn in one process on one core, workers one after the "
+        "other: the cost in arithmetic. Orders over D-RR are medians of three or five turns, which "
+        "differ by about a tenth. In the pictures, lines are means, bands go from the least to the "
+        "greatest seed, the dotted line is the mean of D-RR's lowest losses; an axis of time ends "
+        "at three times D-RR's at the latest."
     ),
 )

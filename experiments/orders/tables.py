@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.comparisons.spreads import Stat, in_spreads, verdict
 from experiments.orders import page, pictures, results
-from experiments.orders.arms import ALWAYS, ARMS, BASELINE, LEADER, SAVING, TUNED
+from experiments.orders.arms import ALWAYS, ARMS, BASELINE, LEADER, TUNED
 from experiments.orders.results import Arms, Record, Records, average, best, final
 from experiments.orders.tasks import Task
 
@@ -26,12 +26,11 @@ def setup(task: Task) -> str:
     part = "all of them" if task.every == 1 else f"every {task.every}th of them"
     evaluated = f"the first {task.num_eval:,}" if task.num_eval else "all"
     return (
-        f"`configs/{task.config}.py` with {config.data.num_train:,} examples, {config.epochs} "
-        f"epochs of {task.epoch_rounds:,} rounds, {config.cluster.num_workers} workers with "
-        f"{config.data.sharing} data, batch {task.batch_size} (microbatches of "
-        f"{config.microbatch_size}), {', '.join(optimizer)}, a constant learning rate, "
-        f"{_emulation(task)}seeds {', '.join(map(str, task.seeds))}. Training loss over {part}; "
-        f"{task.metric} over {evaluated} of the examples that are evaluated.{_left_out(task)}"
+        f"`configs/{task.config}.py`, {config.data.num_train:,} examples, {config.epochs} epochs "
+        f"of {task.epoch_rounds:,} rounds, {config.cluster.num_workers} workers, batch "
+        f"{task.batch_size} (microbatches of {config.microbatch_size}), {', '.join(optimizer)}, "
+        f"{_emulation(task)}training loss over {part}, {task.metric} over {evaluated} of those "
+        f"evaluated.{_left_out(task)}"
     )
 
 
@@ -47,7 +46,7 @@ def _emulation(task: Task) -> str:
         return ""
     gate = config.gate.trigger
     closes = "" if gate == "none" else f", a gate ({gate})"
-    return f"{config.quota.policy} quotas for emulated speeds on the virtual clock{closes}, "
+    return f"{config.quota.policy} quotas for emulated speeds{closes}, "
 
 
 def arms_table(arms: Arms) -> page.Table:
@@ -56,13 +55,10 @@ def arms_table(arms: Arms) -> page.Table:
     header = (
         "order",
         "learning rate",
-        "lowest training loss",
-        "last training loss",
-        "mean over the epochs",
-        "over D-RR's, same seed",
-        "lowest against D-RR",
+        "lowest loss",
+        "in spreads from D-RR's",
+        "mean loss over D-RR's",
         "epochs to D-RR's lowest",
-        "time to it",
         "ms a round",
         f"last {metric.replace('_', ' ')}",
     )
@@ -71,30 +67,27 @@ def arms_table(arms: Arms) -> page.Table:
         if not arms.runs[arm]:
             continue
         last = Stat.of(pictures.values_of(run)[-1] for run in arms.runs[arm].values())
-        secs = arms.secs.get(arm)
+        secs, lowest = arms.secs.get(arm), arms.stat(arm, best)
         rows.append(
             (
                 ARMS[arm].label,
                 f"{rate:g}",
-                f"{arms.stat(arm, best):.5f}",
-                f"{arms.stat(arm, final):.5f}",
-                f"{arms.stat(arm, average):.5f}",
+                f"{lowest:.5f}",
+                "" if arm == BASELINE else in_spreads(lowest, arms.stat(BASELINE, best)),
                 f"{arms.paired(arm, average):.3f}",
-                "" if arm == BASELINE else verdict(arms.stat(arm, best), arms.stat(BASELINE, best)),
                 ratio(arms.ratios(arm)),
-                ratio(arms.ratios(arm, of_time=True)),
                 f"{1e3 * secs / arms.task.epoch_rounds:.1f}" if secs else "",
-                f"{last:.4g}",
+                f"{last.mean:.4g}",
             )
         )
     return page.Table(header, rows)
 
 
 def ratio(ratios: Sequence[float]) -> str:
-    """Of epochs, or of time; seeds that never get there are counted."""
+    """Of epochs, or of time; where seeds never get there, how many do not."""
     never = sum(map(math.isinf, ratios))
     if never:
-        return f"not reached by {never} of {len(ratios)} seeds"
+        return f"not by {never} of {len(ratios)}"
     return f"{Stat.of(ratios):.2f}" if ratios else ""
 
 
@@ -110,7 +103,7 @@ def grid_table(task: Task, records: Records) -> page.Table:
             cell = "" if record is None else f"{Stat.of([best(record)]):.5f}"
             if record is not None and baseline is not None and arm != BASELINE:
                 found = _ratio(task, arm, record, baseline)
-                cell += f" ({found:.2f})" if math.isfinite(found) else " (not reached)"
+                cell += f" ({found:.2f})" if math.isfinite(found) else " (never)"
             cells.append(cell)
         rows.append(tuple(cells))
     return page.Table(("order", *(f"lr {rate:g}" for rate in rates)), rows)
@@ -128,17 +121,14 @@ def herding_table(records: Records) -> page.Table | None:
     if not records:
         return None
     kinds = [kind for kind in METRICS if any(f"{kind}inf_norm" in r for r in records.values())]
-    header = ["order", "learning rate", "after epoch", "bound, 2-norm"]
-    for kind in kinds:
-        header += [f"over random{METRICS[kind]}, {norm}" for norm in ("2-norm", "∞-norm")]
+    names = [(kind, norm) for kind in kinds for norm in ("two_norm", "inf_norm")]
+    header = ["order", "after epochs"]
+    header += [f"{'2' if norm == 'two_norm' else '∞'}-norm{METRICS[kind]}" for kind, norm in names]
     rows = []
-    for (arm, rate, _), record in records.items():
-        for index, epoch in enumerate(record["epochs"]):
-            cells = [ARMS[arm].label, f"{rate:g}", str(epoch), f"{record['two_norm'][index]:.4g}"]
-            for kind in kinds:
-                ratios = (_over_random(record, kind + norm) for norm in ("two_norm", "inf_norm"))
-                cells += [f"{of_epochs[index]:.2f}" for of_epochs in ratios]
-            rows.append(cells)
+    for (arm, _, _), record in records.items():
+        told = [[f"{value:.2f}" for value in _over_random(record, k + n)] for k, n in names]
+        epochs = map(str, record["epochs"])
+        rows.append([ARMS[arm].label, *(" ".join(each) for each in (epochs, *told))])
     return page.Table(header, rows)
 
 
@@ -156,51 +146,73 @@ def kept_balance(records: Records, arm: str, kind: str = "") -> float | None:
     return statistics.median(ratios) if ratios else None
 
 
-def balance_table(found: Sequence[Arms], bounds: Mapping[str, Records]) -> page.Table | None:
-    """Gain and balance side by side: what was left to balance, what of it was, what it was worth.
+def gain_table(found: Sequence[Arms], bounds: Mapping[str, Records]) -> page.Table:
+    """What two-level D-GraB is worth on each task, beside what was left to balance and what was.
 
-    Of tasks whose bounds were measured, those that gain most first; None where there is none.
+    Those that gain most first; tasks without its runs are left out.
     """
     rows = []
     for arms in found:
-        for (arm, _, _), record in bounds.get(arms.task.name, {}).items():
-            if arm != LEADER:
-                continue
-            gain = arms.paired(LEADER, average)
-            lowest = in_spreads(arms.stat(LEADER, best), arms.stat(BASELINE, best))
-            ends = [(of[0], of[-1]) for of in (record["random_two_norm"], _over_random(record))]
-            cells = [f"{first:.3g} → {last:.3g}" for first, last in ends]
-            rows.append((gain.mean, (arms.task.title, *cells, f"{gain:.3f}", lowest)))
+        if not arms.runs.get(LEADER) or not arms.runs.get(BASELINE):
+            continue
+        gain, cost = arms.paired(LEADER, average), arms.cost(LEADER)
+        others = [
+            in_spreads(arms.stat(LEADER, best), arms.stat(other, best))
+            if arms.runs.get(other)
+            else ""
+            for other in (BASELINE, "fixed_map", "block_reshuffling")
+        ]
+        cells = [
+            arms.task.title,
+            ratio(arms.ratios(LEADER)),
+            f"{cost:.2f}" if cost else "",
+            ratio(arms.ratios(LEADER, of_time=True)),
+            *others,
+            f"{gain:.3f}",
+            *_ends(bounds.get(arms.task.name, {})),
+        ]
+        rows.append((gain.mean, cells))
     header = (
         "task",
-        "bound of a random order, first → last",
-        "bound of D-GraB's order over that, first → last",
-        "mean over the epochs of its loss, over D-RR's",
-        "lowest loss against D-RR's",
+        "epochs to D-RR's lowest loss",
+        "cost of a step",
+        "time to it",
+        "lowest loss in spreads from D-RR's",
+        "from the fixed map's",
+        "from block reshuffling's",
+        "mean loss over D-RR's",
+        "bound of a random order",
+        "bound over that",
     )
-    rows.sort(key=lambda row: row[0])
-    return page.Table(header, [cells for _, cells in rows]) if rows else None
+    return page.Table(header, [cells for _, cells in sorted(rows, key=lambda row: row[0])])
+
+
+def _ends(bounds: Records) -> tuple[str, str]:
+    """The bound of a random order and that of D-GraB's over it, first and last epoch measured."""
+    for (arm, _, _), record in bounds.items():
+        if arm == LEADER:
+            pairs = record["random_two_norm"], _over_random(record)
+            first, last = (f"{of[0]:.3g} → {of[-1]:.3g}" for of in pairs)
+            return first, last
+    return "", ""
 
 
 def sentences(own: Arms, records: Records) -> list[str]:
-    """What the figures say, arm by arm, against D-RR, and of the tuning."""
-    found = tuning(own, records)
-    for arm in own.rates:
-        if arm == BASELINE or not own.runs[arm]:
-            continue
-        lowest, last = (verdict(own.stat(arm, f), own.stat(BASELINE, f)) for f in (best, final))
-        label = ARMS[arm].label
-        found.append(
-            f"{label[0].upper()}{label[1:]}, against D-RR: lowest training loss {lowest}, last "
-            f"{last}; mean over the epochs {own.paired(arm, average):.3f} of D-RR's with the same "
-            "seed."
-        )
-    others = SAVING, "d_grab_exact", "fixed_map", "block_reshuffling", "d_grab_preconditioned"
-    for arm in others:
-        if own.runs.get(arm) and own.runs.get(LEADER):
-            same = verdict(own.stat(LEADER, best), own.stat(arm, best))
-            found.append(f"Two-level D-GraB against {ARMS[arm].label}, lowest loss: {same}.")
-    return found + _change(own)
+    """What the tables do not say: of the tuning, who gets there first, and of changing speeds."""
+    return tuning(own, records) + _soonest(own) + _change(own)
+
+
+def _soonest(own: Arms) -> list[str]:
+    """The ratio of epochs where an order is tuned for it: to get there first, not to end lowest."""
+    arms = [arm for arm in (LEADER, "block_reshuffling") if own.runs.get(arm)]
+    if not own.task.convex or not arms or not own.runs.get(BASELINE):
+        return []
+    found = {arm: own.soonest(arm) for arm in arms}
+    told = [
+        f"{ARMS[arm].label} {f'{of[1]:.2f} (lr {of[0]:g})' if of else 'at none'}"
+        for arm, of in found.items()
+    ]
+    return [f"Epochs to D-RR's lowest at the rate that gets there first: {'; '.join(told)}."]
 
 
 def tuning(own: Arms, records: Records) -> list[str]:

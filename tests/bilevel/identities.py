@@ -1,7 +1,7 @@
 """What has to be equal: each function returns the largest distance that it found, float64.
 
 Tests assert that it is small, and that it is not where something is made wrong on purpose
-(`test_mutants`); `experiments.benchmarks.bilevel` prints it. A distance is the largest one of a
+(`test_mutants`). A distance is the largest one of a
 number, over the largest number.
 """
 

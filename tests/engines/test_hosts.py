@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import hetjax
-from experiments.drills import engine_gangs, engine_hosts
+from experiments.drills import engine_gangs
 from hetjax.checkpoints import checkpoint
 from hetjax.rounds import resume
+from tests.engines import hosts as hosts_lib
 from tests.engines import jobs
 
 pytestmark = pytest.mark.engines
@@ -28,14 +29,14 @@ print(json.dumps([socket.gethostname(), socket.gethostbyname("second"), time.mon
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
-    if why := engine_hosts.missing():
+    if why := hosts_lib.missing():
         pytest.skip(why)
-    with engine_hosts.Hosts(tmp_path_factory.mktemp("hosts"), "1gbit") as made:
+    with hosts_lib.Hosts(tmp_path_factory.mktemp("hosts"), "1gbit") as made:
         yield made
 
 
 def started(job, hosts, *options):
-    return engine_hosts.ByHand(
+    return hosts_lib.ByHand(
         [*jobs.TRAIN, *options],
         job.workdir,
         log=job.directory / "log",
@@ -67,7 +68,7 @@ def test_each_host_has_a_name_an_address_and_a_clock_of_its_own(hosts):
         json.loads(subprocess.check_output([*hosts.inside(index), sys.executable, "-c", TOLD]))
         for index in (0, 1)
     ]
-    assert [name for name, *_ in told] == list(engine_hosts.NAMES)
+    assert [name for name, *_ in told] == list(hosts_lib.NAMES)
     assert [address for _, address, _ in told] == ["10.0.0.2"] * 2
     assert told[1][2] - told[0][2] == pytest.approx(100_000, abs=100)
 
@@ -94,8 +95,8 @@ def test_what_is_left_on_a_host_is_seen(hosts):
 
 KILLED = """
 import os, pathlib, signal, subprocess, sys
-from experiments.drills import engine_hosts
-hosts = engine_hosts.Hosts(pathlib.Path(sys.argv[1]), "1gbit").__enter__()
+from tests.engines import hosts as hosts_lib
+hosts = hosts_lib.Hosts(pathlib.Path(sys.argv[1]), "1gbit").__enter__()
 process = subprocess.Popen([*hosts.inside(1), "sleep", "900"], start_new_session=True)
 while not any("sleep" in words for words in hosts.processes().values()):
     assert process.poll() is None

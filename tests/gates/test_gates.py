@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from experiments.benchmarks import round_interleavings
 from hetjax import gates
+from tests.gates import interleavings
 from tests.rounds import problems
 
 
@@ -31,7 +31,7 @@ def gated_rounds(draw):
 @hypothesis.given(gated_rounds())
 def test_the_threads_form_and_the_virtual_clocks_agree(case):
     trigger, ends, quotas, options = case
-    done = round_interleavings.play(trigger, ends, quotas, **options)
+    done = interleavings.play(trigger, ends, quotas, **options)
     gate = gates.GATES[trigger](**options)
     closing = gates.close(gate, ends, quotas)
     np.testing.assert_array_equal(closing.microbatches_done, done)
@@ -62,7 +62,7 @@ def test_what_gates_leave_done(trigger, options, done, secs, dropped, drop_secs)
 
 
 def test_no_example_is_lost_or_doubled_whatever_closes_rounds_and_whoever_dies():
-    runs = [round_interleavings.random_run(seed) for seed in range(400)]
+    runs = [interleavings.random_run(seed) for seed in range(400)]
     assert sum(count for count, _, _ in runs) > 2000
     assert {(missing, duplicated) for _, missing, duplicated in runs} == {(0, 0)}
 

@@ -12,17 +12,17 @@ from flax import nnx
 import hetjax
 from experiments import problems as classifiers
 from experiments import tasks
-from experiments.benchmarks import ordering_losses
 from hetjax import ordering, parts, types
 from hetjax.ordering import halves
 from hetjax.rounds import gradients as gradients_lib
 from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import rules
 from hetjax.zoo import models
+from tests.ordering import hard_losses
 from tests.rounds import problems
 
-LOSSES = {**ordering_losses.HARD, **ordering_losses.EASY}
-SIZE = ordering_losses.MICROBATCH
+LOSSES = {**hard_losses.HARD, **hard_losses.EASY}
+SIZE = hard_losses.MICROBATCH
 # Hard for a person to judge, and yet the derivative of each example's loss is its own.
 PROVEN = {
     "position_weights",
@@ -134,7 +134,7 @@ def test_nothing_is_computed_twice_for_a_transformer(dropout, per_example_rng):
 @functools.cache
 def flagged():
     """Two microbatches: without a flag, and with."""
-    data = ordering_losses.problem(4 * SIZE, 2 * SIZE)
+    data = hard_losses.problem(4 * SIZE, 2 * SIZE)
     return [{name: x[start : start + SIZE] for name, x in data.items()} for start in (0, 3 * SIZE)]
 
 
@@ -155,7 +155,7 @@ def check_exact(loss_fn, method, block_pairs, *, num_workers=1):
     steps = rules.with_observer(gradients_lib.gradient_sums(loss_fn), observer)
     add = jax.jit(steps.add)
     gradients = jax.jit(functools.partial(exact_gradients, loss_fn))
-    params, rng = ordering_losses.initial_params(), jax.random.key(0)
+    params, rng = hard_losses.initial_params(), jax.random.key(0)
     running_sum = jax.tree.map(
         lambda x: np.random.default_rng(5).standard_normal(x.shape).astype(x.dtype), params
     )
@@ -187,9 +187,9 @@ def test_gradients_are_exact_for_every_loss(name, monkeypatch):
             reasons.append(self.refusal)
 
     monkeypatch.setattr(halves, "Microbatch", Watched)
-    check_exact(ordering_losses.with_term(LOSSES[name]), "pair_balance", SIZE // 2)
+    check_exact(hard_losses.with_term(LOSSES[name]), "pair_balance", SIZE // 2)
     (reason,) = reasons  # both microbatches are one program's
-    assert (reason == "") == (name in PROVEN or name in ordering_losses.EASY), reason
+    assert (reason == "") == (name in PROVEN or name in hard_losses.EASY), reason
 
 
 # All three orders take `matrix_free.make_observe`, and differ in what is done between rounds alone.
@@ -210,7 +210,7 @@ ORDERS = [
 
 @pytest.mark.parametrize(("name", "block_pairs", "method"), ORDERS)
 def test_gradients_are_exact_for_every_order_and_block_size(name, method, block_pairs):
-    loss_fn = ordering_losses.with_term(LOSSES[name])
+    loss_fn = hard_losses.with_term(LOSSES[name])
     check_exact(loss_fn, method, block_pairs, num_workers=2)
 
 
@@ -219,10 +219,10 @@ def test_gradients_are_exact_for_every_order_and_block_size(name, method, block_
 def test_a_run_whose_flags_come_late_learns_as_any_order_does(method, capsys, tmp_path):
     """512 examples, the first four microbatches without flags: 0.53 where positions are kept."""
     result = hetjax.fit(
-        ordering_losses.with_term(ordering_losses.indices),
-        ordering_losses.initial_params(),
+        hard_losses.with_term(hard_losses.indices),
+        hard_losses.initial_params(),
         optax.sgd(0.1),
-        ordering_losses.problem(512, 64),
+        hard_losses.problem(512, 64),
         microbatch_size=16,
         budget=1,
         epochs=30,
@@ -231,8 +231,8 @@ def test_a_run_whose_flags_come_late_learns_as_any_order_does(method, capsys, tm
         local="virtual",
         workdir=tmp_path,
     )
-    losses = ordering_losses.with_term(ordering_losses.indices)(
-        result.params, ordering_losses.problem(512, 64), None
+    losses = hard_losses.with_term(hard_losses.indices)(
+        result.params, hard_losses.problem(512, 64), None
     )
     assert losses.mean() == pytest.approx(0.342, abs=0.003)
     told = capsys.readouterr().err
@@ -242,7 +242,7 @@ def test_a_run_whose_flags_come_late_learns_as_any_order_does(method, capsys, tm
         return
     assert f"ordering.method={method!r} takes a backward pass more" in told
     assert "gather: it takes examples by their place in the batch" in told
-    assert "ordering_losses.py" in told
+    assert "hard_losses.py" in told
     reason = result.summary["ordering"]["second_backward_pass"]
     assert reason in told
     assert "takes examples by their place in the batch" in (tmp_path / "report.html").read_text()

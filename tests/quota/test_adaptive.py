@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from experiments.benchmarks import speed_traces
 from hetjax import quota
 from hetjax.cluster import emulate
 from hetjax.quota import estimate, sampled
 from tests import oracles
+from tests.quota import speed_traces
 from tests.quota.played import is_optimal, optimum, run, times_of
 
 
@@ -217,19 +217,9 @@ def test_with_a_noisier_worker_rounds_are_near_the_best():
     assert (draws * quotas).max(axis=1).mean() <= 1.03 * min(every)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "2x slower for half of 50 rounds, phases at random",
-        "half of the workers 2x slower, 20 rounds a turn",
-        "flips of 2x, 10 rounds apart",
-        "all 2x slower every other 40 rounds",
-        "the same, else equal",
-        "one of equal workers 1.45x slower, 20 % noise",
-    ],
-)
+@pytest.mark.parametrize("name", speed_traces.CHANGES)
 def test_where_speeds_change_adaptive_is_not_worse_than_the_plain_rules(name):
-    trace = next(trace for trace in speed_traces.changing(8, 400) if trace.name == name)
+    trace = speed_traces.changing(name)
     plain = min(trace.play(speed_traces.plain_rule()).mean(), trace.play(quota.equal()).mean())
     assert trace.play(quota.adaptive()).mean() <= 1.02 * plain
 
@@ -239,7 +229,7 @@ def test_under_heavy_noise_adaptive_nears_the_best_fixed_quotas():
     ratios = []
     for seed in range(6):
         trace = speed_traces.Trace(
-            "", np.tile(secs, (500, 1)), 20, "exponential", 1.0, overhead=0.0, seed=seed
+            np.tile(secs, (500, 1)), 20, "exponential", 1.0, overhead=0.0, seed=seed
         )
         best = trace.play(quota.static([11, 5, 3, 1])).mean()  # found on other seeds
         ratios.append(trace.play(quota.adaptive()).mean() / best)
@@ -320,6 +310,6 @@ def test_rounds_of_no_seconds_end_nothing():
 def test_repeated_hiccups_cost_no_more_than_the_plain_rule(factor, length):
     time = np.arange(300)[:, None]
     slow = (time % 60 >= 20) & (time % 60 < 20 + length) & (np.arange(4) == 1)
-    trace = speed_traces.Trace("", np.where(slow, factor, 1.0), 32, seed=3)
+    trace = speed_traces.Trace(np.where(slow, factor, 1.0), 32, seed=3)
     plain = min(trace.play(speed_traces.plain_rule()).mean(), trace.play(quota.equal()).mean())
     assert trace.play(quota.adaptive()).mean() <= 1.02 * plain

@@ -1,7 +1,7 @@
 """Clocks of real processes at shares 4 : 2 : 1 : 1 of a core, played again.
 
-`experiments.benchmarks.processes --only=quotas --clocks=FILE` writes what `process_clocks.json`
-holds: of each round microbatches, seconds of them, and what the worker's process needed beside.
+`process_clocks.json` was written by `experiments.benchmarks.processes --only=quotas` at commit
+a1558eb: of each round microbatches, seconds of them, and what the worker's process needed beside.
 Played again, a microbatch takes a worker as long as it did in that round, whatever its quota is.
 """
 

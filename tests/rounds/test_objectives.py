@@ -6,13 +6,12 @@ import optax
 import pytest
 
 import hetjax
-from experiments.benchmarks import round_objectives
 from hetjax import topology, types
 from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
 from hetjax.rounds import gradients as gradients_lib
 from hetjax.rounds import rules, sync
-from tests.rounds import problems
+from tests.rounds import objectives, problems
 
 WORKERS, NOMINAL = 5, 40
 
@@ -23,17 +22,17 @@ def one_gate(line):
     A gate decides who does how much, whatever is made of that then. The gates take turns, so that
     each is met by each reducer, and by each weighting of private data.
     """
-    reducers = (*round_objectives.SUMS, *round_objectives.GOSSIPS)
-    turn = round_objectives.WEIGHTINGS.index(line.weighting) + reducers.index(line.reducer)
+    reducers = (*objectives.SUMS, *objectives.GOSSIPS)
+    turn = objectives.WEIGHTINGS.index(line.weighting) + reducers.index(line.reducer)
     turn += 3 * (line.sharing == "shared")
-    return line.gate == round_objectives.GATES[turn % len(round_objectives.GATES)]
+    return line.gate == objectives.GATES[turn % len(objectives.GATES)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [*filter(one_gate, round_objectives.lines())], ids="-".join)
+@pytest.mark.parametrize("line", [*filter(one_gate, objectives.lines())], ids="-".join)
 def test_each_combination_minimises_what_the_table_says(line):
-    expected = round_objectives.closed_form(line)
-    assert round_objectives.reached(line) == pytest.approx(expected, abs=1e-12)
+    expected = objectives.closed_form(line)
+    assert objectives.reached(line) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("local", ["stepped", "fused"])
@@ -41,19 +40,19 @@ def test_each_combination_minimises_what_the_table_says(line):
     ("sharing", "reducer"), [("private", "all_reduce"), ("private", "d_psgd"), ("shared", "matcha")]
 )
 def test_the_other_local_forms_minimise_the_same(sharing, reducer, local):
-    line = round_objectives.Line(sharing, "shard", reducer, "none")
-    expected = round_objectives.closed_form(line)
-    assert round_objectives.reached(line, local=local) == pytest.approx(expected, abs=1e-12)
+    line = objectives.Line(sharing, "shard", reducer, "none")
+    expected = objectives.closed_form(line)
+    assert objectives.reached(line, local=local) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_closed_forms_tell_the_weightings_apart():
     """As many different numbers as there are objectives, each apart from the others by 0.05."""
     for sharing in ("shared", "private"):
         lines = [
-            round_objectives.Line(sharing, weighting, "d_psgd", "first")
+            objectives.Line(sharing, weighting, "d_psgd", "first")
             for weighting in ("shard", "example", "shard_mean")
         ]
-        values = sorted(map(round_objectives.closed_form, lines))
+        values = sorted(map(objectives.closed_form, lines))
         assert np.diff(values).min() > 0.05
 
 

@@ -9,11 +9,10 @@ import optax
 import pytest
 
 import hetjax
-from experiments.benchmarks import varying_weights
-from experiments.benchmarks.varying_weights import DATA, POINT, loss_fn
 from hetjax import trees, types
 from hetjax.rounds import gradients, losses
-from tests.rounds import problems
+from tests.rounds import problems, varying_weights
+from tests.rounds.varying_weights import DATA, POINT, loss_fn
 
 
 def once_in_each_form(line):

@@ -18,7 +18,6 @@ import numpy as np
 import optax
 
 import hetjax
-from experiments.benchmarks.rows import Row
 from hetjax.data import stream as stream_lib
 from hetjax.ordering import orders
 
@@ -194,87 +193,3 @@ def float64() -> Iterator[None]:
         yield
     finally:
         jax.config.update("jax_enable_x64", before)
-
-
-def objective_rows() -> list[Row]:
-    """Where each combination's minimum is and where a run ends, worst over reducers and gates."""
-    rows, groups = [], {}
-    for line in lines():
-        kind = SUMS if line.reducer in SUMS else GOSSIPS
-        groups.setdefault((line.sharing, line.weighting, kind), []).append(line)
-    for (sharing, weighting, reducers), members in groups.items():
-        expected = {line: closed_form(line) for line in members}
-        gaps = [abs(reached(line) - expected[line]) for line in members]
-        of_gate = {line.gate: f"{expected[line]:.6f}" for line in members}
-        forms = ", ".join(of_gate.values()) if len(set(of_gate.values())) > 1 else of_gate["none"]
-        gates = ", ".join(of_gate)
-        rows.append(
-            Row(
-                f"{sharing} data, weighting={weighting}; {', '.join(reducers)}; gates {gates}: "
-                f"closed form; greatest gap of {len(members)} runs",
-                "≤ 1e-6",
-                f"{forms}; {max(gaps):.1e}",
-            )
-        )
-    return rows
-
-
-def random_rows(num_seeds: int = 3) -> list[Row]:
-    """As users have it: examples in random order, in small rounds that differ in weight.
-
-    A round's gradient is a ratio, and rounds count alike: what is left is the mean of such ratios,
-    which tends to the minimum as rounds grow. `scaled` are losses times weights over the mean
-    weight of the data set, without weights: a mean, and no ratio.
-    """
-    c = np.random.default_rng(0).normal(size=800)
-    data = {"c": c, "w": np.exp(-c).round(2)}  # much weight where c is low
-    pooled = float(data["w"] @ c / data["w"].sum())
-    rows = []
-    for sharing, reducer in itertools.product(("shared", "private"), ("all_reduce", "d_psgd")):
-        has_parts = sharing == "private" or reducer in GOSSIPS
-        arms = ("shard", "shard_mean", "scaled") if has_parts else ("shard", "scaled")
-        ends = {
-            arm: [_random_end(data, num_seeds, sharing, reducer, arm, size) for size in (2, 16)]
-            for arm in arms
-        }
-        rows.append(
-            Row(
-                f"800 examples in random order, weights {data['w'].min():g} to "
-                f"{data['w'].max():g}, {sharing} data, {reducer}: minimum over all the weight; "
-                f"ends of {num_seeds} seeds and their standard error, 16 and 128 examples a round",
-                "none",
-                f"{pooled:.3f}; {'; '.join(f'{arm} {e[0]}, {e[1]}' for arm, e in ends.items())}",
-            )
-        )
-    return rows
-
-
-def _random_end(data: Any, num_seeds: int, sharing: str, reducer: str, arm: str, size: int) -> str:
-    """Mean and standard error over seeds of where runs of 200 rounds end, step 0.05."""
-    mean_weight = data["w"].mean()
-
-    def scaled(params: Any, batch: Any, rng: Any) -> Any:
-        losses, weights = _loss(params, batch, rng)
-        return losses * weights / mean_weight
-
-    ends = []
-    for seed in range(num_seeds):
-        with float64():
-            result = hetjax.fit(
-                scaled if arm == "scaled" else _loss,
-                np.zeros(1),
-                optax.chain(optax.add_decayed_weights(1.0), optax.sgd(0.05)),
-                data,
-                seed=seed,
-                microbatch_size=size,
-                budget=_BUDGET,
-                epochs=200 * _BUDGET * size // 800,
-                data={"sharing": sharing, "weighting": "shard" if arm == "scaled" else arm},
-                reducer={"name": reducer},
-                quota={"policy": "static", "proportions": (4, 2, 1, 1)},
-                cluster={"num_workers": _WORKERS},
-                local="virtual",
-                progress=False,
-            )
-        ends.append(float(result.params[0]))
-    return f"{np.mean(ends):.3f} ± {np.std(ends, ddof=1) / num_seeds**0.5:.3f}"

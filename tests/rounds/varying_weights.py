@@ -1,12 +1,9 @@
-"""Weights that depend on the parameters: is an update the derivative of sum(w l) / sum(w)?
+"""What a round descends whose weights depend on the parameters: sum(w l) / sum(w).
 
-What a round descends is computed in plain NumPy, from the examples that each worker did, and
-differentiated by differences in float64.
+In plain NumPy, from the examples that each worker did, and differentiated by differences.
 """
 
 import itertools
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,10 +14,7 @@ import numpy as np
 import optax
 
 import hetjax
-from experiments.benchmarks import round_objectives
-from experiments.benchmarks.rows import Row
-from hetjax import types
-from hetjax.rounds import gradients, rules
+from tests.rounds import objectives
 
 POINT = {"a": np.array([0.3, -0.7]), "b": np.array(0.4)}
 DATA = {
@@ -29,7 +23,6 @@ DATA = {
 }
 _WORKERS, _SIZE, _BUDGET = 4, 2, 8
 _LOCALS = ("virtual", "stepped", "fused")
-_TURNS = 40
 
 
 class Line(NamedTuple):
@@ -44,8 +37,8 @@ class Line(NamedTuple):
 def lines() -> Iterator[Line]:
     """All combinations; shared data has no shards to weigh."""
     of_data = [("shared", "shard")]
-    of_data += itertools.product(["private"], round_objectives.WEIGHTINGS)
-    reducers = (*round_objectives.SUMS, "d_psgd", "matcha")
+    of_data += itertools.product(["private"], objectives.WEIGHTINGS)
+    reducers = (*objectives.SUMS, "d_psgd", "matcha")
     for local, data, reducer in itertools.product(_LOCALS, of_data, reducers):
         yield Line(local, *data, reducer)
 
@@ -127,7 +120,7 @@ def gap(line: Line) -> float:
     rows = [report.done.microbatches(worker).reshape(-1) for worker in range(_WORKERS)]
     rows = [ids[ids >= 0] for ids in rows]
     weighting, part = line.weighting, 1.0  # of a full round, or of the workers that did something
-    if line.reducer in round_objectives.SUMS:
+    if line.reducer in objectives.SUMS:
         weighting = "example" if line.sharing == "shared" else weighting
     elif weighting == "example":
         part = sum(map(len, rows)) / (_SIZE * _BUDGET)
@@ -137,68 +130,3 @@ def gap(line: Line) -> float:
     moved = jax.tree.map(lambda a, b: a - np.asarray(b).mean(0), POINT, state.train.params)
     (expected, _), (moved, _) = map(jax.flatten_util.ravel_pytree, (expected, moved))
     return float(np.max(np.abs(moved - expected)) / np.max(np.abs(expected)))
-
-
-def weight_rows() -> list[Row]:
-    """Exactness of all lines, and what a step costs that differentiates its weights."""
-    with round_objectives.float64():
-        gaps = [gap(line) for line in lines()]
-    ratios = _step_ratios()
-    return [
-        Row(
-            "weights that depend on the parameters, "
-            f"{len(gaps)} runs (local forms, weightings, reducers that sum, gossip): greatest gap "
-            "of an update to differences of the objective, float64",
-            "≤ 1e-7",
-            f"{max(gaps):.1e}",
-        ),
-        Row(
-            "a microbatch of 64 examples whose weights depend on the parameters, MLP "
-            "256-512-512-10: time over the same with constant weights, median of "
-            f"{len(ratios)} turns (quartiles)",
-            "none (tried: 1.43)",
-            "{1:.2f} ({0:.2f} to {2:.2f})".format(*statistics.quantiles(ratios, n=4)),
-        ),
-    ]
-
-
-def _step_ratios() -> list[float]:
-    """Seconds of `add` with weights that vary over those with constant ones, in turn."""
-    sizes, rng = (256, 512, 512, 10), np.random.default_rng(0)
-    params = [
-        rng.normal(scale=n**-0.5, size=(n, m)).astype(np.float32)
-        for n, m in itertools.pairwise(sizes)
-    ]
-    data = {"x": rng.normal(size=(64, sizes[0])).astype(np.float32), "y": np.arange(64) % 10}
-    batch = types.Microbatch(np.arange(64, dtype=np.int32), np.ones(64, np.float32), data)
-
-    def vary(params: Any, batch: Any, rng: jax.Array) -> tuple[jax.Array, jax.Array]:
-        del rng
-        hidden = batch["x"]
-        for layer in params[:-1]:
-            hidden = jax.nn.relu(hidden @ layer)
-        logits = hidden @ params[-1]
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
-        return losses, 1 / (1 + losses)
-
-    def constant(*arguments: Any) -> tuple[jax.Array, jax.Array]:
-        losses, weights = vary(*arguments)
-        return losses, jax.lax.stop_gradient(weights)
-
-    steps = []
-    for loss, weights_vary in ((vary, True), (constant, False)):
-        rule = gradients.gradient_sums(loss, weights_vary=weights_vary)
-        add = rules.with_observer(rule)
-        shared = types.Shared(params)
-        carried = jax.tree.map(jnp.array, add.begin(shared, (), ()))  # each in a place of its own
-        steps.append((jax.jit(add.add, donate_argnums=1), shared, carried))
-    ratios = []
-    for _ in range(_TURNS + 2):
-        secs = []
-        for index, (add, shared, carried) in enumerate(steps):
-            began = time.perf_counter()
-            carried, _ = jax.block_until_ready(add(shared, carried, batch, jax.random.key(0)))
-            secs.append(time.perf_counter() - began)
-            steps[index] = add, shared, carried
-        ratios.append(secs[0] / secs[1])
-    return ratios[2:]  # the first compile

@@ -1,0 +1,158 @@
+"""What a part gets that returns, in a run, what it must not: its name, the value, what is right."""
+
+import numpy as np
+import optax
+import pytest
+
+import hetjax
+from hetjax import ordering, simulate
+from hetjax.cluster import emulate
+from tests.own_parts import gate, local_sgd, order, policy
+
+RNG = np.random.default_rng(0)
+DATA = {
+    "x": RNG.normal(size=(37, 3)).astype(np.float32),
+    "y": RNG.normal(size=37).astype(np.float32),
+}
+SPEEDS = (1.0, 2.0, 3.0, 6.0)
+
+
+def loss_fn(params, batch, rng):
+    return (batch["x"] @ params - batch["y"]) ** 2
+
+
+def fit(source=DATA, local="virtual", **fields):
+    fields = {
+        "epochs": 2,
+        "microbatch_size": 2,
+        "budget": 8,
+        "progress": False,
+        "loss_over": "microbatch",
+        "cluster": {"secs_per_microbatch": SPEEDS, "clock": "virtual"},
+        **fields,
+    }
+    return hetjax.fit(
+        loss_fn, np.zeros(3, np.float32), optax.sgd(0.01), source, local=local, **fields
+    )
+
+
+def changed(part, function, change):
+    """The part, with `change` of what its function returns."""
+    made = getattr(part, function)
+    return part._replace(**{function: lambda *given: change(made(*given))})
+
+
+def of_observer(change):
+    """Random reshuffling that balances, with `change` of what its observer sees."""
+    inner = ordering.pair_balance()
+
+    def make_observer(sizes):
+        return changed(inner.make_observer(sizes), "observe", change)
+
+    return inner._replace(make_observer=make_observer)
+
+
+class Backwards(emulate.EmulatedCluster):
+    def microbatch_ends(self, round, worker, count):
+        return super().microbatch_ends(round, worker, count)[::-1]
+
+
+class Text:
+    def __len__(self):
+        return 37
+
+    def __getitem__(self, index):
+        return {name: rows[index] for name, rows in DATA.items()} | (
+            {"y": "one"} if index == 5 else {}
+        )
+
+
+POLICY, ORDER, GATE = policy.one_at_a_time(), order.rotated(), gate.after(4)
+ABSENT = emulate.EmulatedCluster(SPEEDS, changes=(emulate.Change(1, 0, present=False),))
+WRONG = {
+    "quotas of one who is absent": (
+        {
+            "quota": changed(POLICY, "assign", lambda made: (np.full(4, 2), made[1])),
+            "cluster": ABSENT,
+            "local": "stepped",
+        },
+        r"caps=\[0, 8, 8, 8\].*whole numbers, one for each worker",
+    ),
+    "a policy's state that grows": (
+        {
+            "quota": changed(
+                POLICY, "observe", lambda s: s._replace(weights=np.append(s.weights, 1))
+            )
+        },
+        r"observe.*state/weights float64\[5\], where init made float64\[4\]",
+    ),
+    "an order that repeats": (
+        {"ordering": changed(ORDER, "init", lambda s: s._replace(order=np.zeros_like(s.order)))},
+        "init.*it has 0 37 times.*each of the numbers 0 to 36 once",
+    ),
+    "an order's state that grows": (
+        {
+            "ordering": changed(ORDER, "place", lambda s: s._replace(num_placed=(s.num_placed, 1))),
+            "local": "stepped",
+        },
+        r"place.*state/num_placed.*where init made",
+    ),
+    "signs of another shape": (
+        {"ordering": of_observer(lambda made: (*made[:3], made[3][:, None]))},
+        r"observe.*int8\[2, 1\].*i8\[2\] of 1, -1 and 0",
+    ),
+    "a moment that is none": (
+        {"gate": changed(GATE, "closes_at", lambda made: made * np.nan)},
+        r"closes_at.*float64\[\] nan.*seconds into the round at which it closes",
+    ),
+    "metrics of means that are text": (
+        {
+            "eval_source": DATA,
+            "metrics_fn": lambda params, batch: {
+                "loss": hetjax.OfMeans(lambda mean: "good", loss_fn(params, batch, None))
+            },
+        },
+        "good.*must return one number",
+    ),
+    "an example with text": (
+        {"source": Text(), "data": {"feed": "resident"}},
+        "example 5.*str.*number",
+    ),
+    "a weight that is NaN": (
+        {
+            "rule": changed(
+                local_sgd.local_sgd(loss_fn, optax.sgd(0.1)),
+                "finish",
+                lambda made: (*made[:2], made[2] * np.nan),
+            ),
+        },
+        "finish.*nan",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_is_refused_by_a_sentence_that_names_it(name):
+    fields, message = WRONG[name]
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        fit(**fields)
+
+
+def test_a_gate_that_answers_neither_yes_nor_no_is_refused():
+    class Silent(gate.Counting):
+        def is_open(self):
+            return None
+
+    silent = GATE._replace(open=lambda board, clock: Silent(4, board))
+    with pytest.raises(ValueError, match=r"(?s)is_open.*None.*must return True or False"):
+        fit(gate=silent, local="stepped")
+
+
+def test_microbatches_that_end_backwards_are_refused():
+    with pytest.raises(ValueError, match=r"(?s)microbatch_ends.*none before the one before it"):
+        simulate.simulate("equal", Backwards(SPEEDS), budget=8, num_rounds=3)
+
+
+def test_two_answers_of_a_callback_are_told(capfd):
+    fit(callbacks=[lambda line: np.array([True, True])])
+    assert "returned bool[2] [True, True]" in capfd.readouterr().err
