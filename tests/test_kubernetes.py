@@ -12,7 +12,7 @@ import yaml
 from hetjax.processes import membership
 
 ROOT = pathlib.Path(__file__).parent.parent
-MANIFESTS = ROOT / "docs/guides/kubernetes"
+MANIFESTS = ROOT / "docs/kubernetes"
 SCHEMAS = json.loads((ROOT / "tests/kubernetes.json").read_text())
 NUM_PROCESSES = 4
 LABEL = re.compile(r"metadata\.labels\['jobset\.sigs\.k8s\.io/(.+)'\]")

@@ -207,7 +207,7 @@ kills a process that a seed draws at a round that it draws, and gives the same c
 run has to be equal to the bit to an undisturbed one of the same engine. On Ray two actors of
 unequal resources do 75 rounds, `hetjax.ray.launch` starts them anew, and the undisturbed run is one
 of hetjax's launcher. Each trial has its line in
-[runs.jsonl](runs.jsonl). [Schedulers](../../../docs/guides/schedulers.md) says how an engine is
+[runs.jsonl](runs.jsonl). [Schedulers](../../../docs/schedulers.md) says how an engine is
 used.
 
 {table}

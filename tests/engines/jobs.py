@@ -44,7 +44,7 @@ class Job:
         self.directory, self.workdir = directory, directory / "runs/slurm"
         (directory / "configs").mkdir()
         (directory / "configs/digits.py").write_text(_CONFIG)
-        page = blocks(ROOT / "docs/guides/processes.md")
+        page = blocks(ROOT / "docs/processes.md")
         (script,) = (text for title, text in page if title == "1. Let the script join")
         (directory / "script.py").write_text(script)
         path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -101,7 +101,7 @@ def check_equal(job: Job, undisturbed: Job) -> None:
 
 
 def check_script(job: Job, num_processes: int) -> None:
-    """The script of docs/guides/processes.md, as it stands there, trained in all processes."""
+    """The script of docs/processes.md, as it stands there, trained in all processes."""
     run = hetjax.load(job.directory / "runs/launched")
     np.testing.assert_allclose(run.params, np.ones(8), atol=0.05)
     assert run.summary["num_workers"] == num_processes, job.said

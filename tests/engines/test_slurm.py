@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engines
 COMMAND = ("srun", "--ntasks=4", "--nodes=2", "--kill-on-bad-exit=1")
 ((_, SCRIPT),) = (
     block
-    for block in blocks(ROOT / "docs/guides/schedulers.md", "sh")
+    for block in blocks(ROOT / "docs/schedulers.md", "sh")
     if block[0] == "A Slurm job that survives"
 )
 

@@ -1,5 +1,7 @@
 """Every Python block of every page: a program runs as it stands, and parts of one in turn."""
 
+import re
+
 import pytest
 
 from tests.pages.blocks import DOCS, README, ROOT, blocks_of, is_program, name_of, run
@@ -7,7 +9,6 @@ from tests.pages.blocks import DOCS, README, ROOT, blocks_of, is_program, name_o
 # These are run with more checks by `tests/test_readme.py`.
 CHECKED = {
     (ROOT / "docs/scripts.md", "Your own loop"),
-    (ROOT / "docs/scripts.md", "Bring your own part"),
     (ROOT / "docs/scripts.md", "Four recipes"),
 }
 
@@ -58,20 +59,24 @@ for block in RUN:
         PARTS.setdefault(block.path, []).append(block.text)
 
 
+def shown(path):
+    """The files that a page shows whole, which a reader copies."""
+    names = re.findall(r"^```\{literalinclude\} (\S+\.py)$", path.read_text(), re.MULTILINE)
+    return [(path.parent / name).resolve() for name in names]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "block", PROGRAMS, ids=[f"{name_of(each.path)}:{each.line}" for each in PROGRAMS]
 )
 def test_a_program_of_a_page_runs_as_it_stands(block, tmp_path):
-    own = block.path.parent.name == "own"  # whose page shows a file, which a reader copies
-    files = sorted((ROOT / "tests/own_parts").glob("[!_]*.py")) if own else []
-    run(block.text, tmp_path, files=files)
+    run(block.text, tmp_path, files=shown(block.path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PARTS, ids=name_of)
 def test_the_parts_of_programs_of_a_page_run_in_turn(path, tmp_path):
-    run("\n".join([SURROUNDINGS, *PARTS[path]]), tmp_path)
+    run("\n".join([SURROUNDINGS, *PARTS[path]]), tmp_path, files=shown(path))
 
 
 LANGUAGES = {

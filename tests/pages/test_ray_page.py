@@ -6,7 +6,7 @@ import pytest
 
 from tests.pages.blocks import ROOT, blocks
 
-PAGE = ROOT / "docs/guides/ray.md"
+PAGE = ROOT / "docs/ray.md"
 MOST_ADDED = 3
 
 

@@ -61,7 +61,7 @@ def test_the_engines_stand_on_what_joins_processes_and_on_their_tests():
     files = standing.files("engines")
     assert {
         "hetjax/processes/join.py",
-        "docs/guides/schedulers.md",
+        "docs/schedulers.md",
         "experiments/drills/engine_slurm.py",
         "tests/engines/test_slurm.py",
         ".ci/engines",

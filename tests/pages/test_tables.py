@@ -21,8 +21,8 @@ def test_the_table_of_fields_is_that_of_the_code():
     ("page", "names"),
     [
         ("quotas", quota.POLICIES),
-        ("rounds", topology.REDUCERS),
-        ("rounds", gates.GATES),
+        ("reducers", topology.REDUCERS),
+        ("gates", gates.GATES),
         ("orders", ordering.ORDERINGS),
     ],
 )
@@ -48,24 +48,6 @@ def test_an_extract_is_of_a_file_that_its_section_names(block):
     texts = ["\n".join(lines_of(file.read_text())) for file in files]
     extracts = ["\n".join(lines_of(each)) for each in block.text.split("\n...\n")]
     assert any(all(each in text for each in extracts) for text in texts), files
-
-
-def test_the_contracts_show_a_part_of_each_kind():
-    assert sum(block.path.stem == "contracts" for block in EXTRACTS) >= 5
-
-
-def test_the_contracts_quote_the_refusals_of_the_code():
-    page = (ROOT / "docs/contracts.md").read_text()
-    rows = re.search(r"^\| returned by .*?\n\n", page, re.S | re.M).group(0).splitlines()[2:]
-    quoted = [words for row in rows for words in re.findall(r'"([^"]+)"', row)]
-    said = {
-        node.value
-        for path in (ROOT / "hetjax").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-    assert [words for words in quoted if not any(words in text for text in said)] == []
-    assert len(quoted) >= len(rows)
 
 
 @pytest.mark.slow

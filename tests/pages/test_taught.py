@@ -10,13 +10,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tests.pages.blocks import README, ROOT, blocks_of, run
+from tests.pages.blocks import DOCS, README, ROOT, blocks_of, run
 
-DOCS = ROOT / "docs"
-PICTURES = sorted(path for path in (DOCS / "pictures").glob("*.py") if path.stem != "style")
-TAUGHT = [
-    path for name in ("start", "ideas", "choose", "guides") for path in (DOCS / name).glob("*")
-]
+PICTURES = sorted(path for path in (ROOT / "docs/pictures").glob("*.py") if path.stem != "style")
+PAGES = {path.stem: path.read_text() for path in DOCS}
 MOST_BYTES, MOST_TERMS = 60_000, 40
 
 
@@ -40,12 +37,8 @@ def test_what_is_said_of_a_picture_is_in_it(program):
     """The figures of the paragraph below a picture stand in the picture."""
     svg = program.with_suffix(".svg").read_text()
     drawn = set(figures(" ".join(re.findall(r">([^<]+)</text>", svg))))
-    (page,) = [
-        text
-        for text in (path.read_text() for path in (DOCS / "ideas").glob("*.md"))
-        if f"../pictures/{program.stem}.svg)" in text
-    ]
-    said = page.split(f"../pictures/{program.stem}.svg)")[1].split("\n\n")[1]
+    (page,) = [text for text in PAGES.values() if f"](pictures/{program.stem}.svg)" in text]
+    said = page.split(f"](pictures/{program.stem}.svg)")[1].split("\n\n")[1]
     assert [figure for figure in figures(said) if figure not in drawn] == []
 
 
@@ -70,12 +63,10 @@ def test_a_picture_is_what_its_program_draws(program, tmp_path):
 
 
 def test_each_picture_stands_on_a_page_that_names_its_program():
-    pages = {path: path.read_text() for path in (DOCS / "ideas").glob("*.md")}
     for program in PICTURES:
-        naming = [text for text in pages.values() if f"docs/pictures/{program.name}" in text]
+        naming = [text for text in PAGES.values() if f"docs/pictures/{program.name}" in text]
         assert len(naming) == 1, program.name
-        assert f"](../pictures/{program.stem}.svg)" in naming[0]
-    assert len(pages) == len(PICTURES)
+        assert f"](pictures/{program.stem}.svg)" in naming[0]
 
 
 def figures(text):
@@ -85,33 +76,42 @@ def figures(text):
     )
 
 
-ROWS = [
-    pytest.param(row, path.parent / target, id=f"{path.stem}-{number}")
-    for path in sorted((DOCS / "choose").glob("*.md"))
-    for number, row in enumerate(re.findall(r"^\|.*\|$", path.read_text(), re.M))
-    for target in re.findall(r"\]\((\.\./\.\./experiments/results/[^)#]*)[^)]*\) \|$", row)
-]
+def quoting():
+    """(page, row, its cells with figures, the results that have them) of each row of a table.
+
+    A row's last cell links to its results, or the header's first cell to those of all rows.
+    """
+    link = re.compile(r"\]\((\.\./experiments/results/[^)#]*)[^)]*\)")
+    for path in DOCS:
+        for table in re.findall(r"(?:^\|.*\|$\n?)+", path.read_text(), re.M):
+            header, _, *rows = (row.split("|")[1:-1] for row in table.splitlines())
+            for _, *cells in rows:
+                if found := link.search(cells[-1]) or link.search(header[0]):
+                    yield path, "|".join(cells), cells, path.parent / found[1]
 
 
-@pytest.mark.parametrize(("row", "page"), ROWS)
-def test_a_figure_that_is_quoted_stands_in_the_results(row, page):
-    """The last cell of a row links to the results: the figures of each other cell but the first
-    stand there together, in one line."""
+ROWS = list(quoting())
+
+
+@pytest.mark.parametrize(
+    ("row", "cells", "page"), [each[1:] for each in ROWS], ids=[each[0].stem for each in ROWS]
+)
+def test_a_figure_that_is_quoted_stands_in_the_results(row, cells, page):
+    """The figures of each cell but the first stand there together, in one line."""
     lines = [set(figures(line)) for line in page.read_text().splitlines()]
-    cells = [set(figures(cell)) for cell in row.split("|")[2:-2]]
+    cells = [set(figures(cell)) for cell in cells]
     assert any(cells), row
     assert [cell for cell in cells if not any(cell <= line for line in lines)] == []
 
 
-def test_each_page_of_choosing_quotes_results():
-    pages = {path.stem for path in (DOCS / "choose").glob("*.md")}
-    assert {row.id.rpartition("-")[0] for row in ROWS} == pages
+def test_each_page_with_a_choice_quotes_results():
+    choices = {"quotas", "gates", "orders", "reducers", "devices"}
+    assert choices <= {path.stem for path, *_ in ROWS}
+    assert len(ROWS) > 50
 
 
 def glossary():
-    (block,) = re.findall(
-        r"^```\{glossary\}\n(.*?)^```", (DOCS / "glossary.md").read_text(), re.S | re.M
-    )
+    (block,) = re.findall(r"^```\{glossary\}\n(.*?)^```", PAGES["glossary"], re.S | re.M)
     return re.findall(r"^(\S.*)$", block, re.M)
 
 
@@ -123,14 +123,13 @@ def test_the_glossary_has_each_term_once_and_no_more_than_a_reader_keeps():
 
 def test_terms_that_pages_link_to_are_in_the_glossary():
     known = {term.lower() for term in glossary()}
-    for path in TAUGHT:
-        if path.suffix == ".md":
-            linked = re.findall(r"\{term\}`(?:[^`<]*<)?([^`<>]+)>?`", path.read_text())
-            assert [term for term in linked if term.lower() not in known] == [], path.name
+    for name, text in PAGES.items():
+        linked = re.findall(r"\{term\}`(?:[^`<]*<)?([^`<>]+)>?`", text)
+        assert [term for term in linked if term.lower() not in known] == [], name
 
 
 def test_what_the_readme_says_the_first_run_prints_is_on_the_page_too():
-    (block,) = [each for each in blocks_of(DOCS / "start/install.md") if each.language == "text"]
+    (block,) = [each for each in blocks_of(ROOT / "docs/start.md") if each.language == "text"]
     told = re.search(r"^```\n(  test accuracy.*?)```", README.read_text(), re.M | re.S)[1]
     assert [line for line in told.splitlines() if line not in block.text.splitlines()] == []
 
@@ -139,7 +138,7 @@ def test_what_the_readme_says_the_first_run_prints_is_on_the_page_too():
 def test_the_loop_with_equinox_runs_where_it_is_installed(tmp_path):
     if importlib.util.find_spec("equinox") is None:
         pytest.skip("equinox is not installed")
-    marked = [each for each in blocks_of(DOCS / "start/loop.md") if each.why_not]
+    marked = [each for each in blocks_of(ROOT / "docs/scripts.md") if each.why_not]
     (block,) = marked
     assert block.why_not == "needs equinox"
     assert "FitResult" in run(block.text, tmp_path)
