@@ -17,6 +17,7 @@ from hetjax.rounds import losses as losses_lib
 
 _SLOW_SECS = 1.0  # above which a user is told how long the check took
 _RTOL, _ATOL = 1e-3, 1e-5
+_AT_ONCE = {"xla_backend_optimization_level": 0}  # LeNet's is compiled in a third of the time
 
 
 class Seen(NamedTuple):
@@ -117,7 +118,8 @@ def find(
         return None
     # The jit of the user's own function, where it can be: another run with it finds it compiled.
     own = loss_fn if isinstance(loss_fn, Hashable) else lambda *given: loss_fn(*given)
-    losses = losses_lib.weighted(jax.jit(own))
+    options = _AT_ONCE if jax.default_backend() == "cpu" else None
+    losses = losses_lib.weighted(jax.jit(own, compiler_options=options))
     params = _perturbed(params, 0)
     # The third is neither the first one's neighbour, nor opposite it, nor half a batch away.
     kept = np.asarray([0, 2] if size > 4 else [0])
