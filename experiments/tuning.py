@@ -15,11 +15,12 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import memory, stateful, types
+from hetjax import memory, types
 from hetjax import mesh as mesh_lib
 from hetjax.data import sources
-from hetjax.rounds import batch_loss, calls
-from hetjax.rounds import losses as losses_lib
+from hetjax.local import calls
+from hetjax.losses import batch_loss, stateful
+from hetjax.losses import loss as losses_lib
 from hetjax.rounds import run as run_lib
 
 _SMALLEST, _LARGEST = 8, 4096  # by default

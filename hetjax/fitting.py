@@ -10,14 +10,16 @@ from typing import Any
 import jax
 import optax
 
-from hetjax import driver, starting, stateful, training, types
+from hetjax import driver, starting, training, types
 from hetjax.config import experiment as config_lib
 from hetjax.data import sources
+from hetjax.local import rules
+from hetjax.losses import batch_loss, stateful
+from hetjax.losses import loss as losses_lib
 from hetjax.records import evaluate as evaluate_lib
 from hetjax.records import evaluations, keeper, results, summary
 from hetjax.records import workdir as workdir_lib
-from hetjax.rounds import batch_loss, inputs, round_report, rules
-from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import inputs, round_report
 from hetjax.rounds import run as run_lib
 from hetjax.rounds import state as state_lib
 from hetjax.writers import background

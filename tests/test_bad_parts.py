@@ -6,7 +6,7 @@ import pytest
 
 import hetjax
 from hetjax import gates, ordering, quota, topology
-from hetjax.rounds import gradients
+from hetjax.local import gradients
 from tests.own_parts import gate, hessian_product, order, policy, reducer
 from tests.rounds import problems
 

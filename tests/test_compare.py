@@ -7,7 +7,7 @@ import pytest
 
 import hetjax
 from experiments.comparisons import comparison, kept
-from hetjax.rounds import gradients
+from hetjax.local import gradients
 from tests.rounds import problems
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hetjax import weights
+from hetjax.losses import weights
 
 A = np.arange(1.0, 4.0, dtype=np.float32)
 

@@ -22,7 +22,7 @@ GENERATED = outside.DOCS / "reference/generated"
 BESIDE = {
     "hetjax.simulate": ("simulate", "Simulation"),
     "hetjax.cluster.emulate": ("EmulatedCluster", "Change", "simulate_policy"),
-    "hetjax.rounds.losses": ("masked",),
+    "hetjax.losses.loss": ("masked",),
 }
 
 OURS = re.compile(

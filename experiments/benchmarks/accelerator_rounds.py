@@ -15,8 +15,8 @@ import numpy as np
 from experiments.benchmarks import accelerator_models, quota_overhead
 from experiments.benchmarks.accelerator_models import Model, Sizes
 from experiments.benchmarks.rows import Row
+from hetjax.local import stepped
 from hetjax.ordering import balance
-from hetjax.rounds import local
 
 DEPTHS = (1, 2, 4)
 _FORMS = ("stepped", "fused", "virtual")
@@ -87,7 +87,7 @@ def loop_rows(sizes: Sizes) -> Iterator[Row]:
             ours = stack.enter_context(rounds_of(model))
             setup = ours.run.setup
             num_workers = len(setup.where.devices)
-            threads = stack.enter_context(local.worker_threads(num_workers))
+            threads = stack.enter_context(stepped.worker_threads(num_workers))
             ids = np.arange(model.budget * model.microbatch_size, dtype=np.int32)
             ids = ids.reshape(num_workers, -1, model.microbatch_size)
             bare = quota_overhead.bare_loop(setup, accelerator_models.sgd(), ids, threads)

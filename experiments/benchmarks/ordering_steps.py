@@ -19,7 +19,8 @@ from experiments import problems
 from experiments.benchmarks.rows import Row
 from hetjax import types
 from hetjax.data import sources
-from hetjax.rounds import build, calls, packing, rules
+from hetjax.local import calls, packing, rules
+from hetjax.rounds import build
 from hetjax.zoo import config as config_lib
 
 _MICROBATCH, _SHAPE = 32, (32, 32, 3)

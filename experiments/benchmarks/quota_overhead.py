@@ -21,8 +21,8 @@ import hetjax.types
 from experiments import problems
 from experiments.benchmarks.rows import Row
 from hetjax import mesh as mesh_lib
+from hetjax.local import calls, packing, rules, stepped
 from hetjax.records import workdir
-from hetjax.rounds import calls, local, packing, rules
 
 _MICROBATCH, _NUM_WORKERS = 32, 4
 _WARM_UP = 5  # rounds that are not counted
@@ -158,7 +158,7 @@ def overhead_rows(num_rounds: int = 1500, quota: int = 4) -> list[Row]:
     for policy in _POLICIES:
         fields = _fields(policy, microbatch_size=_MICROBATCH, budget=budget)
         with (
-            local.worker_threads(_NUM_WORKERS) as threads,
+            stepped.worker_threads(_NUM_WORKERS) as threads,
             Rounds(loss_fn, params, optimizer, data, **fields) as ours,
         ):
             bare = bare_loop(ours.run.setup, optimizer, ids, threads)
@@ -198,7 +198,7 @@ def host_rows(num_rounds: int = 3000, num_workers: int = _NUM_WORKERS) -> list[R
         fields["cluster"] = {"num_workers": num_workers}
         optimizer, ids = optax.sgd(0.1), np.arange(2 * num_workers, dtype=np.int32)
         with (
-            local.worker_threads(num_workers) as threads,
+            stepped.worker_threads(num_workers) as threads,
             Rounds(_squares, np.zeros(2, np.float32), optimizer, data, **fields) as ours,
         ):
             began = time.process_time()

@@ -21,7 +21,8 @@ from experiments.orders.results import Records, tuned_rates
 from experiments.orders.tasks import Run, Task
 from hetjax import types
 from hetjax.data import stream as stream_lib
-from hetjax.rounds import gradients, rules, run_state
+from hetjax.local import gradients, rules
+from hetjax.rounds import run_state
 
 _TIMES = 5  # in a run
 

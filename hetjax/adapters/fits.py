@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
-from hetjax import debugging, parts, stateful
+from hetjax import debugging, parts
+from hetjax.losses import stateful
 
 CHANGES = (
     "The model keeps state of its own: a call of it changes {where}, neither parameters nor model "

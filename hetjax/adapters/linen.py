@@ -9,8 +9,8 @@ import jax
 from flax import linen
 from flax.core import meta
 
-from hetjax import forwarding
 from hetjax.adapters import fits
+from hetjax.losses import forwarding
 
 PerExampleFn = Callable[[Any, Any], Any]
 LossFn = Callable[[Any, Any, jax.Array], Any]

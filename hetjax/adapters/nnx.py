@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from hetjax import forwarding
 from hetjax.adapters import fits
+from hetjax.losses import forwarding
 
 PerExampleFn = Callable[[Any, Any], Any]
 LossFn = Callable[[Any, Any, jax.Array], Any]

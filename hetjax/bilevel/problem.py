@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import trees, weights
+from hetjax import trees
 from hetjax.bilevel import per_example
 from hetjax.bilevel.batches import Batches, Blocks, Stack
+from hetjax.losses import weights
 from hetjax.types import PyTree
 
 UPPER, LOWER = "upper", "lower"

@@ -17,9 +17,9 @@ from hetjax.bilevel import per_example
 from hetjax.bilevel.problem import Bilevel, Kind, What
 from hetjax.data import ledger, sources, stream
 from hetjax.levels import rules
+from hetjax.local import rules as rules_lib
+from hetjax.losses import loss as losses_lib
 from hetjax.rounds import build, engine, round_report, run_state, sync, warm_up
-from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import rules as rules_lib
 from hetjax.rounds import setup as setup_lib
 
 

@@ -16,8 +16,8 @@ from hetjax import trees, types
 from hetjax.bilevel import per_example
 from hetjax.bilevel import problem as problem_lib
 from hetjax.bilevel.problem import Answer, At, Bilevel, Kind, What
-from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import rules
+from hetjax.local import rules
+from hetjax.losses import loss as losses_lib
 
 _Rows = list[per_example.PerExample]
 _WITH_LOSS = (Kind.LOSS, Kind.GRADIENT, Kind.TANGENTS)

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hetjax import debugging, parts, stateful, trees, types
+from hetjax import debugging, parts, trees, types
 from hetjax.data import choosing, sources, stream
-from hetjax.rounds import losses as losses_lib
+from hetjax.losses import loss as losses_lib
+from hetjax.losses import stateful
 
 MetricsFn = Callable[..., dict[str, Any]]
 """`(params, examples) -> {name: f32[B]}`, or of a model that keeps state `(params, state,

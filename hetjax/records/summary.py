@@ -10,8 +10,8 @@ import numpy as np
 
 from hetjax import starting
 from hetjax.data import ledger as ledger_lib
+from hetjax.losses import loss as losses_lib
 from hetjax.records import evaluations
-from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import round_report, run_state
 from hetjax.rounds import setup as setup_lib
 

@@ -14,8 +14,9 @@ from hetjax import parts as parts_lib
 from hetjax.cluster import emulate
 from hetjax.config import checks, groups
 from hetjax.config import experiment as config_lib
-from hetjax.rounds import gradients, inputs
-from hetjax.rounds import rules as rules_lib
+from hetjax.local import gradients
+from hetjax.local import rules as rules_lib
+from hetjax.rounds import inputs
 from hetjax.topology import graphs
 
 _OBJECTS = (graphs.Graph, graphs.PeriodicGraph)  # that options may be, and a field may not

@@ -9,12 +9,15 @@ import jax
 import numpy as np
 import optax
 
-from hetjax import debugging, gates, kinds, messages, ordering, starting, stateful, topology, types
+from hetjax import debugging, gates, kinds, messages, ordering, starting, topology, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import sources
+from hetjax.local import gradients, rules, stepped
+from hetjax.losses import loss as losses_lib
+from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import solutions
@@ -23,16 +26,12 @@ from hetjax.rounds import (
     embeddings,
     feeding,
     gathering,
-    gradients,
-    local,
     order,
     programs,
     replay,
     rule_identity,
-    rules,
     state,
 )
-from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import setup as setup_lib
 
 
@@ -249,11 +248,11 @@ def _check_more(
 
 def _make_clock(
     config: config_lib.ExperimentConfig, gate: gates.Gate, cluster: emulate.EmulatedCluster | None
-) -> local.WorkerClock:
+) -> stepped.WorkerClock:
     """The workers' clock; a gate whose two forms disagree has no place on any."""
     gates.check(gate, config.cluster.num_workers, config.budget)
     virtual = config.local == "virtual" or config.cluster.clock == "virtual"
-    return local.WorkerClock(
+    return stepped.WorkerClock(
         cluster,
         virtual=virtual,
         num_workers=config.cluster.num_workers,

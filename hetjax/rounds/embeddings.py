@@ -16,8 +16,9 @@ from jax.extend import core
 
 from hetjax import debugging, kinds, trees, types
 from hetjax.config import experiment as config_lib
-from hetjax.rounds import batch_loss, rules
-from hetjax.rounds import losses as losses_lib
+from hetjax.local import rules
+from hetjax.losses import batch_loss
+from hetjax.losses import loss as losses_lib
 from hetjax.rounds import state as state_lib
 
 
@@ -271,6 +272,45 @@ def passes_of(
     """
     if not isinstance(loss_fn, batch_loss.BatchLoss):
         return None, rule
-    batch_loss.refuse(config, chosen, rule)
+    _refuse(config, chosen, rule)
     passes = Passes(loss_fn, params, examples, keys, num_microbatches=config.budget)
     return passes, passes.second
+
+
+def _refuse(
+    config: config_lib.ExperimentConfig, chosen: kinds.Parts, rule: rules.LocalRule | None
+) -> None:
+    """Refuses what a loss over the round cannot go with.
+
+    Raises:
+        ValueError: it is one of them; with the reason, and what to do.
+    """
+    why = ""
+    if chosen.reducer.gossips:
+        why = (
+            f"reducer={kinds.name_of('reducer', chosen.reducer)!r}: with gossip each worker "
+            "updates from its own gradients at its own parameters, and this loss is of all "
+            "workers' examples. Take reducer='all_reduce'"
+        )
+    elif config.data.sharing != "shared":
+        why = (
+            "data.sharing='private': a sum over shards counts each by its weight, and this loss is "
+            "no sum over examples. Take data.sharing='shared'"
+        )
+    elif chosen.ordering.make_observer is not None:
+        why = (
+            f"ordering.method={kinds.name_of('ordering', chosen.ordering)!r} balances the "
+            "gradients of single examples, and of this loss there is none. Take "
+            "ordering.method='random_reshuffling'"
+        )
+    elif config.nonfinite == "skip":
+        why = (
+            "nonfinite='skip': what is not finite in one microbatch is in the loss of all of them, "
+            "so none can be left out. Take nonfinite='stop'"
+        )
+    elif config.loss_over == "example":
+        why = "loss_over='example': it is over all examples of a round. Leave out loss_over="
+    elif rule is not None:
+        why = "rule: its rounds have two rules of its own, and another was given. Leave out rule="
+    if why:
+        raise ValueError(f"batch_loss: {why}")

@@ -16,6 +16,9 @@ import optax
 from hetjax import compiled, debugging, messages, starting, types
 from hetjax.config import experiment as config_lib
 from hetjax.data import sources, stream
+from hetjax.local import rules as rules_lib
+from hetjax.local import stepped
+from hetjax.losses import loss as losses_lib
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
 from hetjax.processes import join, solutions, waits, watch
@@ -26,15 +29,12 @@ from hetjax.rounds import (
     feeding,
     gathering,
     inputs,
-    local,
     planning,
     round_report,
     run_state,
     sync,
     warm_up,
 )
-from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import rules as rules_lib
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds.run_state import Executed, Generations, Plan, RoundsState, RunState
 
@@ -124,7 +124,7 @@ class Engine:
         self.num_workers = len(setup.where.devices)
         self.is_closed = False
         self._warm: dict[str, run_state.Shapes] = {}  # what each kind of round is given
-        self._pass_keys = local.PassKeys(setup.rng, setup.where.devices, setup.where.own)
+        self._pass_keys = stepped.PassKeys(setup.rng, setup.where.devices, setup.where.own)
         self.clock = clock.Clock()
         self._last_made: types.PyTree = None  # by the last round
 
@@ -303,7 +303,7 @@ class Engine:
         *,
         request: gathering.Request = gathering.Request.NOTHING,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[types.Contribution, local.Work, Any, gathering.Request]:
+    ) -> tuple[types.Contribution, stepped.Work, Any, gathering.Request]:
         """The local phase of a round, and what all processes tell each other of it.
 
         Args:

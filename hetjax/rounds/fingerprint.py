@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hetjax import digests, kinds, stateful, types
+from hetjax import digests, kinds, types
 from hetjax.data import iterables, sources, trial
-from hetjax.rounds import build, losses, rule_identity, update
+from hetjax.losses import loss as losses_lib
+from hetjax.losses import stateful
+from hetjax.rounds import build, rule_identity, update
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 
@@ -44,7 +46,7 @@ _MEANING = {
 
 
 def make(
-    loss_fn: losses.LossFn,
+    loss_fn: losses_lib.LossFn,
     params: types.PyTree,
     optimizer: optax.GradientTransformation | None,
     source: Any,

@@ -16,14 +16,15 @@ import numpy as np
 from hetjax import mesh as mesh_lib
 from hetjax import types
 from hetjax.data import stream
+from hetjax.local import stepped
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
-from hetjax.rounds import arguments, local
+from hetjax.rounds import arguments
 from hetjax.topology import reducers
 
 _PATIENCE_SECS = 600.0
 _PLANNED = ("examples", "quotas", "exchanges")  # the parts of a round's plan, a digest each
-_DONE = ("microbatches_done", "first_secs", "compute_secs", "overruns")  # of `local.Work`
+_DONE = ("microbatches_done", "first_secs", "compute_secs", "overruns")  # of `stepped.Work`
 _SUMS = ("loss_sum", "weight", *types.Tally._fields)  # of `Contribution`
 _MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
 
@@ -199,11 +200,11 @@ class Gathering:
     def __call__(
         self,
         contributed: types.Contribution,
-        work: local.Work,
+        work: stepped.Work,
         digests: tuple[int, ...],
         request: Request,
         host_secs: float = 0.0,
-    ) -> tuple[local.Work, Request, types.SyncMetrics]:
+    ) -> tuple[stepped.Work, Request, types.SyncMetrics]:
         """What all workers did, from what this process's workers did.
 
         Args:

@@ -92,21 +92,6 @@ def _for_batch(size: Any) -> str:
     )
 
 
-def hint_of_variables(params: Any, error: Exception) -> str:
-    """What to write where a loss failed since it got all variables of a Linen module.
-
-    Returns:
-        A sentence; "" where there is no sign of it.
-    """
-    is_of_flax = type(error).__module__.startswith("flax")
-    if isinstance(params, Mapping) and "params" in params and is_of_flax:
-        return (
-            "params is {'params': …}, as module.init returns it, and the loss seems to want what "
-            "is in it: give variables['params'], or what hetjax.linen_loss returned"
-        )
-    return ""
-
-
 def check_loss_fn(loss_fn: Any, *, caller: str = "fit") -> None:
     """Refuses what cannot be called as a loss function is.
 

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from hetjax import debugging, stateful, types
+from hetjax import debugging, types
 from hetjax import mesh as mesh_lib
+from hetjax.losses import stateful
 from hetjax.processes import board as board_lib
 from hetjax.rounds import run_state
 from hetjax.rounds import setup as setup_lib

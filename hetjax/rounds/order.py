@@ -5,8 +5,10 @@ import numpy as np
 
 from hetjax import debugging, kinds, messages, ordering, types
 from hetjax.config import experiment as config_lib
-from hetjax.rounds import batch_loss, contract, independence, programs, rules
-from hetjax.rounds import losses as losses_lib
+from hetjax.local import contract, rules
+from hetjax.losses import batch_loss, independence
+from hetjax.losses import loss as losses_lib
+from hetjax.rounds import programs
 
 
 def make(

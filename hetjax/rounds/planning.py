@@ -11,8 +11,8 @@ from hetjax import parts as parts_lib
 from hetjax import quota, types
 from hetjax.checkpoints import leaves
 from hetjax.data import stream as stream_lib
+from hetjax.local import stepped
 from hetjax.quota import asking
-from hetjax.rounds import local
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState
 
@@ -109,7 +109,7 @@ def warm_up_plan(
 ) -> Plan:
     """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
     num_workers = len(setup.where.devices)
-    assigned = local.warm_up_plan(num_workers, setup.config.microbatch_size)
+    assigned = stepped.warm_up_plan(num_workers, setup.config.microbatch_size)
     return Plan(
         state=state,
         round_index=None,
@@ -254,7 +254,7 @@ def _check_progress(setup: setup_lib.Setup, index: int, quotas: np.ndarray) -> N
     )
 
 
-def _times(work: local.Work, present: np.ndarray) -> quota.RoundTimes:
+def _times(work: stepped.Work, present: np.ndarray) -> quota.RoundTimes:
     """What the policy is told: what a worker's process needs before its compute is its own too."""
     host_secs = np.where(work.microbatches_done > 0, work.host_secs, 0.0)
     return quota.RoundTimes(

@@ -15,12 +15,13 @@ from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.config import experiment as config_lib
 from hetjax.data import feed as feed_lib
+from hetjax.local import fused, jitted, rules, stepped
+from hetjax.local.virtual import Virtual
 from hetjax.processes import board as board_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import shared_sums
-from hetjax.rounds import fused, jitted, local, rules, sync
 from hetjax.rounds import setup as setup_lib
-from hetjax.rounds.virtual import Virtual
+from hetjax.rounds import sync
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Maker:
     config: config_lib.ExperimentConfig
     where: mesh_lib.Placement
     methods: setup_lib.Methods
-    clock: local.WorkerClock
+    clock: stepped.WorkerClock
     feed: feed_lib.Feed
     company: setup_lib.Company
     model: types.Model  # before the first round, without worker axis
@@ -157,7 +158,7 @@ def _make_sync(
 
 def _make_local(
     common: Maker, steps: rules.LocalSteps, *, signed: bool, finishes: bool
-) -> local.LocalPhase:
+) -> stepped.LocalPhase:
     config, methods, feed, clock = common.config, common.methods, common.feed, common.clock
     mesh, devices = common.where.mesh, common.where.devices
     if config.local == "virtual" and not config.debug:
@@ -177,7 +178,7 @@ def _make_local(
     if methods.gate.closes and not config.replay and not clock.virtual:
         alone = len(common.where.own) == len(devices)
         gate = gates.begin(methods.gate, None if alone else board_lib.Board("gate"))
-    return local.Stepped(
+    return stepped.Stepped(
         steps,
         feed,
         mesh,

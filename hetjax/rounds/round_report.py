@@ -18,8 +18,9 @@ import numpy as np
 from hetjax import parts as parts_lib
 from hetjax import types
 from hetjax.data import stream
-from hetjax.rounds import losses as losses_lib
-from hetjax.rounds import nonfinite, packing, programs, references, run_state, sync
+from hetjax.local import packing
+from hetjax.losses import loss as losses_lib
+from hetjax.rounds import nonfinite, programs, references, run_state, sync
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds import weighting as weighting_lib

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from hetjax import debugging, digests, types
-from hetjax.rounds import contract, inputs, rules
-from hetjax.rounds import losses as losses_lib
+from hetjax.local import contract, rules
+from hetjax.losses import loss as losses_lib
+from hetjax.rounds import inputs
 
 
 def check(
@@ -57,8 +58,8 @@ def check(
         raise ValueError(
             f"rule: its losses are not those of loss_fn with {keys}: the run would train the ones "
             "and be evaluated, recorded and gone on with as the other. Give both one loss, such as "
-            f"rule=hetjax.rounds.gradients.gradient_sums(loss_fn, {keys}); losses of a rule of "
-            "your own are functools.partial(hetjax.rounds.losses.masked, loss_fn)"
+            f"rule=hetjax.local.gradients.gradient_sums(loss_fn, {keys}); losses of a rule of "
+            "your own are functools.partial(hetjax.losses.loss.masked, loss_fn)"
         )
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import jax
 import optax
 
-from hetjax import messages, stateful, types
+from hetjax import messages, types
 from hetjax.checkpoints import checkpoint
 from hetjax.data import sources, stream
+from hetjax.losses import loss as losses_lib
+from hetjax.losses import stateful
 from hetjax.processes import waits, watch
 from hetjax.rounds import (
     engine,
@@ -26,7 +28,6 @@ from hetjax.rounds import (
     two_passes,
     warm_up,
 )
-from hetjax.rounds import losses as losses_lib
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState, RunState

@@ -7,7 +7,8 @@ import numpy as np
 
 from hetjax import gates, types
 from hetjax.data import stream as stream_lib
-from hetjax.rounds import gathering, local, sync
+from hetjax.local import stepped
+from hetjax.rounds import gathering, sync
 from hetjax.rounds import setup as setup_lib
 
 Shapes = dict[str, tuple[int, ...]]
@@ -161,6 +162,6 @@ class Executed(NamedTuple):
     """What came of a plan."""
 
     plan: Plan
-    work: local.Work
+    work: stepped.Work
     sums: sync.Synchronised
     asked: gathering.Request

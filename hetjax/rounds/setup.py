@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 
-from hetjax import debugging, gates, ordering, quota, stateful, trees, types
+from hetjax import debugging, gates, ordering, quota, trees, types
 from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax.checkpoints import leaves
@@ -18,11 +18,13 @@ from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream as stream_lib
+from hetjax.local import jitted, rules, stepped
+from hetjax.losses import loss as losses_lib
+from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import meeting as meeting_lib
 from hetjax.processes import shared_sums, solutions
-from hetjax.rounds import embeddings, gathering, jitted, local, replay, rules, sync
-from hetjax.rounds import losses as losses_lib
+from hetjax.rounds import embeddings, gathering, replay, sync
 from hetjax.topology import reducers
 
 MAIN = "main"  # the kind of round of the rule that every engine has; it may update
@@ -43,7 +45,7 @@ class Methods:
 class Speeds:
     """By which clock the workers are timed, and what is known of them before."""
 
-    clock: local.WorkerClock
+    clock: stepped.WorkerClock
     cluster: emulate.EmulatedCluster | None  # who is present when
     emulated: bool  # the cluster's speeds are those of this run
     trace: list[replay.TracedRound] | None  # that is replayed
@@ -64,7 +66,7 @@ class Programs(NamedTuple):
 
     rule: rules.LocalRule
     updates: bool  # the parameters, by what is added up
-    local: local.LocalPhase
+    local: stepped.LocalPhase
     begin: Callable  # (params, kept, given=()) -> carried
     sync: jitted.InPlace
     sums: shared_sums.Sums

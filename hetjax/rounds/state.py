@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 
 from hetjax import debugging, trees, types
 from hetjax import mesh as mesh_lib
+from hetjax.local import rules
 from hetjax.ordering import ordering
 from hetjax.processes import waits
-from hetjax.rounds import rules
 
 
 def make_train_state(

@@ -15,8 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
+from hetjax.local import packing, rules
 from hetjax.ordering import ordering
-from hetjax.rounds import forms, packing, rules
+from hetjax.rounds import forms
 from hetjax.rounds import reduce as reduce_lib
 from hetjax.rounds import update as update_lib
 from hetjax.rounds import weighting as weighting_lib

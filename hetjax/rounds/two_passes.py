@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from hetjax import debugging, types
-from hetjax.rounds import gathering, local, packing, run_state
+from hetjax.local import packing, stepped
+from hetjax.rounds import gathering, run_state
 
 
 def execute(
@@ -53,7 +54,7 @@ def execute(
     return second._replace(plan=plan, work=_both(first.work, second.work))
 
 
-def _both(first: local.Work, second: local.Work) -> local.Work:
+def _both(first: stepped.Work, second: stepped.Work) -> stepped.Work:
     """The work of a round of two passes: their times add up."""
     return second._replace(
         **{

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hetjax import digests, stateful, trees, types
+from hetjax import digests, trees, types
 from hetjax import mesh as mesh_lib
+from hetjax.losses import stateful
 from hetjax.rounds.forms import Form
 from hetjax.rounds.reduce import Reduced
 from hetjax.topology import reducers

@@ -13,8 +13,9 @@ import numpy as np
 
 from hetjax import mesh as mesh_lib
 from hetjax import types
+from hetjax.local import calls, rules
 from hetjax.processes import waits
-from hetjax.rounds import calls, planning, rules, run_state, sync
+from hetjax.rounds import planning, run_state, sync
 from hetjax.rounds import setup as setup_lib
 
 Execute = Callable[[run_state.Plan], run_state.Executed]

@@ -13,7 +13,7 @@ from hetjax import bilevel
 from hetjax.bilevel import per_example
 from hetjax.levels import run as run_lib
 from hetjax.levels import setup
-from hetjax.rounds import rules
+from hetjax.local import rules
 from tests.levels import problems
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 import hetjax
-from hetjax import adapters, forwarding
+from hetjax import adapters
+from hetjax.losses import forwarding
 
 X = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
 DATA = {"x": X, "y": X.sum(-1)}

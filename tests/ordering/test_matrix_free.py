@@ -10,8 +10,8 @@ import pytest
 
 import hetjax
 from hetjax import ordering, parts, types
-from hetjax.rounds import gradients as gradients_lib
-from hetjax.rounds import rules
+from hetjax.local import gradients as gradients_lib
+from hetjax.local import rules
 from tests.ordering import hard_losses
 from tests.rounds import problems
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import hetjax
-from hetjax.rounds import losses
+from hetjax.losses import loss as losses_lib
 
 
 def hessian_product(loss_fn):
@@ -17,7 +17,7 @@ def hessian_product(loss_fn):
         return worker, (jax.tree.map(jnp.zeros_like, shared.given), jnp.zeros(()))
 
     def add(shared, worker, sums, microbatch, rng):
-        weighted = losses.masked(loss_fn, microbatch, rng)
+        weighted = losses_lib.masked(loss_fn, microbatch, rng)
 
         def gradient(params):
             return jax.grad(lambda p: weighted(p)[0].sum())(params)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 import hetjax
-from hetjax.rounds import losses
+from hetjax.losses import loss as losses_lib
 
 
 def local_sgd(loss_fn, inner):
@@ -21,7 +21,7 @@ def local_sgd(loss_fn, inner):
         params, loss_sum, weight_sum = sums
 
         def mean_loss(params):
-            values, weights = losses.masked(loss_fn, microbatch, rng)(params)
+            values, weights = losses_lib.masked(loss_fn, microbatch, rng)(params)
             loss, weight = values.sum(), weights.sum()
             return loss / jnp.where(weight > 0, weight, 1), (loss, weight)
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.rounds import gradients
+from hetjax.local import gradients
 from tests.rounds import problems
 
 SIZE, RATE = 4, 0.3

@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.rounds import gradients, losses
+from hetjax.local import gradients
+from hetjax.losses import loss as losses_lib
 from tests.own_parts import hessian_product
 from tests.rounds import problems
 
@@ -23,7 +24,7 @@ def own(begin=None, add=None, finish=None, **others):
         return worker, (jnp.zeros_like(shared.params), jnp.zeros(()))
 
     def add_right(shared, worker, sums, microbatch, rng):
-        weighted = losses.masked(LOSS, microbatch, rng)
+        weighted = losses_lib.masked(LOSS, microbatch, rng)
         grads, weight = jax.grad(lambda p: [x.sum() for x in weighted(p)], has_aux=True)(
             shared.params
         )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hetjax import trees
-from hetjax.rounds import independence
+from hetjax.losses import independence
 from tests.rounds import problems
 
 

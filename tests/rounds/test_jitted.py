@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.rounds import jitted
+from hetjax.local import jitted
 from tests.rounds import problems
 
 

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import hetjax
+from hetjax.local import gradients
 from hetjax.ordering import methods, ordering, pairs
-from hetjax.rounds import gradients
 from tests.own_parts import gate
 from tests.rounds import problems
 

@@ -10,8 +10,8 @@ import pytest
 
 import hetjax
 from hetjax import ordering, types
+from hetjax.local import gradients
 from hetjax.ordering import matrix_free, orders, pairs
-from hetjax.rounds import gradients
 from tests import oracles
 from tests.own_parts import local_sgd, signed_order
 from tests.rounds import problems

@@ -228,7 +228,7 @@ def test_a_callback_is_shown_the_state_and_init_state_goes_on_from_it(float64):
 
 def test_a_round_without_update_moves_the_state_and_other_kinds_do_not(float64):
     loss_fn = hetjax.StatefulLoss(loss_with_mask, begun(), {"calls": "sum"})
-    other = {"again": hetjax.rounds.gradients.gradient_sums(loss_fn)}
+    other = {"again": hetjax.local.gradients.gradient_sums(loss_fn)}
     with hetjax.Run(loss_fn, weights(), None, examples(), rules=other, **FIELDS) as run:
         state = run.init()
         state, report = run.round(state)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.rounds import losses
+from hetjax.losses import loss as losses_lib
 
 SIZE = 256
 RATE = 4e-3
@@ -106,5 +106,5 @@ def scanned(params, batch, rng):
 )
 def test_losses_are_divided_where_there_is_float16_alone(dtype, loss_fn, divisor):
     first = jax.tree.map(lambda leaf: leaf[:8], examples())
-    traced = losses.check_loss(loss_fn, jnp.zeros(4, dtype), first, jax.random.key(0))
+    traced = losses_lib.check_loss(loss_fn, jnp.zeros(4, dtype), first, jax.random.key(0))
     assert traced.divisor == divisor

@@ -8,9 +8,10 @@ import pytest
 import hetjax
 from hetjax import topology, types
 from hetjax.data import stream as stream_lib
+from hetjax.local import gradients as gradients_lib
+from hetjax.local import rules
 from hetjax.ordering import orders
-from hetjax.rounds import gradients as gradients_lib
-from hetjax.rounds import rules, sync
+from hetjax.rounds import sync
 from tests.rounds import objectives, problems
 
 WORKERS, NOMINAL = 5, 40

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetjax import types
-from hetjax.rounds import packing
+from hetjax.local import packing
 
 
 def _tree(row_axes):

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.rounds import fused
+from hetjax.rounds import train_step
 from tests.rounds import problems
 
 LOCAL = ["stepped", "fused", "virtual"]
@@ -55,7 +55,9 @@ def test_a_change_of_quotas_compiles_nothing(local, feed, tmp_path):
 
 def test_no_collective_is_inside_the_fused_loop():
     mesh = hetjax.make_worker_mesh(4)
-    step = fused.make_train_step(problems.softmax_loss, optax.sgd(0.1), mesh, nominal_examples=32)
+    step = train_step.make_train_step(
+        problems.softmax_loss, optax.sgd(0.1), mesh, nominal_examples=32
+    )
     weights = problems.initial_weights(np.float32)
     state = hetjax.make_train_state(weights, optax.sgd(0.1), num_workers=4, mesh=mesh)
     data = problems.classification(4 * 3 * 2, np.float32)

@@ -10,7 +10,7 @@ import pytest
 
 import hetjax
 from hetjax import ordering, quota, trees, types
-from hetjax.rounds import gradients, rules
+from hetjax.local import gradients, rules
 from tests.own_parts import hessian_product as hessian_product_lib
 from tests.own_parts import local_sgd as local_sgd_lib
 from tests.rounds import problems

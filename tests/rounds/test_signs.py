@@ -7,7 +7,8 @@ import pytest
 
 import hetjax
 from hetjax import ordering, topology
-from hetjax.rounds import gradients, rules, sync
+from hetjax.local import gradients, rules
+from hetjax.rounds import sync
 from tests.rounds import problems
 from tests.rounds.order_reference import Balancer, example_gradients
 

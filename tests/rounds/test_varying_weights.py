@@ -10,7 +10,8 @@ import pytest
 
 import hetjax
 from hetjax import trees, types
-from hetjax.rounds import gradients, losses
+from hetjax.local import gradients
+from hetjax.losses import loss as losses_lib
 from tests.rounds import problems, varying_weights
 from tests.rounds.varying_weights import DATA, POINT, loss_fn
 
@@ -86,13 +87,13 @@ def primitives(jaxpr):
 def test_constant_weights_have_the_program_of_one_gradient():
     """The rule's `add`, equation by equation, is the one that knows nothing of such weights."""
     data, params = problems.classification(8, np.float32), problems.initial_weights(np.float32)
-    found = losses.check_loss(problems.weighted_softmax_loss, params, data, jax.random.key(0))
+    found = losses_lib.check_loss(problems.weighted_softmax_loss, params, data, jax.random.key(0))
     assert not found.weights_vary
     rule = gradients.rule_of(None, problems.weighted_softmax_loss, found, per_example_rng=False)
     batch = hetjax.Microbatch(np.arange(8, dtype=np.int32), np.ones(8, np.float32), data)
 
     def plain(params, sums, batch, rng):
-        weigh = losses.masked(problems.weighted_softmax_loss, batch, rng)
+        weigh = losses_lib.masked(problems.weighted_softmax_loss, batch, rng)
 
         def total(params):
             values, weights = weigh(params)

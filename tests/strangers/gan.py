@@ -5,7 +5,7 @@ import numpy as np
 import optax
 
 import hetjax
-from hetjax.rounds import gradients
+from hetjax.local import gradients
 
 hetjax.use_cpu_workers(4)
 drawn = np.random.default_rng(0)

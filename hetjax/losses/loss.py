@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import debugging, forwarding, stateful, trees, types
-from hetjax import weights as weights_lib
+from hetjax import debugging, trees, types
+from hetjax.losses import forwarding, stateful
+from hetjax.losses import weights as weights_lib
 from hetjax.ordering import ordering
-from hetjax.rounds import inputs
 
 LossFn = Callable[[types.PyTree, types.PyTree, jax.Array], Any]
 """`(params, examples, rng) -> losses f32[B]`, or `(losses, weights)`, both f32[B] or, with more
@@ -132,7 +132,7 @@ def check_loss(
         fields = f"; an example has {sorted(examples)}" if isinstance(examples, dict) else ""
         raise ValueError(f"loss_fn asks for {error}, which is not there{fields}") from error
     except Exception as error:
-        if hint := inputs.hint_of_variables(params, error):
+        if hint := _hint_of_variables(params, error):
             raise ValueError(f"loss_fn failed with {type(error).__name__}: {hint}") from error
         raise
     _check_losses(found, batch_size)
@@ -351,3 +351,18 @@ def masked(
         return values, Weights(weights, of_metrics, change)
 
     return losses_and_weights
+
+
+def _hint_of_variables(params: types.PyTree, error: Exception) -> str:
+    """What to write where a loss failed since it got all variables of a Linen module.
+
+    Returns:
+        A sentence; "" where there is no sign of it.
+    """
+    is_of_flax = type(error).__module__.startswith("flax")
+    if isinstance(params, Mapping) and "params" in params and is_of_flax:
+        return (
+            "params is {'params': …}, as module.init returns it, and the loss seems to want what "
+            "is in it: give variables['params'], or what hetjax.linen_loss returned"
+        )
+    return ""

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from hetjax import parts, trees, types
+from hetjax.local import contract
 from hetjax.ordering import ordering
-from hetjax.rounds import contract
 
 
 class LocalRule(NamedTuple):
@@ -152,7 +152,7 @@ def check(rule: Any) -> None:
             f"rule: {wrong}. It must be a hetjax.LocalRule with begin(shared, worker) -> (worker, "
             "sums), add(shared, worker, sums, microbatch, rng) -> (worker, sums) and "
             "finish(shared, worker, sums) -> (worker, contribution, weight). For example "
-            "hetjax.rounds.gradients.gradient_sums(loss_fn)"
+            "hetjax.local.gradients.gradient_sums(loss_fn)"
         )
 
 

@@ -23,9 +23,9 @@ from hetjax.cluster import emulate
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream
 from hetjax.gates import gate as gate_lib
+from hetjax.local import calls, rules
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import waits
-from hetjax.rounds import calls, rules
 
 
 class Work(NamedTuple):

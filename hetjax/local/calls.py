@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from hetjax import debugging, trees, types
 from hetjax.data import feed
-from hetjax.rounds import jitted, packing, rules
+from hetjax.local import jitted, packing, rules
 
 
 def jit_add(steps: rules.LocalSteps, *, marked: bool = False) -> Any:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from hetjax import debugging, messages, trees, types
-from hetjax.rounds import losses as losses_lib
+from hetjax.losses import loss as losses_lib
 
 _SLOW_SECS = 1.0  # above which a user is told how long the check took
 _RTOL, _ATOL = 1e-3, 1e-5

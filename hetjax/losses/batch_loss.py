@@ -18,9 +18,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from hetjax import kinds, parts, types
-from hetjax.config import experiment as config_lib
-from hetjax.rounds import rules
+from hetjax import parts, types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,42 +116,3 @@ def check_evaluation(loss_fn: Any, metrics_fn: Any, *, is_asked: bool) -> None:
             "batch of an evaluation is none. Give metrics_fn=(params, batch) -> {name: f32[B]}, "
             "such as the accuracy of a nearest neighbour"
         )
-
-
-def refuse(
-    config: config_lib.ExperimentConfig, chosen: kinds.Parts, rule: rules.LocalRule | None
-) -> None:
-    """Refuses what a loss over the round cannot go with.
-
-    Raises:
-        ValueError: it is one of them; with the reason, and what to do.
-    """
-    why = ""
-    if chosen.reducer.gossips:
-        why = (
-            f"reducer={kinds.name_of('reducer', chosen.reducer)!r}: with gossip each worker "
-            "updates from its own gradients at its own parameters, and this loss is of all "
-            "workers' examples. Take reducer='all_reduce'"
-        )
-    elif config.data.sharing != "shared":
-        why = (
-            "data.sharing='private': a sum over shards counts each by its weight, and this loss is "
-            "no sum over examples. Take data.sharing='shared'"
-        )
-    elif chosen.ordering.make_observer is not None:
-        why = (
-            f"ordering.method={kinds.name_of('ordering', chosen.ordering)!r} balances the "
-            "gradients of single examples, and of this loss there is none. Take "
-            "ordering.method='random_reshuffling'"
-        )
-    elif config.nonfinite == "skip":
-        why = (
-            "nonfinite='skip': what is not finite in one microbatch is in the loss of all of them, "
-            "so none can be left out. Take nonfinite='stop'"
-        )
-    elif config.loss_over == "example":
-        why = "loss_over='example': it is over all examples of a round. Leave out loss_over="
-    elif rule is not None:
-        why = "rule: its rounds have two rules of its own, and another was given. Leave out rule="
-    if why:
-        raise ValueError(f"batch_loss: {why}")

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hetjax import debugging, parts, stateful, trees, types
-from hetjax.rounds import batch_loss, rules
-from hetjax.rounds import losses as losses_lib
+from hetjax import debugging, parts, trees, types
+from hetjax.local import rules
+from hetjax.losses import batch_loss, stateful
+from hetjax.losses import loss as losses_lib
 
 
 class GradientSums(NamedTuple):
