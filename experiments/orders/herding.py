@@ -50,7 +50,7 @@ def measure(run: Run, data_dir: str | None) -> dict[str, Any]:
         bounds, state, done = Bounds(training), training.init(), 0
         while not training.done(state):
             state, _ = training.round(state)
-            epoch = training.parts.stream.epoch(state.stream)
+            epoch = training.setup.stream.epoch(state.stream)
             if epoch > done and not epoch % every:
                 epochs.append(epoch)
                 found.append(bounds(state))
@@ -70,18 +70,18 @@ class Bounds:
     """
 
     def __init__(self, run: hetjax.Run) -> None:
-        self._run, parts = run, run.parts
+        self._run, setup = run, run.setup
         rule = gradients.gradient_sums(
-            parts.loss_fn,
-            per_example_rng=parts.per_example_rng,
-            loss_divisor=parts.main.rule.loss_divisor,
+            setup.loss_fn,
+            per_example_rng=setup.per_example_rng,
+            loss_divisor=setup.programs.main.rule.loss_divisor,
         )
         self._steps = rules.with_observer(rule)
         self._add = jax.jit(self._steps.add, donate_argnums=(1,))
 
     def __call__(self, state: run_state.RunState) -> dict[str, float]:
         """`inf_norm`, `two_norm` and `random_` of both, in rounds of the last quotas."""
-        run, stream = self._run, self._run.parts.stream
+        run, stream = self._run, self._run.setup.stream
         epoch, rounds = stream.epoch(state.stream), state.rounds
         in_rounds = stream.whole_pass(rounds.stream, rounds.full_quotas)
         random_order = np.random.default_rng((run.config.seed, epoch, 0x4E8D))
@@ -108,7 +108,7 @@ class Bounds:
         self, params: types.PyTree, epoch: int, rounds: Iterable[np.ndarray]
     ) -> Iterable[tuple[np.ndarray, int]]:
         """(f64[d], number of examples in it) of each round."""
-        parts, size = self._run.parts, self._run.config.microbatch_size
+        setup, size = self._run.setup, self._run.config.microbatch_size
         shared = types.Shared(params)
         zeros = self._steps.begin(shared, (), ())
         for ids in rounds:
@@ -117,7 +117,7 @@ class Bounds:
                 row = np.full(size, stream_lib.PADDING, np.int32)
                 part = ids[start : start + size]
                 row[: len(part)] = part
-                carried, _ = self._add(shared, carried, parts.feed.load(0, row, epoch), parts.rng)
+                carried, _ = self._add(shared, carried, setup.feed.load(0, row, epoch), setup.rng)
             leaves = jax.tree.leaves(jax.device_get(carried.sums.grad_sum))
             flat = np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in leaves])
             yield flat, int(carried.tally.example_count)

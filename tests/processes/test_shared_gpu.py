@@ -20,7 +20,7 @@ def test_a_plain_sum_needs_no_collective_and_what_needs_some_is_refused(tmp_path
     assert told[0].pop("rounds") > 2
     assert told[0].keys() == {*shared_gpu.REFUSED, "levels"}
     assert all("share a GPU" in words for words in told[0].values())
-    assert "the reducer 'hetjax.topology.methods:d_psgd'" in told[0]["reducer"]
+    assert "the reducer: 'hetjax.topology.methods:d_psgd'" in told[0]["reducer"]
     assert "examples weighted by shard" in told[0]["shards"]
     texts = {path: path.read_text() for path in dumped.glob("*after_optimizations.txt")}
     assert any("jit_synchronise" in path.name for path in texts)

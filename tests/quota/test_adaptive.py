@@ -328,7 +328,7 @@ def test_a_worker_that_is_very_late_again_and_again_is_left_out(pattern, seed):
             chosen = rng.choice(48, 3, replace=False)
         slow |= np.isin(time, start + chosen)
     late = slow[:, None] & (np.arange(8) == rng.integers(8))
-    trace = speed_traces.Trace("", np.where(late, 100.0, 1.0), 64, seed=seed)
+    trace = speed_traces.Trace(np.where(late, 100.0, 1.0), 64, seed=seed)
     model = fitted.fitted(fitted.Options(50, 0.01, 2.0, 1.0, 2, 0.5, 12.0))
     others = [trace.play(policy).mean() for policy in (model, speed_traces.plain_rule())]
     assert trace.play(quota.adaptive()).mean() <= 1.05 * min(others)
