@@ -33,6 +33,10 @@ from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState, RunState
 
 
+def _nothing() -> None:
+    pass
+
+
 class Run(engine.Engine):
     """Rounds of training on workers that are not equal, one at a time.
 
@@ -267,45 +271,55 @@ class Run(engine.Engine):
 
     # --- What a round is made of ---
 
-    def _execute(self, plan: Plan, **options: Any) -> Executed:
+    def _execute(
+        self,
+        plan: Plan,
+        *,
+        request: gathering.Request = gathering.Request.NOTHING,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Executed:
         """Does a round, and spends the plan's state: local phase, gathering, sync phase.
 
         Args:
             plan: from `open`, or of a warm-up.
-            **options: `request` and `meanwhile` of `compute`.
-        """
-        with watch.taking_part():
-            if self.setup.programs.embedding is not None and plan.kind == setup_lib.MAIN:
-                return two_passes.execute(self, plan, **options)
-            return self.execute_pass(plan, plan.given, **options)
-
-    def execute_pass(self, plan: Plan, handed: types.PyTree, **options: Any) -> Executed:
-        """The last pass of a round, handed what the ones before it found.
-
-        Args:
-            plan: from `open`.
-            handed: values for the rule: those of the plan, or of the passes before.
-            **options: `request` and `meanwhile` of `compute`.
+            request, meanwhile: as of `compute`.
         """
         assert isinstance(plan.state, RunState)
         train, own = plan.state.train, plan.programs
-        if not own.updates:
-            is_main = plan.kind == setup_lib.MAIN
-            kept = train.kept if is_main else types.Kept(model_state=train.model_state)
-            executed = self.add_up(plan._replace(given=handed), train.params, kept, **options)
-            if is_main:
-                train = train._replace(**executed.sums.state._asdict())
-            return executed._replace(plan=plan, sums=executed.sums._replace(state=train))
-        carried = plan.state.carried
-        if jax.tree.leaves(plan.given) or plan.signed != plan.state.signed:
-            carried = own.begin(train.params, train.kept, plan.given)
-        train, carried = self.renewed(plan, train, carried)
-        shared = types.Shared(train.params, handed, model_state=train.model_state)
-        contributed, work, metrics, asked = self.compute(plan, shared, carried, **options)
-        others = self.setup.shares, plan.active, metrics, plan.given
-        with waits.Wait("synchronise"):
-            sums = own.sync.call(train, contributed, *others)
-        return Executed(plan, work, sums._replace(metrics=metrics or sums.metrics), asked)
+        with watch.taking_part():
+            now, first = plan, None  # what the last pass is to do; what another did before it
+            if self.setup.programs.embedding is not None and plan.kind == setup_lib.MAIN:
+                now, first = two_passes.first(self, plan, meanwhile=meanwhile)
+                meanwhile = _nothing
+            if not own.updates:
+                executed = self._added_up(now, request=request, meanwhile=meanwhile)
+            else:
+                carried = plan.state.carried
+                if jax.tree.leaves(plan.given) or plan.signed != plan.state.signed:
+                    carried = own.begin(train.params, train.kept, plan.given)
+                train, carried = self.renewed(plan, train, carried)
+                shared = types.Shared(train.params, now.given, model_state=train.model_state)
+                contributed, work, metrics, asked = self.compute(
+                    now, shared, carried, request=request, meanwhile=meanwhile
+                )
+                others = self.setup.shares, plan.active, metrics, plan.given
+                with waits.Wait("synchronise"):
+                    sums = own.sync.call(train, contributed, *others)
+                sums = sums._replace(metrics=metrics or sums.metrics)
+                executed = Executed(plan, work, sums, asked)
+            if first is not None:
+                executed = executed._replace(plan=plan, work=two_passes.both(first, executed.work))
+            return executed
+
+    def _added_up(self, plan: Plan, **options: Any) -> Executed:
+        """A round without update; what the main kind keeps goes into the state."""
+        assert isinstance(plan.state, RunState)
+        train, is_main = plan.state.train, plan.kind == setup_lib.MAIN
+        kept = train.kept if is_main else types.Kept(model_state=train.model_state)
+        executed = self.add_up(plan, train.params, kept, **options)
+        if is_main:
+            train = train._replace(**executed.sums.state._asdict())
+        return executed._replace(sums=executed.sums._replace(state=train))
 
     def next_state(self, state: RunState, executed: Executed, rounds: RoundsState) -> RunState:
         """The state after a round, of what was made on the devices and of what is on the host."""

@@ -4,7 +4,6 @@ The first gathers embeddings, the second pulls the gradient of the loss in them 
 microbatch. `embeddings` has the rules of both, and what is between them.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,19 +11,15 @@ import numpy as np
 
 from hetjax import debugging, types
 from hetjax.local import packing, stepped
-from hetjax.rounds import gathering, run_state
+from hetjax.rounds import run_state
 
 
-def execute(
-    run: Any,
-    plan: run_state.Plan,
-    *,
-    request: gathering.Request = gathering.Request.NOTHING,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> run_state.Executed:
-    """Both passes of a round of a `Run`; arguments and result as of `Run.execute`.
+def first(run: Any, plan: run_state.Plan, **options: Any) -> tuple[run_state.Plan, stepped.Work]:
+    """The first pass of a round of a `Run`; `options` are of `Engine.compute`. A gate may close it.
 
-    A gate may close the first one. The second does what the first has done.
+    Returns:
+        what the second pass is to do: what the first has done, given the gradient of the loss in
+        the embeddings; and the work of the first.
 
     Raises:
         ValueError: the round is given values, which no pass asks for.
@@ -38,23 +33,22 @@ def execute(
     passes, own = run.setup.programs.embedding
     ids, params = plan.assigned.example_ids, plan.state.train.params
     of_first = plan._replace(programs=own, given=passes.first_ids(ids))
-    first = run.add_up(of_first, params, types.Kept(), meanwhile=meanwhile)
-    limits = first.work.microbatches_done
+    found = run.add_up(of_first, params, types.Kept(), **options)
+    limits = found.work.microbatches_done
     done = np.full_like(ids, -1)
     for worker, count in enumerate(limits):
         start = plan.assigned.starts[worker]
         done[start : start + count] = ids[start : start + count]
-    counted = packing.unpack(jax.device_get(first.sums.metrics))
+    counted = packing.unpack(jax.device_get(found.sums.metrics))
     is_finite = bool(np.all(counted.nonfinite_microbatch < 0))
     with debugging.eager(run.config.debug):
-        handed = passes.handed(params, first.sums.mean, done, is_finite=is_finite)
+        handed = passes.handed(params, found.sums.mean, done, is_finite=is_finite)
     run.clock.closes()
-    of_second = plan._replace(limits=limits, may_close=False, closing=None)
-    second = run.execute_pass(of_second, handed, request=request)
-    return second._replace(plan=plan, work=_both(first.work, second.work))
+    second = plan._replace(given=handed, limits=limits, may_close=False, closing=None)
+    return second, found.work
 
 
-def _both(first: stepped.Work, second: stepped.Work) -> stepped.Work:
+def both(first: stepped.Work, second: stepped.Work) -> stepped.Work:
     """The work of a round of two passes: their times add up."""
     return second._replace(
         **{
