@@ -237,7 +237,9 @@ def _records_of(package: str) -> list[type]:
         found
         for module in modules
         for found in vars(module).values()
-        if isinstance(found, type) and found.__module__ == module.__name__
+        if isinstance(found, type)
+        and found.__module__ == module.__name__
+        and not hasattr(found, "to_plain")
     ]
 
 
