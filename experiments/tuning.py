@@ -200,7 +200,7 @@ class _Timed:
         self.size, self._clock = size, clock
         self.secs = float("inf")  # of a microbatch, in the fastest turn
         same = {"workers": 1, "budget": 1, "local": "stepped"}
-        options = {**fields, **same, "microbatch_size": size}
+        options = {"loss_over": "microbatch", **fields, **same, "microbatch_size": size}
         # The update is not computed here; that there is one is part of the program.
         with run_lib.Run(loss_fn, params, optax.sgd(0.0), source, **options) as run:
             setup, train = run.setup, run.setup.begun
