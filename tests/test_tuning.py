@@ -76,11 +76,11 @@ def test_what_a_call_may_take_longer_counts():
 
 
 def test_sizes_are_timed_again_before_no_larger_one_is_tried():
-    """Size 8 seems the fastest of all until the machine is free, with the fortieth call."""
+    """Size 8 seems the fastest of all until the machine is free, with the twentieth call."""
     clocked = Clocked(lambda size: 0.01 * max(size, 256) * (50.0 if size > 8 and busy() else 1.0))
 
     def busy():
-        return len(clocked.calls) < 40
+        return len(clocked.calls) < 20
 
     assert clocked.tune().microbatch_size == 256
 

@@ -157,6 +157,9 @@ def check_optimizer(
             f"as optax.sgd(0.1), with an init and an update.{_optax_for(optimizer)}"
         )
     complete = update.with_extra_arguments(optimizer)
+    dtypes = map(jnp.result_type, jax.tree.leaves(params))
+    if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        return complete  # the check of the loss refuses them
     try:
         before, after = _tried(complete, params, "value", "progress")
     except (NameError, jax.errors.ConcretizationTypeError):  # of an axis, a number: a round has it

@@ -122,7 +122,11 @@ class Run(engine.Engine):
         return main.begin(train.params, train.kept, given) if main.updates else ()
 
     def fingerprint(self, train: types.TrainState | None = None) -> dict[str, Any]:
-        """Digests of what the run depends on beside its configuration; `train` as for `init`."""
+        """What the run depends on beside its configuration; `train` as for `init`.
+
+        Returns:
+            Digests of loss, optimiser, rule, parameters and data, by name: texts and numbers.
+        """
         return fingerprint.make(*self._given, train, setup=self.setup)
 
     def restore(
