@@ -53,7 +53,7 @@ def test_the_report_is_made_of_the_runs_that_are_there(small, tmp_path):
     text = comparison.write(tmp_path).read_text()
     for words in ("value gap", "unrolled (RHG)", "oracle", "random search", "MAML", "Digits, few"):
         assert words in text
-    assert {"digits_400.png", "tuning.png"} <= {path.name for path in tmp_path.iterdir()}
+    assert "digits_400.png" in {path.name for path in tmp_path.iterdir()}
     row = next(line for line in text.splitlines() if line.startswith("| value gap |"))
     mean = np.mean([100 * r["test_accuracy"] for r in records if r["arm"] == "value_gap"])
     assert f"{mean:.2f} ±" in row
