@@ -1,9 +1,9 @@
 """Draws the rooms of hetjax from its imports: a room imports only from rooms below it.
 
-    python -m experiments.benchmarks.rooms
+    python -m experiments.benchmarks.rooms [--out=FILE]
 
 Loose modules are one room, `base`, but for a few of other rooms. Arrows that others imply are left
-out, and those to `base`. Writes experiments/results/structure/rooms.svg.
+out, and those to `base`.
 """
 
 import ast
@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import matplotlib
+from absl import app, flags
 
 matplotlib.use("svg")
 
 from matplotlib import pyplot as plt
 
 ROOT = pathlib.Path(__file__).parents[2]
-PACKAGE, OUT = ROOT / "hetjax", ROOT / "experiments/results/structure/rooms.svg"
+PACKAGE, PICTURE = ROOT / "hetjax", ROOT / "experiments/results/structure/rooms.svg"
+_OUT = flags.DEFINE_string("out", str(PICTURE), "Where the picture is written.")
 INK, FAINT, PAPER = "#22272e", "#b9c0c8", "#fbfbf8"
 LOOSE = {"fitting": "fit", "training": "fit", "driver": "fit", "task": "fit", "launch": "launcher"}
 LOOSE |= {"kinds": "config", "simulate": "simulate"}
@@ -88,7 +90,13 @@ def draw(found: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-if __name__ == "__main__":
+def main(argv: list[str]) -> None:
+    del argv
     plt.rcParams.update({"svg.hashsalt": "hetjax", "svg.fonttype": "none"})
-    draw(numbers()).savefig(OUT, metadata={"Date": None}, bbox_inches="tight", facecolor=PAPER)
-    OUT.write_text("\n".join(line.rstrip() for line in OUT.read_text().splitlines()) + "\n")
+    out = pathlib.Path(_OUT.value)
+    draw(numbers()).savefig(out, metadata={"Date": None}, bbox_inches="tight", facecolor=PAPER)
+    out.write_text("\n".join(line.rstrip() for line in out.read_text().splitlines()) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)
