@@ -85,7 +85,7 @@ class Step:
                 (self._state.memory, packing.unpack(self._carried).evidence),
             )
         )
-        microbatch = self.setup.feed.load(0, self._plan.assigned(0)[0])
+        microbatch = self.setup.feed.load(0, self._plan.microbatches(0, 1)[0])
         steps = rules.with_observer(self.setup.programs.main.rule, self.setup.methods.observer)
         shared, add = types.Shared(self._state.params), calls.jit_add(steps).__wrapped__
         compiled = add.lower(shared, self._carried, microbatch, self._keys[0]).compile()
