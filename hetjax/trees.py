@@ -59,18 +59,3 @@ def accumulator_zeros(tree: types.PyTree) -> types.PyTree:
         lambda x: jnp.zeros(jnp.shape(x), wider(jnp.result_type(x), jnp.float32)),
         tree,
     )
-
-
-def perturbed(tree: types.PyTree, seed: int) -> types.PyTree:
-    """Each leaf moved at random, by about its own size, or 0.1 if it is smaller."""
-    leaves, treedef = jax.tree.flatten(tree)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-
-    def move(leaf: jax.Array, key: jax.Array) -> jax.Array:
-        wide = jnp.asarray(leaf, jnp.float32)
-        scale = jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(wide))), 0.1)
-        noise = jax.random.normal(key, wide.shape)  # wider than the leaf if JAX is in 64 bits
-        moved = wide.astype(noise.dtype) + scale.astype(noise.dtype) * noise
-        return moved.astype(jnp.result_type(leaf))
-
-    return jax.tree.unflatten(treedef, map(move, leaves, keys))

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hetjax import trees
 from hetjax.losses import independence
 from tests.rounds import problems
 
@@ -101,7 +100,7 @@ def test_the_numbers_are_those_of_the_loss():
     data = problems.classification(4, np.float32)
     weights = problems.initial_weights(np.float32)
     seen = independence.find(centred, weights, data, jax.random.key(0))
-    moved = np.asarray(trees.perturbed(weights, 0))
+    moved = np.asarray(independence.moved(weights))
     x = data["x"]
     beside_others = ((x - x.mean(axis=0)) @ moved).sum(axis=1)
     np.testing.assert_allclose([seen.loss, seen.beside_copies], [beside_others[0], 0], rtol=1e-4)

@@ -101,7 +101,7 @@ def test_nobody_looks_whether_its_examples_see_each_other(monkeypatch, capsys):
     def never(*given):
         raise AssertionError("it was looked at")
 
-    monkeypatch.setattr(independence, "_perturbed", never)
+    monkeypatch.setattr(independence, "moved", never)
     fit(hetjax.per_example(one_with_dropout), loss_over="example")
     fit(hetjax.per_example(one_with_dropout), ordering="grab")
     assert "hetjax: " not in capsys.readouterr().err
