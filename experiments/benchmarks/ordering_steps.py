@@ -37,7 +37,6 @@ class Step:
         model: a name of `_MODELS`.
         quota: microbatches.
         microbatch_size: examples.
-        optimizer: momentum SGD by default.
         ordering: fields of the configuration.
     """
 
@@ -47,7 +46,6 @@ class Step:
         *,
         quota: int = 1,
         microbatch_size: int = _MICROBATCH,
-        optimizer: optax.GradientTransformation | None = None,
         **ordering: Any,
     ) -> None:
         loss_fn, params = problems.classifier(model, _SHAPE, input_max=255.0, **_MODELS[model])
@@ -64,7 +62,7 @@ class Step:
         self.setup = build.build(
             loss_fn,
             params,
-            optax.sgd(1e-4, momentum=0.9) if optimizer is None else optimizer,
+            optax.sgd(1e-4, momentum=0.9),
             sources.as_source(data),
             config=config,
             per_example_rng=False,

@@ -18,7 +18,7 @@ from hetjax.losses import loss as losses_lib
 
 _SLOW_SECS = 1.0  # above which a user is told how long the check took
 _RTOL, _ATOL = 1e-3, 1e-5
-_AT_ONCE = {"xla_backend_optimization_level": 0}  # LeNet's is compiled in a third of the time
+_AT_ONCE = {"xla_backend_optimization_level": 0}  # it runs a few times alone
 
 
 class Seen(NamedTuple):
@@ -138,7 +138,7 @@ def find(
 def moved(params: types.PyTree) -> types.PyTree:
     """Each leaf moved at random, by about its own size, or 0.1 if it is smaller; on the host.
 
-    As a program it would take longer to compile than the loss does (2 s for 8 leaves).
+    As a program it would take longer to compile than the loss does.
     """
     rng = np.random.default_rng(0)
 

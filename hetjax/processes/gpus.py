@@ -1,8 +1,8 @@
 """Which GPUs does a process see, which of them is its own, and do processes share one?
 
-The driver's PCI bus ids tell GPUs apart, as NCCL does. Numbers do not: a process that a scheduler
-or a container isolates sees its own GPU as 0, as its neighbours see theirs. JAX 0.10 and 0.12 give
-neither bus ids nor UUIDs. Two parts of a GPU (MIG) are one GPU, for NCCL too.
+The driver's PCI bus ids tell GPUs apart. Numbers do not: a process that a scheduler
+or a container isolates sees its own GPU as 0, as its neighbours see theirs. JAX says
+neither bus ids nor UUIDs in what its stubs declare. Two parts of a GPU (MIG) count as one GPU.
 """
 
 import ctypes

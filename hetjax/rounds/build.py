@@ -202,7 +202,8 @@ def _try(
 def _meet(where: mesh_lib.Placement, reducer: topology.Reducer) -> meeting_lib.Meeting:
     """How the processes meet; says which devices are idle, and that one worker gossips alone."""
     num_workers, num_devices = len(where.devices), jax.device_count()
-    if where.mesh is not None and jax.default_backend() == "cpu" and num_workers < num_devices:
+    on_cpu = where.mesh is not None and jax.default_backend() == "cpu"
+    if on_cpu and where.leads and num_workers < num_devices:
         messages.say(
             f"{num_workers} worker(s) on {num_devices} CPU devices: the others are idle, and make "
             f"rounds slower. Call hetjax.use_cpu_workers({num_workers}) before JAX is first used"
