@@ -14,8 +14,7 @@ from typing import NoReturn
 
 from absl import flags
 
-from hetjax import kinds
-from hetjax.config import fields
+from hetjax.config import fields, kinds
 from hetjax.zoo import config
 
 MISTAKE = 2

@@ -7,7 +7,7 @@ and calls `config_flag.get()` in `main`. A user's mistake ends it with a message
 program with fields of its own gives their `Schema` to `define`.
 
 `--config` is a flag. Fields are none: `parse_flags` takes them off the command line, and reads each
-text as the field's declaration says (`hetjax.options`).
+text as the field's declaration says (`hetjax.parts.options`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import ml_collections
 from absl import flags
 
 from experiments import command_line
-from hetjax import kinds
-from hetjax.config import fields
+from hetjax.config import fields, kinds
 from hetjax.zoo import config, datasets
 
 _NAME = "config"

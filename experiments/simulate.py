@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from absl import app, flags
 
 from experiments import command_line
-from hetjax import gates, kinds, parts, quota, simulate, topology
+from hetjax import gates, parts, quota, simulate, topology
 from hetjax.cluster import emulate
+from hetjax.config import kinds
 from hetjax.topology import graphs, links
 
 _WORKERS = flags.DEFINE_list("workers", ["8", "64", "1000", "10000"], "Numbers of workers.")

@@ -17,8 +17,8 @@ from absl import logging
 from flax import nnx
 
 import hetjax
-from hetjax import options as options_lib
 from hetjax.data import sources
+from hetjax.parts import options as options_lib
 from hetjax.zoo import config as config_lib
 from hetjax.zoo import datasets, images, models
 from hetjax.zoo.models import forecasting

@@ -49,7 +49,7 @@ def train_and_evaluate(
     hetjax.use_cpu_workers(join.own_workers(config.cluster.num_workers, config.local, place))
 
     from experiments import tasks
-    from hetjax.rounds import arguments
+    from hetjax.inputs import arguments
     from hetjax.zoo import optimizers
 
     config = arguments.on_devices(config, is_asked_for=local_is_asked_for)

@@ -109,7 +109,7 @@ def _run(
 
     from experiments.bilevel import baselines, page, rounds
     from experiments.bilevel import data as data_lib
-    from hetjax.rounds import arguments
+    from hetjax.inputs import arguments
 
     began = time.perf_counter()
     data = data_lib.make(config.data, config.seed)

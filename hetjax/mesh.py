@@ -281,3 +281,13 @@ def join_rows(rows: Sequence[types.PyTree], mesh: Mesh | None) -> types.PyTree:
         for parts in zip(*map(jax.tree.leaves, rows), strict=True)
     ]
     return jax.tree.unflatten(treedef, joined)
+
+
+def own_row(tree: types.PyTree) -> types.PyTree:
+    """The row of this process's first worker, leaves without worker axis, where they lie."""
+
+    def take(leaf: jax.Array) -> jax.Array:
+        one_shard = len(leaf.addressable_shards) == 1 and leaf.is_fully_addressable
+        return leaf[0] if one_shard else leaf.addressable_data(0)[0]
+
+    return jax.tree.map(take, tree)

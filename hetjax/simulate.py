@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hetjax import gates, kinds, parts, topology
+from hetjax import gates, parts, topology
 from hetjax import quota as quota_lib
 from hetjax.cluster import emulate
+from hetjax.config import kinds
 from hetjax.quota import asking
 from hetjax.report import words
 from hetjax.topology import links

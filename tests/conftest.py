@@ -44,7 +44,7 @@ _PROMOTING = [
     "test_simulate_many",
     "test_tasks",
     "test_train",
-    "levels.test_messages",  # optax.noisy_sgd is not strict
+    "bilevel.rounds.test_messages",  # optax.noisy_sgd is not strict
     "models.test_stateful_models",
     "rounds.test_average",  # `stateful_problem` is not strict
     "rounds.test_model_state",

@@ -289,5 +289,5 @@ def test_a_new_part_with_options_needs_its_file_and_a_line_in_the_registry(tmp_p
     assert "quota.policy='adaptive' has no such option; it is one of 'patient'" in other.stderr
     shown = run("program.py", "--help").stdout
     assert "--config.quota.wait_rounds=8\n      of patient: rounds it waits" in shown
-    table = run("-m", "hetjax.kinds").stdout
+    table = run("-m", "hetjax.config.kinds").stdout
     assert "| `quota.wait_rounds` | patient | `8` |" in table

@@ -14,7 +14,7 @@ import jax
 import pytest
 
 import hetjax
-from hetjax.rounds import arguments
+from hetjax.inputs import arguments
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
@@ -22,47 +22,41 @@ SOURCES = sorted((ROOT / "hetjax").rglob("*.py"))
 # Imports point to a lower number, or stay within the part.
 LAYERS = {
     "compiled": 0,
+    "debugging": 0,
     "extras": 0,
+    "memory": 0,
     "messages": 0,
     "starting": 0,
     "types": 0,
-    "options": 0,
-    "interrupt": 0,
-    "debugging": 0,
+    "parts": 0,
+    "checkpoints": 1,
     "digests": 1,
-    "memory": 0,
     "mesh": 1,
-    "parts": 1,
+    "report": 1,  # whose cards graphs, schedules and results show in a notebook
     "schedules": 1,
     "trees": 1,
     "writers": 1,
-    "report": 1,  # whose cards graphs, schedules and results show in a notebook
     "gates": 2,  # the four kinds of parts know none of each other
     "ordering": 2,
     "quota": 2,
     "topology": 2,
-    "adapters": 4,
-    "losses": 3,
-    "local": 4,
-    "bilevel": 4,
-    "checkpoints": 2,
-    "processes": 2,
     "cluster": 3,  # plays policies on the virtual clock
-    "data": 3,
-    "kinds": 3,
-    "launcher": 3,
+    "processes": 3,
+    "losses": 3,
     "config": 4,
-    "launch": 4,
-    "simulate": 4,
-    "rounds": 5,
-    "records": 6,
-    "task": 7,
-    "driver": 8,
-    "training": 9,
-    "levels": 9,
-    "fitting": 10,
-    "ray": 10,
-    "zoo": 11,  # no part of the core
+    "launcher": 4,
+    "launch": 5,
+    "simulate": 5,
+    "adapters": 5,
+    "data": 5,
+    "local": 6,
+    "inputs": 7,
+    "rounds": 8,
+    "records": 9,
+    "training": 10,
+    "bilevel": 11,
+    "ray": 11,
+    "zoo": 12,  # no part of the core
 }
 
 

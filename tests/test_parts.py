@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import hetjax
-from hetjax import gates, kinds, parts, topology
+from hetjax import gates, parts, topology
+from hetjax.config import kinds
 from hetjax.zoo import config
 from tests.own_parts import OWN
 

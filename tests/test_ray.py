@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax import interrupt
+from hetjax.processes import interrupt
 from hetjax.writers import hearing
 
 

@@ -263,7 +263,7 @@ def test_imports_make_no_circles(kinds):
 def test_every_kind_of_import_is_seen():
     kinds = ("import", "call", "typing")
     when_imported, when_called, for_types = (edges((kind,)) for kind in kinds)
-    assert "hetjax.driver" in when_imported["hetjax.fitting"]
+    assert "hetjax.training.driver" in when_imported["hetjax.training.fitting"]
     assert "hetjax.quota" in when_imported["hetjax.rounds.planning"]
     assert "hetjax.ordering" in when_called["experiments.drills.faults"]
     assert for_types["hetjax.ordering"] == {"hetjax.ordering.balance"}

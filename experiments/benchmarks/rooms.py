@@ -22,8 +22,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE, PICTURE = ROOT / "hetjax", ROOT / "experiments/results/structure/rooms.svg"
 _OUT = flags.DEFINE_string("out", str(PICTURE), "Where the picture is written.")
 INK, FAINT, PAPER = "#22272e", "#b9c0c8", "#fbfbf8"
-LOOSE = {"fitting": "fit", "training": "fit", "driver": "fit", "task": "fit", "launch": "launcher"}
-LOOSE |= {"kinds": "config", "simulate": "simulate"}
+LOOSE = {"launch": "launcher", "simulate": "simulate"}
 
 
 def room_of(path: pathlib.Path) -> str:

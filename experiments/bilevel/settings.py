@@ -10,7 +10,7 @@ import ml_collections
 
 from experiments import config_flag
 from hetjax.config import experiment, groups
-from hetjax.options import choice, integer, number, text
+from hetjax.parts.options import choice, integer, number, text
 from hetjax.zoo import config as zoo_config
 from hetjax.zoo import config_files
 

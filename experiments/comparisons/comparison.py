@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from experiments.comparisons import kept, pictures, spreads
-from hetjax import kinds
-from hetjax.config import fields
+from hetjax.config import fields, kinds
 from hetjax.zoo import config as config_lib
 
 _CONFIG = config_lib.ExperimentConfig
@@ -94,7 +93,7 @@ def _check_rule(config: config_lib.ExperimentConfig, label: str) -> None:
     """Refuses a local rule whose rounds have no training loss."""
     if config.rule.name == kinds.DEFAULT_RULE:
         return
-    from hetjax.rounds import arguments
+    from hetjax.inputs import arguments
 
     rule = arguments.configuration(config, {}, workers=None).rule
     if rule is not None and rule.loss_sum is None:

@@ -91,7 +91,7 @@ def main() -> None:
 
     import optax
 
-    from hetjax.rounds import gathering
+    from hetjax.processes import gathering
 
     source = Source()
     gather = gathering.Gathering.__call__

@@ -55,7 +55,8 @@ def resume(session: Session, *, again: bool = False) -> None:
 
 def combinations() -> list[tuple[str, str, str]]:
     """Each local form in one process, ordering and reducer that work together."""
-    from hetjax import kinds, ordering, topology
+    from hetjax import ordering, topology
+    from hetjax.config import kinds
 
     return [
         (local, name, reducer)

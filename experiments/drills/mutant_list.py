@@ -27,7 +27,7 @@ class Mutant(NamedTuple):
 
     @property
     def room(self) -> str:
-        return self.name.split("/")[0]
+        return self.name.rpartition("/")[0]
 
     @property
     def digest(self) -> str:

@@ -62,11 +62,10 @@ def tests_of(root: pathlib.Path, room: str, file: str) -> list[str]:
         mentions = len(re.findall(rf"\b{stem}\b", path.read_text()))
         return path.stem != f"test_{stem}", -mentions, path.as_posix()
 
+    imports = f"hetjax.{room.replace('/', '.')} import"
     in_room = set((root / "tests" / room).rglob("test_*.py"))
     elsewhere = {
-        path
-        for path in (root / "tests").rglob(f"test_{stem}.py")
-        if f"hetjax.{room} import" in path.read_text()
+        path for path in (root / "tests").rglob(f"test_{stem}.py") if imports in path.read_text()
     }
     tests = sorted(in_room | elsewhere, key=farness)
     if not in_room:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from hetjax import gates, kinds, ordering, topology
+from hetjax import gates, ordering, topology
 from hetjax import parts as parts_lib
 from hetjax import quota as quota_lib
-from hetjax.config import groups
+from hetjax.config import groups, kinds
 
 
 def resolve(

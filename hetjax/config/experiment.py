@@ -13,8 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from hetjax import kinds
-from hetjax.config import checks
+from hetjax.config import checks, kinds
 from hetjax.config import fields as fields
 from hetjax.config.groups import ExperimentConfig
 

@@ -1,6 +1,6 @@
 """The fields of a configuration: nested groups of options, and what a user is told about them.
 
-A group is a frozen dataclass, whose fields are options (`hetjax.options`) or groups again.
+A group is a frozen dataclass, whose fields are options (`hetjax.parts.options`) or groups again.
 `parse_group` applies the rules to a nested mapping and collects a line for every wrong field.
 What concerns several fields at once is left to `checks`, the fields to `groups`.
 """
@@ -14,7 +14,8 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from hetjax import kinds, options
+from hetjax.config import kinds
+from hetjax.parts import options
 
 _Group = TypeVar("_Group")
 _INSTEAD = {  # of fields that other libraries have, or that had another name

@@ -6,7 +6,7 @@ import json
 import pathlib
 from typing import Any
 
-from hetjax import options
+from hetjax.parts import options
 
 
 def read_json(path: str | pathlib.Path) -> Any:

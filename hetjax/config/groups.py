@@ -1,7 +1,7 @@
 """The fields of a configuration with their defaults and units, in groups.
 
-The fields of the parts' options come from their factories (`hetjax.kinds`), those of data sets by
-name, reference models and their optimisers are in `hetjax.zoo.config`.
+The fields of the parts' options come from their factories (`hetjax.config.kinds`), those of data
+sets by name, reference models and their optimisers are in `hetjax.zoo.config`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any
 
-from hetjax import kinds
 from hetjax.config import fields as fields
-from hetjax.options import (
+from hetjax.config import kinds
+from hetjax.parts.options import (
     choice,
     count_or,
     flag,

@@ -5,8 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from hetjax import kinds
-from hetjax.config import experiment
+from hetjax.config import experiment, kinds
 
 _OF_NO_EFFECT = (
     "compilation_cache",

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hetjax import interrupt
 from hetjax.launcher import cpu_shares, enter, guardian
+from hetjax.processes import interrupt
 
 _PROGRESS_SECS = 5.0  # between two states of a progress bar in the log
 _MAX_LINE_BYTES = 1 << 16

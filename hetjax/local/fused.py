@@ -130,7 +130,7 @@ class Fused:
         limits: np.ndarray,
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[types.Contribution, stepped.Work]:
+    ) -> tuple[types.Contribution, types.Work]:
         del may_close  # there is no gate
         microbatches = jax.block_until_ready(self._load(plan))
         with waits.Wait("synchronise"):
@@ -153,7 +153,7 @@ class Fused:
         if jax.tree.leaves(signs):  # cut on the host: on the device each quota would compile
             of_workers = mesh_lib.worker_rows(signs)
             example_signs = [np.asarray(s)[0, :n] for s, n in zip(of_workers, counts, strict=True)]
-        return contributed, stepped.Work(
+        return contributed, types.Work(
             microbatches_done=counts,
             first_secs=np.full(len(counts), np.nan),
             compute_secs=np.asarray(compute_secs),

@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -28,18 +28,6 @@ from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import waits
 
 
-class Work(NamedTuple):
-    """What workers did in a round, those of this process or all; times by each one's own clock."""
-
-    microbatches_done: np.ndarray  # i64[w]
-    first_secs: np.ndarray  # f64[w], round start to end of the first microbatch; NaN = unknown
-    compute_secs: np.ndarray  # f64[w]
-    overruns: np.ndarray  # i64[w], microbatches slower than the emulated worker would have been
-    example_signs: list[np.ndarray] | None = None  # i8[done, B] of each; None: no order takes them
-    host_secs: np.ndarray = np.zeros(1)  # f64[W]: of its process beside compute; [1]: not known
-    local_secs: float = 0.0  # until the last worker finished, once all are gathered
-
-
 class LocalPhase(Protocol):
     """One of the three ways to run a local rule; the rest of the loop does not know which."""
 
@@ -54,7 +42,7 @@ class LocalPhase(Protocol):
         limits: np.ndarray,
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[types.Contribution, Work]:
+    ) -> tuple[types.Contribution, types.Work]:
         """Runs at most `limits[w]` microbatches of each worker's plan; uses up `carried`.
 
         Leaves of `shared`, but those of `given`, and of what is contributed are `[W, ...]`;
@@ -218,7 +206,7 @@ class Stepped:
         limits: np.ndarray,
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[types.Contribution, Work]:
+    ) -> tuple[types.Contribution, types.Work]:
         of_workers = shared.params, shared.model_state, carried
         if self._mesh is None:
             rows = mesh_lib.rows_on(of_workers, self._devices)
@@ -266,7 +254,7 @@ class Stepped:
             self._all_started.acquire(blocking=False)
             raise
         contributed, counts, first_secs, compute_secs, overruns, signs = zip(*done, strict=True)
-        return mesh_lib.join_rows(contributed, self._mesh), Work(
+        return mesh_lib.join_rows(contributed, self._mesh), types.Work(
             microbatches_done=np.asarray(counts),
             first_secs=np.asarray(first_secs),
             compute_secs=np.asarray(compute_secs),

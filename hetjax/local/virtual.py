@@ -90,7 +90,7 @@ class Virtual:
         limits: np.ndarray,
         may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[types.Contribution, stepped.Work]:
+    ) -> tuple[types.Contribution, types.Work]:
         del may_close  # `limits` are what the gate leaves done
         if self._keys is None or self._keys[0] is not rngs:
             self._keys = rngs, jnp.stack(rngs)
@@ -130,7 +130,7 @@ class Virtual:
         if trees.is_shared_row(carried.evidence, carried.tally):  # nobody has added to it
             spread = functools.partial(jnp.repeat, repeats=self._num_workers, axis=0)
             carried = carried._replace(evidence=jax.tree.map(spread, carried.evidence))
-        return self._finish.call(shared, carried), stepped.Work(
+        return self._finish.call(shared, carried), types.Work(
             microbatches_done=np.asarray(limits),
             first_secs=first_secs,
             compute_secs=compute_secs,

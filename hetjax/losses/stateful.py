@@ -18,7 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetjax import options, parts, trees, types
+from hetjax import parts, trees, types
+from hetjax.parts import options
 
 MEAN, SUM = "mean", "sum"
 _FORM = "loss_fn(params, state, batch, rng) -> (losses, new_state), or with a fifth argument mask"

@@ -12,9 +12,9 @@ import numpy as np
 from hetjax import messages, types
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import recorded
+from hetjax.inputs import arguments
+from hetjax.inputs import fingerprint as fingerprint_lib
 from hetjax.processes import board as board_lib
-from hetjax.rounds import arguments
-from hetjax.rounds import fingerprint as fingerprint_lib
 from hetjax.rounds import resume as resume_lib
 from hetjax.rounds import setup as setup_lib
 

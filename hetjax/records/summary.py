@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import starting
+from hetjax import starting, types
 from hetjax.data import ledger as ledger_lib
 from hetjax.losses import loss as losses_lib
 from hetjax.records import evaluations
@@ -129,7 +129,7 @@ class TrainingSummary(Summary):
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
-        self._lines: list[round_report.RoundReport] = []
+        self._lines: list[types.RoundReport] = []
         self._epoch_sums: dict[int, np.ndarray] = {}  # epoch: (loss_sum, weight_sum)
         self._epoch_metrics: dict[int, dict[str, np.ndarray]] = {}  # the same of each metric
         self._references = np.zeros(3)  # sums over full rounds, where speeds are known
@@ -148,7 +148,7 @@ class TrainingSummary(Summary):
             "referenced": self._referenced,
         }
 
-    def go_on(self, about: dict[str, Any], lines: Sequence[round_report.RoundReport]) -> None:
+    def go_on(self, about: dict[str, Any], lines: Sequence[types.RoundReport]) -> None:
         """Goes on from `save`, as a checkpoint has it, after the rounds of `lines`."""
         self.restore(about)
         saved = about["summary"]
@@ -167,7 +167,7 @@ class TrainingSummary(Summary):
         *,
         eval: dict[str, float] | None = None,
         consensus: dict[str, float] | None = None,
-    ) -> round_report.RoundReport:
+    ) -> types.RoundReport:
         """The line of a round, with what was measured after it; waits for its numbers."""
         self.step_done()
         line = dataclasses.replace(
@@ -264,7 +264,7 @@ def _each(numbers: Iterable[float]) -> list[str]:
     return [repr(float(number)) for number in numbers]
 
 
-def _longest_secs(line: round_report.RoundReport) -> float:
+def _longest_secs(line: types.RoundReport) -> float:
     """Of compute, and of its process beside it: what `waiting_fraction` is a fraction of."""
     busy_secs = np.asarray(line.compute_secs)
     if line.host_secs is not None:

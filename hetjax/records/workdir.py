@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from hetjax.config import recorded
-from hetjax.rounds.round_report import plain
+from hetjax.types import plain
 
 METRICS, SUMMARY, REPORT = "metrics.jsonl", "summary.json", "report.html"
 

@@ -6,32 +6,23 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 
-from hetjax import debugging, gates, kinds, messages, ordering, starting, topology, types
+from hetjax import debugging, gates, messages, ordering, starting, topology, types
 from hetjax import mesh as mesh_lib
 from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
-from hetjax.data import feed as feed_lib
-from hetjax.data import sources
-from hetjax.local import gradients, rules, stepped
+from hetjax.config import kinds
+from hetjax.data import feeding
+from hetjax.inputs import order, replay, rule_identity
+from hetjax.local import embeddings, gradients, rules, stepped
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
+from hetjax.processes import gathering, solutions
 from hetjax.processes import meeting as meeting_lib
-from hetjax.processes import solutions
 from hetjax.quota import asking
-from hetjax.rounds import (
-    embeddings,
-    feeding,
-    gathering,
-    order,
-    programs,
-    replay,
-    rule_identity,
-    state,
-)
+from hetjax.rounds import programs, state
 from hetjax.rounds import setup as setup_lib
 
 
@@ -76,7 +67,7 @@ def build(
     trace = replay.read_trace(config.replay, num_workers) if config.replay else None
     feeding.check(config, source, chosen)
 
-    first, keys = first_examples(config, source, per_example_rng=per_example_rng)
+    first, keys = feeding.first_examples(config, source, per_example_rng=per_example_rng)
     model_state = _state_of(loss_fn, chosen.reducer)
     tried = _try(config, chosen, loss_fn, params, optimizer, first, keys, rule, leads=where.leads)
     rule, observer = tried.rule, tried.observer
@@ -186,13 +177,14 @@ def _try(
         )
         rule = gradients.rule_of(rule, loss_fn, traced, per_example_rng=per_example_rng)
         observer = order.make(
-            config,
             chosen.ordering,
+            programs.sizes(config),
             rule,
             loss_fn,
             params,
             first,
             keys,
+            loss_over=config.loss_over,
             leads=leads,
             changes_state=traced.changes_state,
         )
@@ -297,17 +289,6 @@ def _state_of(loss_fn: losses_lib.LossFn, reducer: topology.Reducer) -> types.Py
             "the state"
         )
     return loss_fn.model_state
-
-
-def first_examples(
-    config: config_lib.ExperimentConfig, source: Any, *, per_example_rng: bool
-) -> tuple[types.PyTree, jax.Array]:
-    """A microbatch, by which the loss and the order are tried, and its key or keys."""
-    rng = jax.random.key(config.seed)
-    ids = np.arange(config.microbatch_size) % len(source)
-    first = sources.fetch(source, ids)
-    feed_lib.check_narrow(first, ids)
-    return first, jax.random.split(rng, config.microbatch_size) if per_example_rng else rng
 
 
 def _make_gathering(

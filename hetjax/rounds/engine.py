@@ -15,26 +15,16 @@ import optax
 
 from hetjax import compiled, debugging, messages, starting, types
 from hetjax.config import experiment as config_lib
-from hetjax.data import sources, stream
+from hetjax.data import feeding, sources, stream
+from hetjax.inputs import arguments
+from hetjax.inputs import refusals as inputs
 from hetjax.local import rules as rules_lib
 from hetjax.local import stepped
 from hetjax.losses import loss as losses_lib
 from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import board as board_lib
-from hetjax.processes import join, solutions, waits, watch
-from hetjax.rounds import (
-    arguments,
-    build,
-    clock,
-    feeding,
-    gathering,
-    inputs,
-    planning,
-    round_report,
-    run_state,
-    sync,
-    warm_up,
-)
+from hetjax.processes import gathering, join, solutions, waits, watch
+from hetjax.rounds import build, planning, round_report, run_state, sync, warm_up
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds.run_state import Executed, Generations, Plan, RoundsState, RunState
 
@@ -90,7 +80,8 @@ class Engine:
         self.beacons.at("starting")
         several = jax.process_count() > 1 and self.config.local != "virtual"
         if several:
-            gathering.check_same_run(self.recorded, num_examples=len(source))
+            versions = arguments.versions()
+            gathering.check_same_run(self.recorded, num_examples=len(source), versions=versions)
         self.setup: setup_lib.Setup = build.build(
             loss_fn,
             point,
@@ -125,7 +116,7 @@ class Engine:
         self.is_closed = False
         self._warm: dict[str, run_state.Shapes] = {}  # what each kind of round is given
         self._pass_keys = stepped.PassKeys(setup.rng, setup.where.devices, setup.where.own)
-        self.clock = clock.Clock()
+        self.clock = round_report.Clock()
         self._last_made: types.PyTree = None  # by the last round
 
     def __enter__(self) -> Self:
@@ -303,7 +294,7 @@ class Engine:
         *,
         request: gathering.Request = gathering.Request.NOTHING,
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[types.Contribution, stepped.Work, Any, gathering.Request]:
+    ) -> tuple[types.Contribution, types.Work, Any, gathering.Request]:
         """The local phase of a round, and what all processes tell each other of it.
 
         Args:

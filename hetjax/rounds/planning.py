@@ -3,7 +3,8 @@
 Nothing here computes a gradient or waits for a clock. `Run.round` does what is planned.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -254,7 +255,7 @@ def _check_progress(setup: setup_lib.Setup, index: int, quotas: np.ndarray) -> N
     )
 
 
-def _times(work: stepped.Work, present: np.ndarray) -> quota.RoundTimes:
+def _times(work: types.Work, present: np.ndarray) -> quota.RoundTimes:
     """What the policy is told: what a worker's process needs before its compute is its own too."""
     host_secs = np.where(work.microbatches_done > 0, work.host_secs, 0.0)
     return quota.RoundTimes(
@@ -271,3 +272,43 @@ def _flipped(signs: list[np.ndarray], flips: Any) -> list[np.ndarray]:
         own * (flip if flip.ndim == 0 else flip[: own.size].reshape(own.shape))
         for own, flip in zip(signs, np.asarray(flips), strict=True)
     ]
+
+
+class References(NamedTuple):
+    """How long a round would take at the true speeds, computing alone."""
+
+    optimal_secs: float
+    bound_secs: float  # with microbatches of any size
+    equal_split_secs: float
+
+
+def references(setup: setup_lib.Setup, plan: Plan) -> References | None:
+    """None where the true speeds are not known, or a gate may close the round."""
+    if setup.speeds.cluster is None or not setup.speeds.emulated or setup.methods.gate.closes:
+        return None
+    costs = setup.speeds.cluster.costs_at(plan.round_index or 0)
+    passes = 1.0 if setup.programs.embedding is None else 2.0
+    return _references(
+        (passes * costs.overhead_secs).tobytes(),
+        (passes * costs.secs_per_microbatch).tobytes(),
+        int(plan.quotas.sum()),
+        plan.caps.tobytes(),
+        setup.config.data.sharing == "private",
+    )
+
+
+@functools.lru_cache(256)
+def _references(
+    overhead: bytes, secs: bytes, total: int, caps: bytes, every_worker: bool
+) -> References:
+    costs = quota.WorkerCosts(np.frombuffer(overhead), np.frombuffer(secs))
+    most = np.frombuffer(caps, np.int64)
+    equal = quota.largest_remainder((most > 0).astype(np.float64), total, caps=most)
+    best = quota.solve_quotas(costs, total, caps=most)
+    if every_worker:  # private data: no shard may be left out
+        best = stream_lib.with_every_worker(best, most > 0)
+    return References(
+        float(costs.round_secs(best).max()),
+        quota.continuous_bound_secs(costs, total, caps=most),
+        float(costs.round_secs(equal).max()),
+    )

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from hetjax import kinds, messages, types
 from hetjax import mesh as mesh_lib
+from hetjax import messages, types
 from hetjax import parts as parts_lib
 from hetjax.checkpoints import checkpoint, leaves
 from hetjax.config import experiment as config_lib
-from hetjax.config import recorded
+from hetjax.config import kinds, recorded
 from hetjax.rounds import run_state
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
@@ -36,7 +36,7 @@ def to_arrays(
     """All of the run as host arrays by name; every process calls it, process 0 has the result."""
     train = state.train
     common = train._replace(memory=(), worker=())
-    read = state_lib.own_row if setup.methods.reducer.keeps_replicas_equal else state_lib.all_rows
+    read = mesh_lib.own_row if setup.methods.reducer.keeps_replicas_equal else state_lib.all_rows
     arrays = leaves.flatten(read(common), "train")
     for name in setup.kept_rows:
         rows = state_lib.all_rows(getattr(train, name))
@@ -117,7 +117,7 @@ def given_anew(kept: Mapping[str, np.ndarray], setup: setup_lib.Setup) -> str:
     def number(path: Any, leaf: jax.Array) -> jax.Array | None:
         return leaf if ".hyperparams[" in jax.tree_util.keystr(path) else None
 
-    told, own = [], jax.tree.map_with_path(number, state_lib.own_row(setup.begun.opt_state))
+    told, own = [], jax.tree.map_with_path(number, mesh_lib.own_row(setup.begun.opt_state))
     for name, leaf in leaves.flatten(own, _OPTIMIZER).items():
         of, _, key = name.rpartition("/hyperparams/")
         is_set = any(other.startswith(f"{of}/hyperparams_states/{key}/") for other in kept)
@@ -138,7 +138,7 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
             "the state of a result. Parameters alone are given as params"
         )
     num_workers = len(setup.where.devices)
-    own = jax.device_get(state_lib.own_row(setup.begun))
+    own = jax.device_get(mesh_lib.own_row(setup.begun))
     like = own._replace(memory=(), worker=())
     given = state_lib.all_rows(train._replace(memory=(), worker=()))
     if bool(given.average) != bool(own.average):  # begins here, or is not asked for
@@ -171,7 +171,7 @@ def from_arrays(
         setup: of the run.
     """
     arrays, num_workers = _with_average(saved, setup), len(setup.where.devices)
-    one = jax.device_get(state_lib.own_row(fresh.train))
+    one = jax.device_get(mesh_lib.own_row(fresh.train))
     common = one._replace(memory=(), worker=())
     if setup.methods.reducer.keeps_replicas_equal:
         rows = _repeated(leaves.unflatten(common, arrays, "train"), num_workers)

@@ -5,7 +5,6 @@ A `Report` is read when somebody asks for a number; `read` waits for it then and
 computes.
 """
 
-import dataclasses
 import functools
 import math
 import time
@@ -15,93 +14,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from hetjax import mesh as mesh_lib
 from hetjax import parts as parts_lib
 from hetjax import types
 from hetjax.data import stream
-from hetjax.local import packing
+from hetjax.local import nonfinite, packing
 from hetjax.losses import loss as losses_lib
-from hetjax.rounds import nonfinite, programs, references, run_state, sync
+from hetjax.losses import weighting as weighting_lib
+from hetjax.processes import board as board_lib
+from hetjax.rounds import planning, programs, run_state, sync
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
-from hetjax.rounds import weighting as weighting_lib
 
-_ASKED = ("params", "model_state", "opt_state", "ema_params", "ema_model_state")  # by a callback
-NO_AVERAGE = "this run keeps no average; give ema=, such as ema=0.999"
-
-
-def _no_params() -> types.PyTree:
-    raise ValueError(
-        "report.params: a callback asks for them while it runs; this report is of a round that is "
-        "past. In a loop of your own ask run.params(state); of a run that is over, result.params"
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundReport:
-    """One round, on the host: a line of `metrics.jsonl`, and what callbacks are given.
-
-    Times are seconds of the run's clock, which stands still during evaluations.
-    """
-
-    round: int
-    epoch: int
-    examples: int  # processed in this round, by all workers
-    examples_processed: int  # since the run began
-    skipped_examples: int  # of `examples`: in microbatches that were not finite
-    loss: float  # mean over the round; NaN where no example has a weight, or the rule no loss
-    quotas: list[int]  # microbatches, [W]
-    microbatches_done: list[int]  # [W]; what is left of the quotas went back to the order
-    examples_counted: list[int]  # [W], that entered the sums
-    present: list[bool]  # [W]
-    compute_secs: list[float]  # each worker's own, [W]
-    start_secs: float
-    local_secs: float  # the longest local phase
-    round_secs: float  # to the start of the next round
-    waiting_fraction: float  # of compute_secs and host_secs of who is present
-    full: bool  # of the whole budget; the last round of an epoch is smaller
-    overruns: int  # microbatches slower than the emulated worker
-    optimal_round_secs: float | None = None  # exact optimum for the true speeds, if known
-    host_secs: list[float] | None = None  # of its process, beside compute_secs; None: unknown, [W]
-    exchange_secs: float | None = None  # of this process; posting, sums, mixing, update
-    eval: dict[str, float] | None = None  # by name, where it was evaluated after this round
-    bytes_sent: int = 0  # by all workers, as the reducer counts them
-    consensus: dict[str, float] | None = None  # distance of the replicas from their mean
-    metrics: dict[str, float] | None = None  # of the loss function: means over the round
-    learning_rate: float | None = None  # of the round's update, where the optimiser's state has one
-    grad_norm: float | None = None  # of the round's gradient, before the optimiser clips it
-    update_norm: float | None = None  # of what was added to the parameters
-    weight_sum: float | None = None  # of its examples, where it is 0 or less: there was no update
-    model_state: Callable[[], types.PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
-    """As `params`: of the model; () where it keeps none."""
-    opt_state: Callable[[], types.PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
-    """As `params`: of the optimiser."""
-    ema_params: Callable[[], types.PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
-    """As `params`: the average of the parameters, by `ema`."""
-    ema_model_state: Callable[[], types.PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
-    """As `params`: the average of the model's state, by `ema`."""
-    params: Callable[[], types.PyTree] = dataclasses.field(
-        default=_no_params, repr=False, compare=False
-    )
-    """While a callback runs: the parameters after this round, as NumPy arrays. They are copied
-    from the device when asked for. With a reducer that gossips, the mean of the replicas that this
-    process has."""
-
-    def to_plain(self) -> dict[str, Any]:
-        """As JSON holds it, without fields that are None; not-finite numbers are None.
-
-        Returns:
-            `{name: value}`, of numbers, texts, lists and dicts of them.
-        """
-        given = {name: value for name, value in vars(self).items() if name not in _ASKED}
-        return {name: plain(value) for name, value in given.items() if value is not None}
+_PATIENCE_SECS = 60.0
 
 
 class NonFiniteError(ValueError):
@@ -155,7 +80,7 @@ class Report:
         self._examples, self._examples_processed = examples, examples_processed
         self._round_secs: float | None = None
         self._exchange_secs: float | None = None
-        self._line: RoundReport | None = None
+        self._line: types.RoundReport | None = None
         self._totals: types.SyncMetrics | None = None
 
     @property
@@ -176,9 +101,9 @@ class Report:
             self._exchange_secs = secs
 
     @functools.cached_property
-    def references(self) -> references.References | None:
+    def references(self) -> planning.References | None:
         """None where the true speeds are not known, or a gate may close the round."""
-        return references.of(self._setup, self._plan)
+        return planning.references(self._setup, self._plan)
 
     @property
     def totals(self) -> types.SyncMetrics:
@@ -225,7 +150,7 @@ class Report:
         numbers = {name: float(x) for name, x in found._asdict().items()} if found else {}
         return {name: x for name, x in numbers.items() if not math.isnan(x)}
 
-    def read(self) -> RoundReport:
+    def read(self) -> types.RoundReport:
         """All of it on the host; waits for it.
 
         Raises:
@@ -239,7 +164,7 @@ class Report:
         return self._line
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in RoundReport.__dataclass_fields__:
+        if name.startswith("_") or name not in types.RoundReport.__dataclass_fields__:
             raise AttributeError(f"a report has no {name!r}")
         return getattr(self.read(), name)
 
@@ -257,17 +182,59 @@ class Report:
                 raise self._of_weights(weights)
             return
         setup, plan = self._setup, self._plan
-        guilty = nonfinite.guilty_of(setup, plan, np.asarray(self.totals.nonfinite_microbatch))
-        told = f"{nonfinite.told(setup, plan, self._state_of(self), guilty)} ".lstrip()
+        worker = int(next((w for w in bad if w in setup.where.own), bad[0]))
+        position = int(self.totals.nonfinite_microbatch[worker])
+        rows = plan.assigned.microbatches(worker)[: position + 1]
+        told = f"{self._cause(worker, rows)} ".lstrip()
         or_skip = ", look at these examples, or set nonfinite='skip' to leave such microbatches out"
         is_one_sum = self._setup.programs.embedding is not None  # over the examples of all workers
         if is_one_sum or not self._plan.programs.updates:  # of a sum that others go on from
             or_skip = ", or look at these examples"
         raise NonFiniteError(
-            f"round {plan.round_index}: the loss or a gradient of worker {guilty.worker}'s "
-            f"microbatch {guilty.position} is not finite (examples {nonfinite.shown(guilty.ids)}). "
+            f"round {plan.round_index}: the loss or a gradient of worker {worker}'s "
+            f"microbatch {position} is not finite (examples {nonfinite.shown(rows[-1])}). "
             f"{told}The state before this round was kept. Lower the learning rate, clip "
             f"gradients{or_skip}"
+        )
+
+    def _cause(self, worker: int, rows: np.ndarray) -> str:
+        """As of `nonfinite.cause`; "" where the round's state is not known any more.
+
+        The worker's own process finds it for all.
+        """
+        company = self._setup.company
+        of_all = None if company.gather is None else board_lib.Board("nonfinite")
+        if worker in self._setup.where.own:
+            text = self._own_cause(worker, rows)
+            if of_all is not None:
+                of_all.post(str(worker), text)
+            return text
+        assert of_all is not None
+        process = int(company.meeting.process_of[worker])
+        try:
+            what = "repeat a microbatch"
+            return of_all.wait(str(worker), _PATIENCE_SECS, what=what, by=process)
+        except TimeoutError:
+            return f"Process {process} can tell by which operation."
+
+    def _own_cause(self, worker: int, rows: np.ndarray) -> str:
+        setup, plan, state = self._setup, self._plan, self._state_of(self)
+        if not isinstance(state, types.TrainState):
+            return ""
+        own, of_worker = setup.where.own.index(worker), (state.params, state.worker)
+        if setup.where.mesh is None:
+            row = mesh_lib.rows_on((*of_worker, state.model_state), setup.where.devices)[own]
+        else:
+            row = mesh_lib.worker_rows((*of_worker, state.model_state))[own]
+        params, kept, model_state = jax.tree.map(lambda leaf: leaf[0], row)
+        pass_index = int(plan.assigned.passes[worker])
+        return nonfinite.cause(
+            plan.programs.rule,
+            lambda ids: setup.feed.load(worker, ids, pass_index),
+            rows,
+            shared=types.Shared(params, plan.given, model_state=model_state),
+            kept=kept,
+            rng=jax.random.fold_in(setup.rng, pass_index),
         )
 
     def _of_weights(self, weights: np.ndarray) -> ValueError:
@@ -302,7 +269,7 @@ class Report:
                 "collective(sums, axis_name) and array(sums) must return finite numbers"
             )
 
-    def _read(self) -> RoundReport:
+    def _read(self) -> types.RoundReport:
         plan, metrics = self._plan, self.totals
         work = self._work
         if not np.array_equal(metrics.microbatches_done, work.microbatches_done):
@@ -314,7 +281,7 @@ class Report:
         busy_secs = work.compute_secs + work.host_secs
         longest = max(work.local_secs, float(busy_secs.max()))  # as `summary.longest_secs`
         waiting = (longest - busy_secs)[plan.present]
-        return RoundReport(
+        return types.RoundReport(
             round=plan.round_index or 0,
             epoch=plan.epoch,
             examples=self._examples,
@@ -344,24 +311,54 @@ class Report:
         )
 
 
-def from_plain(line: dict[str, Any]) -> RoundReport:
-    """As `RoundReport.to_plain` made it.
+class Clock:
+    """When the rounds of an engine begin and end, by this process's clock.
 
-    Raises:
-        TypeError: it has other fields.
+    A round ends when the next one begins, or is settled before a pause. Its exchange goes from the
+    end of the local phase to the beginning of the next one, less the gathering, which waits for the
+    slowest worker. What the host needs between two local phases is no time of its workers'
+    computing. Its moments are called in the order in which they stand here.
     """
-    fields: dict[str, Any] = {k: np.nan if x is None else x for k, x in line.items()}
-    return RoundReport(**fields)
 
+    def __init__(self) -> None:
+        self.last: Report | None = None
+        """Of the round before, which may not be over yet."""
+        self._began = time.perf_counter()
+        self._at = dict.fromkeys(("computed", "posted", "gathered"), self._began)
+        self._tail_secs = 0.0  # of the last round, after its gathering
 
-def plain(value: Any) -> Any:
-    """JSON's own types, numbers to 9 digits, not-finite ones as None."""
-    if type(value) in (int, bool, str):
-        return value
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, float | np.floating):
-        return float(f"{value:.9g}") if math.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value
+    def begins(self, began: float) -> None:
+        """A round began then; the last one ended with it."""
+        self._began = began
+        if self.last is not None:
+            self.last.end(began)
+
+    def computes(self) -> None:
+        """The workers have begun: what they begin with, the last round's exchange has made."""
+        if self.last is not None:
+            self.last.exchanged(self._exchange_secs(time.perf_counter()))
+
+    def stamp(self, moment: str) -> None:
+        """Notes when the local phase was over (`computed`), when what the workers contributed was
+        where the others find it (`posted`), and when all knew what all have done (`gathered`)."""
+        self._at[moment] = time.perf_counter()
+
+    def host_secs(self, longest_secs: float) -> float:
+        """What the host needed since the last gathering, beside its longest worker."""
+        return self._tail_secs + self._at["posted"] - self._began - longest_secs
+
+    def closes(self) -> None:
+        """The host has done what it does after the gathering; a pass may follow, or a round."""
+        self._began = time.perf_counter()
+        self._tail_secs = self._began - self._at["gathered"]
+
+    def settled(self, since: float) -> None:
+        """The last round is over; the host waited for it since then."""
+        assert self.last is not None
+        now = time.perf_counter()
+        self._tail_secs += now - since
+        self.last.exchanged(self._exchange_secs(now))
+        self.last.end(now)
+
+    def _exchange_secs(self, now: float) -> float:
+        return now - self._at["gathered"] + self._at["posted"] - self._at["computed"]

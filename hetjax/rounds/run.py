@@ -9,25 +9,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
-from hetjax import messages, types
+from hetjax import debugging, messages, types
+from hetjax import mesh as mesh_lib
 from hetjax.checkpoints import checkpoint
 from hetjax.data import sources, stream
+from hetjax.inputs import fingerprint
+from hetjax.inputs import refusals as inputs
+from hetjax.local import packing
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
-from hetjax.processes import waits, watch
-from hetjax.rounds import (
-    engine,
-    fingerprint,
-    gathering,
-    inputs,
-    resume,
-    round_report,
-    run_state,
-    two_passes,
-    warm_up,
-)
+from hetjax.processes import gathering, waits, watch
+from hetjax.rounds import engine, resume, round_report, run_state, warm_up
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState, RunState
@@ -127,7 +122,14 @@ class Run(engine.Engine):
         Returns:
             Digests of loss, optimiser, rule, parameters and data, by name: texts and numbers.
         """
-        return fingerprint.make(*self._given, train, setup=self.setup)
+        setup = self.setup
+        return fingerprint.make(
+            *self._given,
+            train,
+            config=setup.config,
+            rule=setup.programs.main.rule,
+            per_example_rng=setup.per_example_rng,
+        )
 
     def restore(
         self, directory: str | pathlib.Path, given: types.PyTree = (), *, force: bool = False
@@ -186,7 +188,7 @@ class Run(engine.Engine):
             A pytree without worker axis, and `{name: distance}` of the replicas or None.
         """
         if self.setup.methods.reducer.keeps_replicas_equal:
-            return state_lib.judged(state_lib.own_row(state.train.params)), None
+            return state_lib.judged(mesh_lib.own_row(state.train.params)), None
         mean, distance = state_lib.consensus(state.train, self.setup.where.own_device)
         return state_lib.judged(mean), distance
 
@@ -200,7 +202,7 @@ class Run(engine.Engine):
         """
         rows = state.train.model_state
         if self.setup.methods.reducer.keeps_replicas_equal or not jax.tree.leaves(rows):
-            return state_lib.own_row(rows)
+            return mesh_lib.own_row(rows)
         return state_lib.mean_on(rows, self.setup.where.own_device)
 
     def average(self, state: RunState) -> types.Model:
@@ -214,9 +216,9 @@ class Run(engine.Engine):
         """
         train = state.train
         if not self.config.ema:
-            raise ValueError(f"Run.average: {round_report.NO_AVERAGE}")
+            raise ValueError(f"Run.average: {types.NO_AVERAGE}")
         if self.setup.methods.reducer.keeps_replicas_equal:
-            found = state_lib.own_row(train.average)
+            found = mesh_lib.own_row(train.average)
         else:
             found = state_lib.mean_on(train.average, self.setup.where.own_device)
         found = state_lib.narrowed(found, types.Model(train.params, train.model_state))
@@ -293,7 +295,7 @@ class Run(engine.Engine):
         with watch.taking_part():
             now, first = plan, None  # what the last pass is to do; what another did before it
             if self.setup.programs.embedding is not None and plan.kind == setup_lib.MAIN:
-                now, first = two_passes.first(self, plan, meanwhile=meanwhile)
+                now, first = _first_pass(self, plan, meanwhile=meanwhile)
                 meanwhile = _nothing
             if not own.updates:
                 executed = self._added_up(now, request=request, meanwhile=meanwhile)
@@ -312,7 +314,7 @@ class Run(engine.Engine):
                 sums = sums._replace(metrics=metrics or sums.metrics)
                 executed = Executed(plan, work, sums, asked)
             if first is not None:
-                executed = executed._replace(plan=plan, work=two_passes.both(first, executed.work))
+                executed = executed._replace(plan=plan, work=_both(first, executed.work))
             return executed
 
     def _added_up(self, plan: Plan, **options: Any) -> Executed:
@@ -331,3 +333,48 @@ class Run(engine.Engine):
         if not executed.plan.programs.updates:
             return state._replace(train=sums.state, rounds=rounds)
         return RunState(sums.state, sums.carried, executed.plan.signed, rounds)
+
+
+def _first_pass(run: Run, plan: Plan, **options: Any) -> tuple[Plan, types.Work]:
+    """The first pass of a round of a `Run`; `options` are of `Engine.compute`. A gate may close it.
+
+    Returns:
+        what the second pass is to do: what the first has done, given the gradient of the loss in
+        the embeddings; and the work of the first.
+
+    Raises:
+        ValueError: the round is given values, which no pass asks for.
+    """
+    if jax.tree.leaves(plan.given):
+        raise ValueError(
+            "Run.round: given: a round of a batch_loss asks for no values. Close over them, or put "
+            "them into the examples"
+        )
+    assert isinstance(plan.state, RunState)
+    assert run.setup.programs.embedding is not None
+    passes, own = run.setup.programs.embedding
+    ids, params = plan.assigned.example_ids, plan.state.train.params
+    of_first = plan._replace(programs=own, given=passes.first_ids(ids))
+    found = run.add_up(of_first, params, types.Kept(), **options)
+    limits = found.work.microbatches_done
+    done = np.full_like(ids, -1)
+    for worker, count in enumerate(limits):
+        start = plan.assigned.starts[worker]
+        done[start : start + count] = ids[start : start + count]
+    counted = packing.unpack(jax.device_get(found.sums.metrics))
+    is_finite = bool(np.all(counted.nonfinite_microbatch < 0))
+    with debugging.eager(run.config.debug):
+        handed = passes.handed(params, found.sums.mean, done, is_finite=is_finite)
+    run.clock.closes()
+    second = plan._replace(given=handed, limits=limits, may_close=False, closing=None)
+    return second, found.work
+
+
+def _both(first: types.Work, second: types.Work) -> types.Work:
+    """The work of a round of two passes: their times add up."""
+    return second._replace(
+        **{
+            name: getattr(first, name) + getattr(second, name)
+            for name in ("first_secs", "compute_secs", "overruns", "host_secs", "local_secs")
+        }
+    )

@@ -1,5 +1,6 @@
 """The records of a run that steps: its state, what a round is to do, and what came of it."""
 
+import hashlib
 from typing import Any, NamedTuple
 
 import jax
@@ -7,9 +8,9 @@ import numpy as np
 
 from hetjax import gates, types
 from hetjax.data import stream as stream_lib
-from hetjax.local import stepped
-from hetjax.rounds import gathering, sync
+from hetjax.processes import gathering
 from hetjax.rounds import setup as setup_lib
+from hetjax.rounds import sync
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -118,6 +119,38 @@ def _described(shapes: Shapes) -> str:
     return f"arrays of shapes {', '.join(of_each)}" if shapes else "no arrays"
 
 
+def digests_of(
+    plan: stream_lib.Assignment,
+    round_index: int,
+    *,
+    limits: np.ndarray,
+    active: Any,
+    may_close: bool = True,
+) -> tuple[int, ...]:
+    """Numbers, for each of `gathering.PLANNED`: the same where two plans of a round are.
+
+    All that decides what a process computes in the round and which collectives it takes part in.
+
+    Args:
+        plan: the microbatches of all workers.
+        round_index: the round.
+        limits: i64[W]: how many of them each worker does, where the clock is virtual.
+        active: bool[M], the exchanges that the sync phase is told of, or ().
+        may_close: whether a gate may close it.
+    """
+    parts = {
+        "examples": (plan.example_ids, plan.passes),
+        "quotas": (plan.starts, limits, may_close),
+        "exchanges": (active,),
+    }
+    return tuple(_number_of((round_index, *parts[name])) for name in gathering.PLANNED)
+
+
+def _number_of(integers: tuple[Any, ...]) -> int:
+    content = b"".join(np.ascontiguousarray(part, np.int64).tobytes() for part in integers)
+    return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "little")
+
+
 class Plan(NamedTuple):
     """What a round is to do."""
 
@@ -149,7 +182,7 @@ class Plan(NamedTuple):
 
     def digests(self) -> tuple[int, ...]:
         """Numbers that this round's plans of all processes share when they are the same."""
-        return gathering.digests_of(
+        return digests_of(
             self.assigned,
             self.round_index or 0,
             limits=self.limits,
@@ -162,6 +195,6 @@ class Executed(NamedTuple):
     """What came of a plan."""
 
     plan: Plan
-    work: stepped.Work
+    work: types.Work
     sums: sync.Synchronised
     asked: gathering.Request

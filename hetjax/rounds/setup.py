@@ -18,13 +18,14 @@ from hetjax.cluster import emulate
 from hetjax.config import experiment as config_lib
 from hetjax.data import feed as feed_lib
 from hetjax.data import stream as stream_lib
-from hetjax.local import jitted, rules, stepped
+from hetjax.inputs import replay
+from hetjax.local import embeddings, jitted, rules, stepped
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
 from hetjax.processes import beacons as beacons_lib
+from hetjax.processes import gathering, shared_sums, solutions
 from hetjax.processes import meeting as meeting_lib
-from hetjax.processes import shared_sums, solutions
-from hetjax.rounds import embeddings, gathering, replay, sync
+from hetjax.rounds import sync
 from hetjax.topology import reducers
 
 MAIN = "main"  # the kind of round of the rule that every engine has; it may update

@@ -80,16 +80,6 @@ def narrowed(average: types.PyTree, like: types.PyTree) -> types.PyTree:
     return jax.tree.map(lambda x, leaf: x.astype(leaf.dtype), average, like)
 
 
-def own_row(tree: types.PyTree) -> types.PyTree:
-    """The row of this process's first worker, leaves without worker axis, where they lie."""
-
-    def take(leaf: jax.Array) -> jax.Array:
-        one_shard = len(leaf.addressable_shards) == 1 and leaf.is_fully_addressable
-        return leaf[0] if one_shard else leaf.addressable_data(0)[0]
-
-    return jax.tree.map(take, tree)
-
-
 def worker_row(tree: types.PyTree, worker: int) -> types.PyTree:
     """The row of any worker, on this process's first device; called by all processes together."""
     leaf = jax.tree.leaves(tree)[0]
@@ -188,7 +178,7 @@ def own_mean(params: types.PyTree) -> types.PyTree:
 
     def of_leaf(leaf: jax.Array) -> Any:
         if not jax.dtypes.issubdtype(leaf.dtype, np.inexact):
-            return jax.device_get(own_row(leaf))
+            return jax.device_get(mesh_lib.own_row(leaf))
         rows = [np.asarray(shard.data) for shard in leaf.addressable_shards]
         return mean_of_rows(np.concatenate(rows))
 

@@ -15,12 +15,12 @@ from jax.sharding import PartitionSpec as P
 
 from hetjax import mesh as mesh_lib
 from hetjax import trees, types
+from hetjax.inputs import extra_arguments
 from hetjax.local import packing, rules
+from hetjax.losses import weighting as weighting_lib
 from hetjax.ordering import ordering
-from hetjax.rounds import forms
 from hetjax.rounds import reduce as reduce_lib
 from hetjax.rounds import update as update_lib
-from hetjax.rounds import weighting as weighting_lib
 from hetjax.topology import reducers
 
 SyncFn = Callable[..., "Synchronised"]
@@ -89,7 +89,7 @@ def make_sync(
         )
     how_to_reduce = reduce_lib.How(reducer, num_workers, nominal_examples, weighting, totals)
     how_to_update = update_lib.How(
-        None if optimizer is None else update_lib.with_extra_arguments(optimizer),
+        None if optimizer is None else extra_arguments.with_extra_arguments(optimizer),
         nominal_examples,
         reducer.mixing,
         stop_on_nonfinite,
@@ -97,7 +97,7 @@ def make_sync(
     )
 
     def body(
-        form: forms.Form,
+        form: reduce_lib.Form,
         begin: Callable,
         state: Any,
         contributed: types.Contribution,
@@ -121,8 +121,8 @@ def make_sync(
         return Synchronised(state, carried, metrics, flips, step=step)
 
     if mesh is None:
-        return functools.partial(body, forms.array(reducer, observer), _begin_rows(steps))
-    of_one = functools.partial(body, forms.collective(reducer, observer), _begin_row(steps))
+        return functools.partial(body, reduce_lib.array(reducer, observer), _begin_rows(steps))
+    of_one = functools.partial(body, reduce_lib.collective(reducer, observer), _begin_row(steps))
     return _on_mesh(of_one, mesh, steps.finish if finishes else None)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hetjax import options
+from hetjax.parts import options
 from hetjax.topology import shown
 
 _PLACE = "reducer.graph: "

@@ -8,7 +8,8 @@ import importlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from hetjax import options, parts
+from hetjax import parts
+from hetjax.parts import options
 from hetjax.topology import gossip as gossip_lib
 from hetjax.topology import graphs, links
 from hetjax.topology.reducer import Facts, Reducer

@@ -18,7 +18,7 @@ from hetjax import extras
 from hetjax.config import checks, experiment, fields, files, groups
 from hetjax.config.experiment import completed as completed
 from hetjax.config.experiment import to_dict as to_dict
-from hetjax.options import choice, flag, integer, names, number, several, text
+from hetjax.parts.options import choice, flag, integer, names, number, several, text
 from hetjax.zoo import config_files
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ def test_the_site_stands_on_its_pages_the_results_and_public_modules():
     assert {
         "docs/quotas.md",
         "docs/conf.py",
-        "hetjax/fitting.py",
+        "hetjax/training/fitting.py",
         "hetjax/quota/adaptive.py",
         "hetjax/bilevel/recipes.py",
         "experiments/results/quotas/README.md",
@@ -45,9 +45,9 @@ def test_the_site_stands_on_its_pages_the_results_and_public_modules():
 
 
 def test_a_change_of_a_page_changes_the_digest(monkeypatch, tmp_path):
-    names = ["docs/quotas.md", "hetjax/fitting.py"]
+    names = ["docs/quotas.md", "hetjax/training/fitting.py"]
     for name in names:
-        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).parent.mkdir(parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.setattr(standing, "files", lambda part: names)
     before = standing.digest("site")

@@ -12,10 +12,9 @@ import optax
 import pytest
 
 import hetjax
-from hetjax import bilevel
-from hetjax.levels import outer_report
+from hetjax import bilevel, types
+from hetjax.bilevel.rounds import outer_report
 from hetjax.records import summary
-from hetjax.rounds import round_report
 from tests.pages.blocks import ROOT
 from tests.rounds import problems
 
@@ -100,7 +99,7 @@ def test_each_file_of_a_workdir_is_told(workdirs):
 
 def test_the_fields_of_a_round_are_those_of_its_line(workdirs):
     told = fields("metrics.jsonl` of `fit")
-    assert set(told) == plain_fields(round_report.RoundReport)
+    assert set(told) == plain_fields(types.RoundReport)
     always = set(told[: told.index("optimal_round_secs")])
     for name in ("plain", "gossip"):
         for line in lines(workdirs / name / "metrics.jsonl"):

@@ -8,7 +8,7 @@ import pytest
 from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
 from hetjax.processes import solutions
-from hetjax.rounds import gathering
+from hetjax.rounds import run_state
 from hetjax.topology import schedules
 from tests.rounds import gangs, problems
 
@@ -113,19 +113,19 @@ def test_what_a_checkpoint_kept_is_not_solved_again():
 def test_each_part_of_a_plan_has_a_digest_of_its_own():
     plan = stream.Assignment(np.arange(8).reshape(2, 4), np.arange(3), np.zeros(2, int))
     base = {"limits": np.array([1, 1]), "active": np.array([True, False]), "may_close": True}
-    own = gathering.digests_of(plan, 5, **base)
-    assert own == gathering.digests_of(plan, 5, **base)
+    own = run_state.digests_of(plan, 5, **base)
+    assert own == run_state.digests_of(plan, 5, **base)
     others = {
-        "examples": gathering.digests_of(plan._replace(passes=plan.passes + 1), 5, **base),
-        "quotas": gathering.digests_of(plan, 5, **{**base, "limits": np.array([1, 0])}),
-        "exchanges": gathering.digests_of(plan, 5, **{**base, "active": np.array([True, True])}),
+        "examples": run_state.digests_of(plan._replace(passes=plan.passes + 1), 5, **base),
+        "quotas": run_state.digests_of(plan, 5, **{**base, "limits": np.array([1, 0])}),
+        "exchanges": run_state.digests_of(plan, 5, **{**base, "active": np.array([True, True])}),
     }
     for index, (name, digests) in enumerate(others.items()):
         assert [a != b for a, b in zip(own, digests, strict=True)] == [
             other == index for other in range(3)
         ], name
-    assert gathering.digests_of(plan, 5, **{**base, "may_close": False}) != own
-    assert all(a != b for a, b in zip(own, gathering.digests_of(plan, 6, **base), strict=True))
+    assert run_state.digests_of(plan, 5, **{**base, "may_close": False}) != own
+    assert all(a != b for a, b in zip(own, run_state.digests_of(plan, 6, **base), strict=True))
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from flax import nnx
 
 import hetjax
 from hetjax.config import experiment
-from hetjax.rounds import arguments, inputs
+from hetjax.inputs import arguments
+from hetjax.inputs import refusals as inputs
 
 X = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
 DATA = {"x": X, "y": X.sum(-1)}

@@ -13,8 +13,8 @@ import optax
 import pytest
 
 import hetjax
+from hetjax.data import feeding as feeding_lib
 from hetjax.data import iterable_feed, iterable_states
-from hetjax.rounds import feeding as feeding_lib
 from tests.data import iterables_examples as given
 from tests.rounds import problems
 

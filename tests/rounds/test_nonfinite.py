@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.rounds import nonfinite
+from hetjax.local import nonfinite
 from tests.rounds import gangs, problems
 
 FEW = {"epochs": 1, "local": "virtual"}

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import hetjax
-from hetjax.rounds import train_step
+from hetjax.training import train_step
 from tests.rounds import problems
 
 LOCAL = ["stepped", "fused", "virtual"]

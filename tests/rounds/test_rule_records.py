@@ -11,8 +11,8 @@ import pytest
 
 import hetjax
 from hetjax import parts
+from hetjax.inputs import arguments
 from hetjax.local import gradients
-from hetjax.rounds import arguments
 from hetjax.zoo import config
 from tests.own_parts import hessian_product, local_sgd
 from tests.rounds import problems

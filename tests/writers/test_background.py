@@ -12,7 +12,7 @@ import pytest
 import hetjax
 from hetjax import writers
 from hetjax.writers import background, records
-from tests.levels import test_fitting as levels
+from tests.bilevel.rounds import test_fitting as levels
 from tests.own_parts import writer as own
 from tests.rounds import problems
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from hetjax import options
+from hetjax.parts import options
 from hetjax.zoo import config, models
 from hetjax.zoo.models import layers
 

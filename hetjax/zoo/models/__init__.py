@@ -21,7 +21,7 @@ from typing import Any
 
 from flax import nnx
 
-from hetjax import options as options_lib
+from hetjax.parts import options as options_lib
 from hetjax.zoo.models import convolutional, dense, forecasting, residual, text
 
 MODELS: dict[str, Callable[..., nnx.Module]] = {

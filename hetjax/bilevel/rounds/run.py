@@ -1,0 +1,255 @@
+"""Hypergradients on unequal workers, one outer step at a time: each request is a round."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.bilevel import machine, per_example
+from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
+from hetjax.bilevel.rounds import level, stepping
+from hetjax.bilevel.rounds import setup as setup_lib
+from hetjax.processes import gathering, waits
+from hetjax.rounds import planning, round_report
+from hetjax.rounds import state as state_lib
+
+
+class BilevelState(NamedTuple):
+    """A bilevel run between two outer steps; leaves of the first three `[W, ...]`."""
+
+    x: types.PyTree
+    opt: types.PyTree  # of the optimiser of x
+    kept: machine.State | None  # what the estimator keeps; None before the first step
+    upper: level.LevelState
+    lower: level.LevelState
+    steps_done: int
+
+    @property
+    def levels(self) -> dict[str, level.LevelState]:
+        """Both, by name."""
+        return {UPPER: self.upper, LOWER: self.lower}
+
+
+class Answered(NamedTuple):
+    """A request of an outer step, and its round."""
+
+    what: What
+    report: round_report.Report
+    bytes_sent: float
+
+
+class OuterStep(NamedTuple):
+    """An outer step that is done; its numbers may still be on the devices."""
+
+    info: dict[str, Any]  # of `machine.Info`, leaves `[W, ...]`
+    asked: list[Answered]
+    bytes_sent: float  # by all workers, in this step
+
+
+class UnfinishedStep(NamedTuple):
+    """An outer step between two requests."""
+
+    state: BilevelState  # before the step
+    carry: types.PyTree  # of the estimator, leaves `[W, ...]`
+    counter: stepping.ProgramCounter
+    asked: stepping.NextRequest | None  # the next request; None: there is none
+    levels: dict[str, level.LevelState]
+    rounds: tuple[Answered, ...]  # those that are done
+
+
+def _nothing() -> gathering.Request:
+    return gathering.Request.NOTHING
+
+
+class BilevelRun:
+    """Outer steps of a bilevel problem, one at a time, on workers that are not equal.
+
+    Arguments as of `hetjax.fit_bilevel`.
+    """
+
+    def __init__(
+        self,
+        problem: Bilevel,
+        x: types.PyTree,
+        y: types.PyTree,
+        estimator: machine.Estimator,
+        optimizer: optax.GradientTransformation,
+        **fields: Any,
+    ) -> None:
+        made = setup_lib.build(problem, x, y, estimator, optimizer, **fields)
+        self.levels, self.x, self.y0, self.point = made.levels, made.x, made.y, made.point
+        self.problem, self.estimator, self.optimizer = problem, estimator, made.optimizer
+        self._stepping = made.stepping
+        self.cost = machine.cost(made.stepping.program)
+        self._y_rows: types.PyTree = None
+
+    @property
+    def lower(self) -> level.Level:
+        return self.levels[LOWER]
+
+    @property
+    def upper(self) -> level.Level:
+        return self.levels[UPPER]
+
+    @property
+    def setup(self) -> Any:
+        """Of the lower level's rounds; both levels have the same workers."""
+        return self.lower.run.setup
+
+    def __enter__(self) -> "BilevelRun":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.upper.run.__exit__(kind, error, trace)  # a guest of the other
+        self.lower.run.__exit__(kind, error, trace)
+
+    def init(self) -> BilevelState:
+        """The state before the first outer step; compiles the first kind of round of each level."""
+        place = self._placed
+        return BilevelState(
+            place(self.x),
+            place(jax.tree.map(np.asarray, self.optimizer.init(self.x))),
+            None,
+            self.upper.init(),
+            self.lower.init(),
+            0,
+        )
+
+    def _placed(self, tree: types.PyTree) -> types.PyTree:
+        return level.placed(tree, self.lower.run)
+
+    def kept_shapes(self) -> machine.State:
+        """The shapes of what the estimator keeps, leaves `[W, ...]`; computes nothing."""
+
+        def kept(x: types.PyTree, y: types.PyTree) -> machine.State:
+            return self.estimator.end(self.estimator.begin(x, y, None)).state
+
+        shapes = jax.eval_shape(kept, self.x, self.y0)
+        num = self.lower.run.num_workers
+        return jax.tree.map(lambda s: jax.ShapeDtypeStruct((num, *s.shape), s.dtype), shapes)
+
+    def params(self, state: BilevelState, x: types.PyTree | None = None) -> dict[str, types.PyTree]:
+        """x, and the lower variable y that was reached, on the host; all processes call it.
+
+        Args:
+            state: whose they are.
+            x: the one that y was reached at, of the workers; None: the state's.
+        """
+        y = self.y0 if state.kept is None else self.read(state.kept.y)
+        return {"x": per_example.plain(self.read(state.x if x is None else x)), "y": y}
+
+    def step(
+        self,
+        state: BilevelState,
+        *,
+        asks: Callable[[], gathering.Request] = _nothing,
+    ) -> tuple[BilevelState, OuterStep]:
+        """One outer step: all requests of a hypergradient, each as a round, and the update of x.
+
+        Args:
+            state: from `init` or the step before; it is spent.
+            asks: called before each round: what this process asks of all of them.
+
+        Raises:
+            NonFiniteError: a microbatch was not finite; names the request and the examples.
+        """
+        step = self.begin(state)
+        while step.asked is not None:
+            step = self.request(step, asks())
+        return self.end(step)
+
+    # --- The parts of an outer step ---
+
+    def begin(self, state: BilevelState) -> UnfinishedStep:
+        """An outer step before its first request."""
+        if self._y_rows is None:
+            self._y_rows = self._placed(self.y0)
+        for each in self.levels.values():
+            each.begin_step()
+        found = self._stepping.begin(state.x, self._y_rows, state.kept)
+        levels = {  # a step that fails leaves the visits of the one before
+            name: at._replace(revisits=at.revisits.copy()) for name, at in state.levels.items()
+        }
+        return UnfinishedStep(state, *found, levels, ())
+
+    def request(
+        self, step: UnfinishedStep, request: gathering.Request = gathering.Request.NOTHING
+    ) -> UnfinishedStep:
+        """Does the round of the request that is asked, and goes on to the next one."""
+        carry, counter, asked = step.carry, step.counter, step.asked
+        assert asked is not None
+        what = self._stepping.what(counter)
+        own = self.levels[what.level]
+        if step.rounds:  # it is over when the next one begins, whichever level that is of
+            step.rounds[-1].report.end(time.perf_counter())
+        batch = 0 if what.is_new else int(stepping.first(asked.batch))
+        state, sums, report = own.answer(
+            step.levels[what.level], what, asked.point, batch, request=request
+        )
+        levels = {**step.levels, what.level: state}
+        active = self._active(levels)
+        sent = own.bytes_sent(what) + self._stepping.mixed_bytes(counter, carry, active)
+        did = () if self.setup.methods.reducer.mixing is None else own.did(report)
+        found = self._stepping.receive(carry, counter, sums.mean, sums.own, active, did)
+        rounds = (*step.rounds, Answered(what, report, sent))
+        return UnfinishedStep(step.state, *found, levels, rounds)
+
+    def end(self, step: UnfinishedStep) -> tuple[BilevelState, OuterStep]:
+        """The update of x after the last request."""
+        state, levels = step.state, step.levels
+        x, opt, kept, info = self._stepping.end(
+            step.carry,
+            state.x,
+            state.opt,
+            self._placed(np.float32(state.steps_done)),
+            self._active(levels),
+            self._did(step.rounds),
+        )
+        for each in self.levels.values():
+            each.check()
+        sent = self._stepping.own_bytes(self.x, self.lower.run.num_workers)
+        sent += sum(asked.bytes_sent for asked in step.rounds)
+        new = BilevelState(x, opt, kept, levels[UPPER], levels[LOWER], state.steps_done + 1)
+        return new, OuterStep(info, list(step.rounds), sent)
+
+    def _did(self, rounds: tuple[Answered, ...]) -> Any:
+        """Which workers did something in an outer step, where that decides whether they move."""
+        if self.setup.methods.reducer.mixing is None:
+            return ()
+        done = sum(asked.report.done.quotas for asked in rounds)
+        return mesh_lib.place(np.asarray(done, np.float32), self.setup.where.mesh)
+
+    def _active(self, levels: dict[str, level.LevelState]) -> Any:
+        """The exchanges of the round that is done, of a reducer that gossips."""
+        rounds_done = sum(each.rounds.rounds_done for each in levels.values())
+        return planning.active(self.setup, rounds_done)
+
+    def settle(self) -> None:
+        """Waits for the last round of each level; call it before a pause."""
+        for each in self.levels.values():
+            each.run.settle()
+
+    def own_row(self, rows: types.PyTree) -> types.PyTree:
+        """This process's first worker's, on the host."""
+        with waits.Wait("synchronise", is_vain=False):  # as of `Engine.settle`
+            return jax.device_get(mesh_lib.own_row(rows))
+
+    def own_mean(self, rows: types.PyTree) -> types.PyTree:
+        """As `read`, of this process's workers alone: no other process takes part."""
+        if self.setup.methods.reducer.mixing is None:
+            return self.own_row(rows)
+        return state_lib.own_mean(rows)
+
+    def read(self, rows: types.PyTree) -> types.PyTree:
+        """One copy of what all workers have, on the host; the mean where they gossip.
+
+        All processes call it.
+        """
+        if self.setup.methods.reducer.mixing is None:
+            return self.own_row(rows)
+        return state_lib.mean_of_rows(state_lib.all_rows(rows))

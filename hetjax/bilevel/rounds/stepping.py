@@ -1,0 +1,389 @@
+"""What an estimator computes between two requests, on each worker's own row of its variables.
+
+An estimator's program (`bilevel.machine`) is walked through on the host; what it computes from one
+request to the next is one jitted program for all workers, made once for each such way.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from hetjax import mesh as mesh_lib
+from hetjax import trees, types
+from hetjax.bilevel import machine, per_example, vectors
+from hetjax.bilevel.problem import At, Kind, What
+from hetjax.bilevel.rounds import carried_leaves, rules
+from hetjax.processes import waits
+from hetjax.rounds import reduce
+from hetjax.topology import gossip, reducers
+
+_AXIS = mesh_lib.WORKER_AXIS
+
+
+class ProgramCounter(NamedTuple):
+    """Where a program stands between two requests: see `machine.Position`."""
+
+    path: tuple[int, ...]  # () at the end
+    left: tuple[int, ...]
+
+
+class NextRequest(NamedTuple):
+    """The next request; leaves `[W, ...]`."""
+
+    point: rules.Point
+    batch: jax.Array  # i32[W]: number of the batch, among those of its level
+
+
+class Stepping:
+    """Computes what is between the requests of one estimator.
+
+    Args:
+        estimator: whose requests they are.
+        optimizer: of x.
+        x: the upper variable, without worker axis; tells shapes.
+        mesh: the workers'; None for the array form.
+        reducer: who averages, where it gossips.
+    """
+
+    def __init__(
+        self,
+        estimator: machine.Estimator,
+        optimizer: optax.GradientTransformationExtraArgs,
+        x: types.PyTree,
+        *,
+        mesh: Mesh | None,
+        reducer: reducers.Reduction,
+    ) -> None:
+        self.program = estimator.program(x)
+        self._estimator, self._optimizer = estimator, optimizer
+        self._mesh, self._reducer = mesh, reducer
+        self._has_vector, self._num_tangents = uses(self.program)
+        self._made: dict[Any, Callable] = {}
+        self._carried: dict[int, carried_leaves.CarriedLeaves] = {}
+
+    def what(self, counter: ProgramCounter) -> What:
+        """The part of the next request that is known before anything is computed."""
+        return machine.ask_at(self.program, counter.path).what
+
+    def begin(
+        self, x: types.PyTree, y: types.PyTree, kept: machine.State | None
+    ) -> tuple[types.PyTree, ProgramCounter, NextRequest]:
+        """`(carry, counter, asked)` before the first request of a hypergradient; leaves `[W, ...]`.
+
+        Args:
+            x: the upper variable.
+            y: where the lower level begins, where nothing says it.
+            kept: of the hypergradient before.
+        """
+
+        def begun(x: Any, y: Any, kept: Any) -> Any:
+            carry = self._estimator.begin(x, y, kept)
+            return jax.tree.map(jnp.copy, _strong(carry))  # it will be used up, and x will not
+
+        make = self._jitted(
+            ("begin", kept is None),
+            lambda form: lambda x, y, kept: form.each(begun)(x, y, kept),
+            donate=(),
+        )
+        carry = make(x, y, kept)
+        return self._on(carry, (0,), ())
+
+    def receive(
+        self,
+        carry: types.PyTree,
+        counter: ProgramCounter,
+        mean: types.PyTree,
+        own: types.PyTree,
+        active: Any,
+        did: Any,
+    ) -> tuple[types.PyTree, ProgramCounter, NextRequest | None]:
+        """Takes an answer, uses up the carry, and goes on to the next request, or to the end.
+
+        Args:
+            carry, counter: where the request was made.
+            mean, own: of the round's report.
+            active: the exchanges of this round, of a reducer that gossips; or ().
+            did: f32[W], from `Level.did`, of a reducer that gossips; or ().
+        """
+        ask = machine.ask_at(self.program, counter.path)
+
+        def taken(form: reduce.Form, carry: Any, mean: Any, own: Any, active: Any, did: Any) -> Any:
+            def one(carry: Any, mean: Any, own: Any, did: Any) -> Any:
+                answer = rules.answer_of(mean, own, carry.x, ask.what)
+                if self._reducer.mixing is None:
+                    return ask.receive(carry, answer)
+                scaled = jax.tree.map(lambda loss: loss * did.astype(loss.dtype), answer.loss)
+                new = ask.receive(carry, answer._replace(loss=scaled))  # which is told alone
+                names = (*ask.moves, *ask.keeps)
+                old, moved = ({n: getattr(each, n) for n in names} for each in (carry, new))
+                return new._replace(**trees.select(did > 0, moved, old))
+
+            new = form.each(one)(carry, mean, own, did)
+            return self._mixed(form, carry, new, ask.moves, active)
+
+        return self._on(
+            carry, *machine.behind(counter.path, counter.left), ask, taken, (mean, own, active, did)
+        )
+
+    def _on(
+        self,
+        carry: types.PyTree,
+        path: tuple[int, ...],
+        left: tuple[int, ...],
+        ask: machine.Ask | None = None,
+        taken: Callable | None = None,
+        given: tuple = (),
+    ) -> tuple[types.PyTree, ProgramCounter, Any]:
+        """From a place to the next request; what is computed on the way is one program."""
+        while True:
+            found = machine.stop(self.program, path, left)
+            is_end = not found.path
+            next_ask, carried = None, carried_leaves.NONE
+            if not is_end and found.fewer is None:
+                next_ask = machine.ask_at(self.program, found.path)
+                carried = self._carried_of(next_ask, carry)
+
+            def way(
+                form: reduce.Form,
+                carry: Any,
+                *given: Any,
+                taken: Callable | None = taken,
+                thens: tuple = found.thens,
+                next_ask: machine.Ask | None = next_ask,
+                fewer: Callable | None = found.fewer,
+                carried: carried_leaves.CarriedLeaves = carried,
+            ) -> tuple[Any, Any]:
+                if taken is not None:
+                    carry = taken(form, carry, *given)
+                for function in thens:
+                    carry = form.each(function)(carry)
+                if next_ask is not None:
+                    at = form.each(functools.partial(self._asked, next_ask))(carry)
+                    return carry, carried.made(at)
+                return carry, form.each(fewer)(carry) if fewer else ()
+
+            key = (id(ask), found.thens, id(next_ask), found.fewer)
+            carry, told = self._jitted(key, lambda form: functools.partial(way, form))(
+                carry, *given
+            )
+            counter = ProgramCounter(found.path, found.left)
+            if found.fewer is None:
+                return carry, counter, None if is_end else carried.whole(carry, told)
+            times = int(first(told))
+            path, left = machine.entered(found.path, found.left, times)
+            ask, taken, given = None, None, ()
+
+    def _carried_of(self, ask: machine.Ask, carry: types.PyTree) -> carried_leaves.CarriedLeaves:
+        """Which leaves of a request lie in the carry already."""
+        if id(ask) not in self._carried:
+            row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), carry)
+            self._carried[id(ask)] = carried_leaves.find(functools.partial(self._asked, ask), row)
+        return self._carried[id(ask)]
+
+    def _asked(self, ask: machine.Ask, carry: types.PyTree) -> NextRequest:
+        at: At = ask.at(carry)
+        vector: types.PyTree = ()
+        if self._has_vector:
+            vector = at.vector if ask.what.kind is Kind.PRODUCTS else vectors.zeros_like(at.y)
+        tangents = at.tangents
+        if self._num_tangents and ask.what.kind is not Kind.TANGENTS:
+            tangents = jax.tree.map(
+                lambda leaf: jnp.zeros((self._num_tangents, *leaf.shape), leaf.dtype), (at.x, at.y)
+            )
+        point = rules.Point(at.x, at.y, vector, tangents)
+        return NextRequest(_strong(point), jnp.asarray(at.batch, jnp.int32))
+
+    def _mixed(
+        self, form: reduce.Form, old: Any, new: Any, moved: tuple[str, ...], active: Any
+    ) -> Any:
+        if self._reducer.mixing is None or not moved:
+            return new
+        before, after = ({name: getattr(each, name) for name in moved} for each in (old, new))
+        return new._replace(**self._mixed_moves(form, before, after, active))
+
+    def _mixed_moves(
+        self, form: reduce.Form, before: types.PyTree, after: types.PyTree, active: Any
+    ) -> types.PyTree:
+        """What moved, averaged with the neighbours' before or after the move."""
+        mixing = self._reducer.mixing
+        assert mixing is not None
+        if not mixing.before_update:
+            return form.mix(after, active)
+        mixed = form.mix(before, active)
+        return jax.tree.map(lambda mixed, b, a: mixed + (a - b), mixed, before, after)
+
+    def end(
+        self,
+        carry: types.PyTree,
+        x: types.PyTree,
+        opt: types.PyTree,
+        steps_done: Any,
+        active: Any,
+        did: Any,
+    ) -> tuple[types.PyTree, types.PyTree, machine.State, dict[str, Any]]:
+        """`(x, opt, kept, info)` after the update of x; uses up opt.
+
+        The optimiser is given F as `value` and the outer steps before this one, f32[W], as
+        `progress`. With a reducer that gossips a worker that did nothing has no update, and info is
+        the mean over the workers.
+        """
+
+        def updated(
+            form: reduce.Form, carry: Any, x: Any, opt: Any, done: Any, active: Any, did: Any
+        ) -> Any:
+            def one(carry: Any, x: Any, opt: Any, done: Any, did: Any) -> Any:
+                found = self._estimator.end(carry)
+                grads = self._gathered(found.grad_x)
+                grads = jax.tree.map(lambda g, leaf: g.astype(leaf.dtype), grads, x)
+                loss = found.info.upper_loss  # () where nobody asks for it
+                given = {"value": jnp.nan if isinstance(loss, tuple) else loss, "progress": done}
+                changes, new_opt = self._optimizer.update(grads, opt, x, **given)
+                size = jnp.sqrt(vectors.inner(grads, grads))
+                info = found.info._asdict() | {"hypergradient_norm": size}
+                del info["cost"]
+                new = optax.apply_updates(x, changes)
+                if self._reducer.mixing is not None:
+                    info = jax.tree.map(functools.partial(jax.lax.pmean, axis_name=_AXIS), info)
+                    new, new_opt = _of_one_who_did(did > 0, (x, opt), (new, new_opt))
+                return new, new_opt, found.state, info
+
+            new, new_opt, kept, info = form.each(one)(carry, x, opt, done, did)
+            if self._reducer.mixing is not None:
+                new = self._mixed_x(form, x, new, active)
+            return new, new_opt, kept, info
+
+        make = self._jitted("end", lambda form: functools.partial(updated, form), donate=(2,))
+        return make(carry, x, opt, steps_done, active, did)
+
+    def _mixed_x(self, form: reduce.Form, old: Any, new: Any, active: Any) -> Any:
+        """The part of x that all examples share; rows of examples are alike on all workers."""
+        (before, _), (after, rows) = per_example.split(old), per_example.split(new)
+        if not after:
+            return new
+        return per_example.joined(new, self._mixed_moves(form, before, after, active), rows)
+
+    def _gathered(self, grad_x: types.PyTree) -> types.PyTree:
+        """With the rows of all examples: each worker has those of the examples that it did."""
+        shared, own = per_example.split(grad_x)
+        if not own:
+            return grad_x
+        # With gossip a worker divides as if the mean over the workers were taken.
+        gather = jax.lax.psum if self._reducer.mixing is None else jax.lax.pmean
+        return per_example.joined(grad_x, shared, gather(own, _AXIS))
+
+    def own_bytes(self, x: types.PyTree, num_workers: int) -> float:
+        """That all workers send of the rows of x in an outer step, by a sum round a ring.
+
+        Where they gossip, by two: of the gradients, and of the rows after the update.
+        """
+        rows = [leaf.values for leaf in per_example.split(x)[1]]
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in rows)
+        times = 1 if self._reducer.mixing is None else 2
+        return times * gossip.ring_copies(num_workers) * num_workers * size
+
+    def mixed_bytes(self, counter: ProgramCounter, carry: types.PyTree, active: Any) -> float:
+        """That all workers send to their neighbours after a request, where they gossip."""
+        moves = machine.ask_at(self.program, counter.path).moves
+        if self._reducer.mixing is None or not moves:
+            return 0.0
+        leaves = jax.tree.leaves([getattr(carry, name) for name in moves])
+        copy = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / leaves[0].shape[0]
+        return self._reducer.copies_sent(active) * copy
+
+    def _jitted(
+        self, key: Any, make: Callable[[reduce.Form], Callable], donate: tuple[int, ...] = (0,)
+    ) -> Callable:
+        if key not in self._made:
+            self._made[key] = _on_rows(make, self._mesh, self._reducer, donate)
+        return self._made[key]
+
+
+def _of_one_who_did(
+    did: jax.Array, old: tuple[types.PyTree, types.PyTree], new: tuple[types.PyTree, types.PyTree]
+) -> tuple[types.PyTree, types.PyTree]:
+    """x and its optimiser's state: the old ones where a worker did nothing.
+
+    Rows of examples move on all workers alike, and so then does the optimiser's state.
+    """
+    (old_x, old_opt), (new_x, new_opt) = old, new
+    (before, _), (after, rows) = per_example.split(old_x), per_example.split(new_x)
+    # What updates rows and shared numbers by one norm would move the rows of workers apart.
+    rows = jax.tree.map(functools.partial(jax.lax.pmean, axis_name=_AXIS), rows)
+    x = per_example.joined(new_x, trees.select(did, after, before), rows)
+    return x, new_opt if rows else trees.select(did, new_opt, old_opt)
+
+
+def _on_rows(
+    make: Callable[[reduce.Form], Callable],
+    mesh: Mesh | None,
+    reducer: reducers.Reduction,
+    donate: tuple[int, ...],
+) -> Callable:
+    """A function of rows `[W, ...]`, of one of each worker; an argument named `active` is whole."""
+    if mesh is None:
+        return jax.jit(make(reduce.array(reducer, None)), donate_argnums=donate)
+    function = make(reduce.collective(reducer, None))
+
+    def body(*arguments: Any) -> Any:
+        found = function(*_without_rows(arguments))  # of an own estimator: numbers, too
+        return trees.add_row_axis(jax.tree.map(jnp.asarray, found))
+
+    def run(*arguments: Any) -> Any:
+        specs = tuple(P() if _is_whole(given) else P(_AXIS) for given in arguments)
+        on_mesh = jax.shard_map(
+            body, mesh=mesh, in_specs=specs, out_specs=P(_AXIS), check_vma=False
+        )
+        return on_mesh(*arguments)
+
+    jitted = jax.jit(run, donate_argnums=donate)
+
+    def waited_for(*arguments: Any) -> Any:
+        with waits.Wait("synchronise"):
+            return jitted(*arguments)
+
+    return waited_for
+
+
+def _is_whole(given: Any) -> bool:
+    """Whether it says which exchanges are active: bool[M], the same for all workers."""
+    return getattr(given, "dtype", None) == jnp.bool_
+
+
+def _without_rows(arguments: tuple) -> list[Any]:
+    return [given if _is_whole(given) else trees.first_row(given) for given in arguments]
+
+
+def _strong(tree: types.PyTree) -> types.PyTree:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
+
+
+def first(rows: jax.Array) -> Any:
+    """The number of this process's first worker, on the host."""
+    with waits.Wait("synchronise"):
+        return jax.device_get(rows.addressable_shards[0].data).reshape(-1)[0]
+
+
+def uses(program: tuple[machine.Step, ...]) -> tuple[bool, int]:
+    """Whether a program asks for products, and how many tangents it has."""
+    has_vector, num_tangents = False, 0
+    for what in whats(program):
+        has_vector |= what.kind is Kind.PRODUCTS
+        num_tangents = max(num_tangents, what.num_tangents)
+    return has_vector, num_tangents
+
+
+def whats(program: tuple[machine.Step, ...]) -> list[What]:
+    """All requests of a program, each place once, in order."""
+    found: list[What] = []
+    for step in program:
+        if isinstance(step, machine.Ask):
+            found.append(step.what)
+        elif isinstance(step, machine.Repeat):
+            found += whats(step.steps)
+    return found

@@ -1,0 +1,368 @@
+"""Which kinds of parts does a run take, and how is a part made from what a user gives?
+
+A user gives an object, a name, or a dict of fields: `resolve` makes the part of each. The
+registries map the names of the command line to factories; here alone somebody looks into them.
+The fields of a configuration that hold the parts' options come from the factories (`options_of`),
+and so does the table in `docs/parts.md`:
+
+    python -m hetjax.config.kinds > docs/parts.md
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from hetjax import gates, ordering, parts, quota, topology
+from hetjax.parts import options as options_lib
+
+GIVEN = "given: "  # stands in a configuration before what cannot be written down
+ARGUMENTS = "arguments"  # the field for the arguments of a part that is named by import path
+DEFAULT_RULE = "gradient_sums"  # the local rule that a run has where it is given none
+
+
+class Kind(NamedTuple):
+    """A kind of part."""
+
+    title: str
+    group: str  # of fields in the configuration; the argument of `fit`
+    key: str  # the field of that group that names the part
+    record: type
+    registry: Mapping[str, Callable[..., Any]]
+    functions: Mapping[str, int]  # that the record must have, and with how many arguments
+    contract: str
+    example: str
+
+
+_PLACE = "place(state, realised_examples, example_signs) -> state"
+KINDS: dict[str, Kind] = {
+    kind.group: kind
+    for kind in (
+        Kind(
+            "quota policy",
+            "quota",
+            "policy",
+            quota.QuotaPolicy,
+            quota.POLICIES,
+            {"init": 2, "assign": 3, "observe": 2},
+            "hetjax.quota.QuotaPolicy of init(num_workers, budget) -> state, assign(state, total, "
+            "caps) -> (quotas, state) and observe(state, times) -> state",
+            "quota=hetjax.quota.adaptive(min_gain=0.05)",
+        ),
+        Kind(
+            "ordering",
+            "ordering",
+            "method",
+            ordering.Ordering,
+            ordering.ORDERINGS,
+            {"init": 2, "place": 3},
+            f"hetjax.ordering.Ordering of init(num_examples, seed) -> state and {_PLACE}",
+            "ordering=hetjax.ordering.d_grab(block_pairs=4)",
+        ),
+        Kind(
+            "reducer",
+            "reducer",
+            "name",
+            topology.Reducer,
+            topology.REDUCERS,
+            {"make": 1},
+            "hetjax.topology.Reducer of make(facts) -> Reduction and keeps_replicas_equal",
+            'reducer=hetjax.topology.matcha(graph="ring", budget=0.5)',
+        ),
+        Kind(
+            "gate",
+            "gate",
+            "trigger",
+            gates.Gate,
+            gates.GATES,
+            {"open": 2, "closes_at": 2},
+            "hetjax.gates.Gate of open(board, clock) -> Live and closes_at(ends, quotas) -> secs",
+            "gate=hetjax.gates.quorum(12)",
+        ),
+    )
+}
+
+
+class Parts(NamedTuple):
+    """A part of each kind."""
+
+    quota: quota.QuotaPolicy
+    ordering: ordering.Ordering
+    reducer: topology.Reducer
+    gate: gates.Gate
+
+
+def resolve(group: str, given: Any) -> Any:
+    """Makes a part from what a user gives.
+
+    Args:
+        group: the kind, a key of `KINDS`.
+        given: a part; a registered name, or the import path `module:function` of a factory; or a
+            dict with a part or a name and the options of its factory, such as
+            `{"policy": "adaptive", "min_gain": 0.05}`.
+
+    Returns:
+        the part.
+
+    Raises:
+        ValueError: it is none of these, the name is not known, or the part has no such option. A
+            line for each mistake.
+
+    Example:
+        >>> resolve("gate", {"trigger": "quorum", "quorum": 12}) == resolve("gate", "quorum")
+        False
+    """
+    kind = KINDS[group]
+    options = dict(given) if isinstance(given, Mapping) else {kind.key: given}
+    options |= dict(options.pop(ARGUMENTS, {}))  # the form of a configuration
+    if kind.key not in options:
+        raise ValueError(
+            f"{group}: got {dict(given)!r}, which does not say which {kind.title}; give "
+            f"{kind.key!r} too, one of {', '.join(kind.registry)}."
+        )
+    name = options.pop(kind.key)
+    if isinstance(name, str):
+        unknown = functools.partial(no_such_option, group, name)
+        made = parts.make(factory_of(group, name), options, f"{group}.", unknown)
+        return _checked(kind, made, name)
+    if options and isinstance(name, kind.record):
+        raise ValueError(
+            f"{group}: {', '.join(options)}: the {kind.title} is made already; give its name and "
+            "the options, or the options where it is made."
+        )
+    return _checked(kind, name)
+
+
+def no_such_option(group: str, name: str, option: str) -> str:
+    """The message about an option that a part has not: whose it is, and the nearest that it has."""
+    key = f"{group}.{KINDS[group].key}"
+    mine = [f"{group}.{own}" for own in parts.options_of(factory_of(group, name))]
+    owners = [repr(owner) for owner in _owners(group, option)]
+    hint = options_lib.nearest(f"{group}.{option}", mine)
+    hint = hint or (f" It has: {', '.join(mine)}." if mine else " It has no options.")
+    whose = ""
+    if owners:
+        whose = f"; it is one of {', '.join(owners)}"
+        hint += f" Leave it out, or set {key}={' or '.join(owners)}."
+    return f"{group}.{option}: {key}={name!r} has no such option{whose}.{hint}"
+
+
+def _owners(group: str, option: str) -> list[str]:
+    """The registered parts that have an option."""
+    registry = KINDS[group].registry
+    return [name for name, make in registry.items() if option in parts.options_of(make)]
+
+
+def of_other_parts(group: str, name: Any, given: Iterable[str]) -> Iterator[str]:
+    """A line for each option that a part has not, and another one of its kind has."""
+    registry = KINDS[group].registry
+    if name in registry:
+        others = options_of(group).keys() - parts.options_of(registry[name]).keys()
+        yield from (no_such_option(group, name, option) for option in given if option in others)
+
+
+def factory_of(group: str, name: str) -> Callable[..., Any]:
+    """The factory of a registered name, or of an import path.
+
+    Raises:
+        ValueError: there is none.
+    """
+    kind = KINDS[group]
+    dotted = f"{group}.{kind.key}"
+    if name in kind.registry:
+        return kind.registry[name]
+    if name.startswith(GIVEN) or parts.is_path(name):
+        return imported(dotted, name, kind.title, f"such as {kind.example}")
+    raise ValueError(
+        f"{dotted}: got {name!r}, must be one of {', '.join(kind.registry)}, or the import path "
+        f"'module:function' of a factory.{options_lib.nearest(name, list(kind.registry))}"
+    )
+
+
+def imported(field: str, name: str, title: str, example: str) -> Callable[..., Any]:
+    """The factory at an import path.
+
+    Args:
+        field: that has the path, for messages.
+        name: the path, or what `described` says of a part that cannot be written down.
+        title: what the factory makes.
+        example: how the object is given again.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name.startswith(GIVEN):
+        raise ValueError(
+            f"{field}: got {name!r}, a {title} that could not be written down, since it is made by "
+            f"hand or by a function inside another one. Give the object again, {example}; or make "
+            "it by a function at the top of a module with @hetjax.parts.factory, which can be "
+            "written down."
+        )
+    try:
+        return parts.load(name)
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}.") from error
+
+
+def _checked(kind: Kind, given: Any, name: str = "") -> Any:
+    """Refuses an object that is no part of this kind; `name` is of the factory that made it."""
+    wrong = ""
+    if parts.is_factory(given):
+        wrong = ", which is a factory: call it, with its options"
+    elif not isinstance(given, kind.record):
+        missing = [name for name in kind.functions if not hasattr(given, name)]
+        wrong = f", which has no {', '.join(missing)}" if missing else ", another class"
+    elif of_function := parts.wrong_functions(given, kind.functions):
+        wrong = f", whose {of_function}"
+    if not wrong:
+        return given
+    got = f"{kind.group}.{kind.key}: {name!r} makes" if name else f"{kind.group}: got"
+    raise ValueError(
+        f"{got} {parts.shown(given)}{wrong}. {kind.title.capitalize()}: a {kind.contract}. Such as "
+        f"{kind.example}, or its name: {', '.join(kind.registry)}."
+    )
+
+
+def described(group: str, part: Any) -> dict[str, Any]:
+    """The fields of a configuration that make a part again: its name, or import path, and options.
+
+    Of a part that cannot be written down the name is `given: ` and where it is from.
+    """
+    kind = KINDS[group]
+    return written(part, kind.key, kind.registry)
+
+
+def written(part: Any, key: str, registry: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+    """As `described`, of any part: `key` has its name, `registry` those with names."""
+    made = parts.made_by(part)
+    if made is None:
+        return {key: f"{GIVEN}{parts.label(part)}"}
+    for name, factory in registry.items():
+        if parts.path_of(factory) == made.path:
+            return {key: name, **made.arguments}
+    return {key: made.path, ARGUMENTS: dict(made.arguments)}
+
+
+def name_of(group: str, part: Any) -> str:
+    """What messages call a part: its name, or where it is from."""
+    return described(group, part)[KINDS[group].key]
+
+
+def options_of(group: str) -> dict[str, parts.Option]:
+    """The options of all registered parts of a kind, by name; those of one name are one field.
+
+    Raises:
+        TypeError: an option has no default, or two factories state other rules or defaults for
+            an option of one name.
+    """
+    found: dict[str, parts.Option] = {}
+    for factory in KINDS[group].registry.values():
+        for name, option in parts.options_of(factory).items():
+            if option.is_required:
+                raise TypeError(
+                    f"{parts.path_of(factory)} has no default for {name!r}; a registered factory "
+                    "needs one, since its options are fields of the configuration"
+                )
+            before = found.setdefault(name, option)
+            same = (before.rule.allowed, before.unit, before.says, before.default)
+            if same != (option.rule.allowed, option.unit, option.says, option.default):
+                raise TypeError(
+                    f"{parts.path_of(factory)} states other rules for its option {name!r} than "
+                    f"another {KINDS[group].title} does; state the same, or take another name"
+                )
+    return found
+
+
+def of_config(config: Any, given: Mapping[str, Any]) -> Parts:
+    """The parts that a configuration names.
+
+    Args:
+        config: an `ExperimentConfig`; an option of a part that is not chosen is not looked at.
+        given: the parts that were given as objects, by group: of these the configuration has
+            notes alone.
+
+    Raises:
+        ValueError: a name or an option is wrong; a line for each.
+    """
+    made, lines = {}, []
+    for group in KINDS:
+        try:
+            made[group] = given[group] if group in given else _of_group(group, config)
+        except ValueError as error:
+            lines.append(str(error))
+    if lines:
+        raise ValueError("\n".join(lines))
+    return Parts(**made)
+
+
+def _of_group(group: str, config: Any) -> Any:
+    fields, kind = getattr(config, group), KINDS[group]
+    name, arguments = getattr(fields, kind.key), dict(getattr(fields, ARGUMENTS))
+    if name in kind.registry:
+        if arguments:
+            raise ValueError(
+                f"{group}.{ARGUMENTS}: got {arguments}, but {name!r} has fields of its own; they "
+                "are for a part that is named by its import path."
+            )
+        own = parts.options_of(kind.registry[name])
+        arguments = {option: getattr(fields, option) for option in own}
+    return resolve(group, {kind.key: name, **arguments})
+
+
+def of_two(order: ordering.Ordering, reducer: topology.Reducer) -> Iterator[str]:
+    """Why this ordering and this reducer do not work with each other."""
+    if order.coordinated and not reducer.keeps_replicas_equal:
+        equal = [name for name, make in topology.REDUCERS.items() if make().keeps_replicas_equal]
+        yield (
+            f"ordering.method: {name_of('ordering', order)!r} does not work with reducer.name="
+            f"{name_of('reducer', reducer)!r}: it coordinates the workers, whose replicas differ "
+            f"there. It works with reducers that keep them equal, {', '.join(equal)}; or take an "
+            "order that each worker balances alone, such as 'pair_balance'."
+        )
+
+
+# --- The table of all options ---
+
+
+def rows() -> Iterator[tuple[str, str, str, str, str]]:
+    """(field, parts that have it, default, what is allowed, unit and sentence) of each option."""
+    for group in KINDS:
+        for name, option in options_of(group).items():
+            owners, shown = ", ".join(_owners(group, name)), repr(option.default)
+            yield f"{group}.{name}", owners, shown, option.rule.allowed, option.told
+
+
+def document() -> str:
+    """The table of all parts and their options, in Markdown."""
+    lines = [
+        "# The parts and their options",
+        "",
+        "Made from the factories by `python -m hetjax.config.kinds > docs/parts.md`. A part is",
+        "given to `hetjax.fit` as an object, a name or a dict of fields; on the command line",
+        "`--config.quota.min_gain=0.05` sets a field. [contracts.md](contracts.md) says what a",
+        "part's functions are given and must return.",
+    ]
+    for group, kind in KINDS.items():
+        lines += ["", f"## `{group}.{kind.key}`", "", f"For example `{kind.example}`.", ""]
+        lines += [f"| {kind.title} | what it is |", "|---|---|"]
+        for name, factory in kind.registry.items():
+            first = (inspect.getdoc(factory) or "").partition("\n\n")[0].replace("\n", " ")
+            lines.append(f"| `{name}` | {cell(first)} |")
+        lines += ["", "| option | of | default | allowed | what it is |", "|---|---|---|---|---|"]
+        lines += [
+            f"| `{field}` | {owners} | `{shown}` | {cell(allowed)} | {cell(says)} |"
+            for field, owners, shown, allowed, says in rows()
+            if field.startswith(f"{group}.")
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def cell(text: str) -> str:
+    """A text in a table of Markdown."""
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,165 @@
+"""What does a run depend on beside its configuration? Digests, by which it knows itself again.
+
+The loss, the optimiser and a local rule of one's own are told by their programs, with all numbers
+in them: a learning rate, an array that is closed over. So one that was only written otherwise is
+the same, and one that does something else is not.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hetjax import digests, types
+from hetjax import mesh as mesh_lib
+from hetjax.config import experiment as config_lib
+from hetjax.config import kinds
+from hetjax.data import feeding, iterables, sources, trial
+from hetjax.inputs import extra_arguments, rule_identity
+from hetjax.local import rules
+from hetjax.losses import loss as losses_lib
+from hetjax.losses import stateful
+
+_WHOLE_BYTES = 1 << 28  # of arrays, up to which all of the data are looked at
+_SAMPLE = 1024  # examples of larger arrays, evenly spaced
+_READ = 4  # examples of a source that has to be read
+_PROGRAMS = (
+    "loss",
+    "optimizer",
+    "rule",
+    "upper loss",
+    "estimator",
+)  # written otherwise by another JAX
+_MEANING = {
+    "examples": "the data have {here} examples, and had {there}",
+    "data": "the data hold other values",
+    "params": "the initial parameters have other values",
+    "loss": "the loss computes something else, or with other constants",
+    "optimizer": extra_arguments.OTHERWISE,
+    "rule": "the local rule computes something else, or with other constants",
+    "upper examples": "the upper data have {here} examples, and had {there}",
+    "upper data": "the upper data hold other values",
+    "upper loss": "the upper loss computes something else, or with other constants",
+    "estimator": "the estimator does something else, or with other settings",
+}
+
+
+def make(
+    loss_fn: losses_lib.LossFn,
+    params: types.PyTree,
+    optimizer: optax.GradientTransformation | None,
+    source: Any,
+    train: types.TrainState | None = None,
+    *,
+    config: config_lib.ExperimentConfig,
+    rule: rules.LocalRule,
+    per_example_rng: bool,
+) -> dict[str, Any]:
+    """Digests of what a run depends on, as JSON values.
+
+    Args:
+        loss_fn, params, optimizer: as given to `Run`.
+        source: checked. Examples in memory are looked at all, up to 256 MB, others in part.
+        train: as for `Run.init`.
+        config, rule, per_example_rng: of the run.
+    """
+    first, keys = feeding.first_examples(config, source, per_example_rng=per_example_rng)
+    grads = jax.eval_shape(lambda tree: jax.tree.map(jnp.asarray, tree), params)
+    own: dict[str, Any] = {}
+    point: types.PyTree = params
+    own_state: types.PyTree = ()
+    program: Any = loss_fn, (grads, first, keys)
+    if isinstance(loss_fn, stateful.StatefulLoss):
+        point, own_state = types.Model(params, loss_fn.model_state), loss_fn.model_state
+        program = _changes(loss_fn), (grads, own_state, first, keys)
+    if not config.debug:  # it would be traced
+        own["loss"] = digests.of_programs(program)
+    if config.rule.name != kinds.DEFAULT_RULE:  # of which the loss says all
+        own["rule"] = rule_identity.digest(rule, grads, first, own_state)
+    if optimizer is not None:
+        own["optimizer"] = extra_arguments.digest(optimizer, grads)
+    if train is not None:
+        point = mesh_lib.own_row(types.Model(train.params, train.model_state))
+    return {
+        "examples": len(source),
+        "data": of_data(source),
+        "params": digests.of_arrays(point),
+        **own,
+        "jax": jax.__version__,
+    }
+
+
+def _changes(loss_fn: stateful.StatefulLoss) -> Callable[..., Any]:
+    """What the loss computes of a model's state, too, as a run adds it up."""
+
+    def program(
+        params: types.PyTree, state: types.PyTree, examples: types.PyTree, rng: jax.Array
+    ) -> Any:
+        losses, after = loss_fn.apply(params, state, examples, rng)
+        return losses, loss_fn.change(state, after, jnp.float32(1))
+
+    return program
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
+    """What differs, in words, by name; empty where a run may go on.
+
+    Programs are compared where JAX is the same.
+    """
+    compared = [
+        name
+        for name in _MEANING
+        if name in there and name in here and (name not in _PROGRAMS or there["jax"] == here["jax"])
+    ]
+    return {
+        name: _MEANING[name].format(here=here[name], there=there[name])
+        for name in compared
+        if there[name] != here[name]
+    }
+
+
+def check(found: Mapping[str, str], held: str, *, way: str, force: str, is_forced: bool) -> str:
+    """Refuses something else than what a run began with; examples of another number always.
+
+    Args:
+        found: differences.
+        held: what holds the run, to stand before "began with something else".
+        way: what to do instead.
+        force: what goes on all the same, such as "resume='force'"; "": nothing does.
+        is_forced: whether that was given.
+
+    Returns:
+        what to tell where that was given; "" where nothing differs.
+
+    Raises:
+        ValueError: something differs.
+    """
+    if not found:
+        return ""
+    text = "; ".join(found.values())
+    if force and not any(name.endswith("examples") for name in found):
+        if is_forced:
+            kept = "; its state is the checkpoint's" if "optimizer" in found else ""
+            return f"going on all the same, as {force} says: {text}{kept}"
+        way = f"{way}, and {force} goes on all the same"
+    raise ValueError(f"{held} began with something else: {text}. {way}")
+
+
+def of_data(source: Any) -> str:
+    """A digest of the examples' values; of their shapes alone where reading one twice gives two."""
+    if isinstance(source, sources.ArraySource):
+        if sum(leaf.nbytes for leaf in jax.tree.leaves(source.arrays)) <= _WHOLE_BYTES:
+            return digests.of_arrays(source.arrays)
+        return digests.of_arrays(sources.fetch(source, _spaced(len(source), _SAMPLE)))
+    if isinstance(source, iterables.Streamed):
+        return digests.of_arrays(jax.tree.map(np.zeros_like, sources.read(source, 0)))
+    found = sources.fetch(source, _spaced(len(source), _READ))
+    changes = trial.look(source).difference is not None
+    return digests.of_arrays(jax.tree.map(np.zeros_like, found) if changes else found)
+
+
+def _spaced(length: int, count: int) -> np.ndarray:
+    return np.unique(np.linspace(0, length - 1, min(count, length)).astype(np.int64))

@@ -1,0 +1,95 @@
+"""The order that a run asks for, tried on its loss: does it work?"""
+
+import jax
+import numpy as np
+
+from hetjax import debugging, messages, ordering, types
+from hetjax.config import kinds
+from hetjax.local import contract, rules
+from hetjax.losses import batch_loss, independence
+from hetjax.losses import loss as losses_lib
+
+
+def make(
+    method: ordering.Ordering,
+    sizes: ordering.Sizes,
+    rule: rules.LocalRule,
+    loss_fn: losses_lib.LossFn,
+    params: types.PyTree,
+    examples: types.PyTree,
+    keys: jax.Array,
+    *,
+    loss_over: str,
+    leads: bool,
+    changes_state: bool = False,
+) -> ordering.Observer | None:
+    """The order's part on the devices; None where the order needs none.
+
+    Args:
+        method: the ordering.
+        sizes: for which its part is made.
+        rule: what the workers do.
+        loss_fn: the user's.
+        params: the parameters.
+        examples: a microbatch of them.
+        keys: one key, or one an example: whether the loss is given one for each.
+        loss_over: of the configuration.
+        leads: whether this process tells the user what is noticed.
+        changes_state: a call of the loss changes the model's state.
+
+    Raises:
+        ValueError: the method cannot work with this loss.
+    """
+    observer = method.observer(sizes)
+    if changes_state and observer is not None:
+        raise ValueError(
+            f"ordering.method: {kinds.name_of('ordering', method)!r} needs the gradient of each "
+            "example, and the model's state is made of all examples of a microbatch (batch "
+            "statistics?), so that one example alone has none. Take "
+            "ordering.method='random_reshuffling', or the model with its state fixed "
+            "(use_running_average=True)"
+        )
+    if changes_state or isinstance(loss_fn, batch_loss.BatchLoss):
+        return None  # that they see each other is meant
+    if observer is None:
+        independence.check(loss_over, loss_fn, params, examples, keys, leads=leads)
+        return None
+    rules.with_observer(rule, observer)  # or the rule computes something else
+    independence.refuse(loss_fn, params, examples, keys)
+    if debugging.is_on():  # the first round says what is wrong
+        return observer
+    try:
+        _lower(observer, rule, params, examples)
+    except contract.BrokenError as error:
+        raise ValueError(
+            f"{error}. It was given what observe of the order "
+            f"{kinds.name_of('ordering', method)!r} returned: ((loss_sum f[], weights.sum()), "
+            "grad_parts like the parameters, …)"
+        ) from error
+    except (AttributeError, TypeError, ValueError) as error:
+        name = kinds.name_of("ordering", method)
+        raise ValueError(
+            f"ordering.method: {name!r} cannot work with this loss. 'grab' and those that end in "
+            "'_exact' call loss_fn with one example; the others take its forward derivative, "
+            "which a custom_vjp has not. Where the loss has metrics, one of your own gives back "
+            f"weights.sum(): {str(error).splitlines()[0]}"
+        ) from error
+    if observer.dear and leads:
+        messages.say(f"ordering.method={kinds.name_of('ordering', method)!r}: {observer.dear}")
+    return observer
+
+
+def _lower(
+    observer: ordering.Observer,
+    rule: rules.LocalRule,
+    params: types.PyTree,
+    examples: types.PyTree,
+) -> None:
+    """Lowers the local phase, without compiling: a custom_vjp is noticed then at the earliest."""
+    size = jax.tree.leaves(examples)[0].shape[0]
+    microbatch = types.Microbatch(
+        np.arange(size, dtype=np.int32), np.ones(size, np.float32), examples
+    )
+    steps, shared = rules.with_observer(rule, observer), types.Shared(params)
+    carried = steps.begin(shared, rule.init(params), observer.init(params))
+    jax.jit(steps.add).lower(shared, carried, microbatch, jax.random.key(0))

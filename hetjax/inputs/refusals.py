@@ -1,0 +1,275 @@
+"""Is what a user gave a loss, parameters, an optimiser? First mistakes, with what to write instead.
+
+Nothing is computed: a function is looked at, or called with shapes alone.
+"""
+
+import functools
+import inspect
+import re
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hetjax import parts, trees
+from hetjax.checkpoints import leaves
+from hetjax.config import groups
+from hetjax.inputs import extra_arguments
+
+_LOSS = (
+    "it must be loss_fn(params, examples, rng) -> losses f32[B], one number an example, or "
+    "(losses, weights)"
+)
+_OF_FLAX = (
+    "Of a Flax NNX model and loss(model, batch): loss_fn, params = hetjax.nnx_loss(model, loss). "
+    "Of a Flax Linen module: loss_fn, params = hetjax.linen_loss(module, variables, loss)"
+)
+
+_ROUND_HAS = "A round has one gradient, the parameters, value (the mean loss) and progress"
+
+_LOOKAHEAD = (
+    "Give params=optax.LookaheadParams.init_synced(params), and a loss that takes params.fast"
+)
+
+_MICROBATCHES = 16  # of a batch: four for each of four workers
+
+
+def check(loss_fn: Any, params: Any) -> None:
+    """Refuses what no rounds can use.
+
+    Raises:
+        ValueError: it is not what its name says; with what to give instead.
+    """
+    check_loss_fn(loss_fn)
+    _check_params(params)
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Refuses what is no list of functions.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if callable(callbacks) or not all(callable(callback) for callback in callbacks):
+        raise ValueError("fit: callbacks must be a list of functions, such as [print]")
+
+
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Refuses fields that other libraries have, and says what has their place here.
+
+    Raises:
+        ValueError: there is one.
+    """
+    for name in ("learning_rate", "lr"):
+        if name in fields:
+            rate = fields[name] if isinstance(fields[name], int | float) else 1e-3
+            raise ValueError(
+                f"fit: there is no field {name!r}: the optimizer has the learning rate. Give it "
+                f"there, such as optax.adam({rate:g})"
+            )
+    if "batch_size" in fields:
+        size = fields["batch_size"]
+        raise ValueError(
+            "fit: there is no field 'batch_size': the batch of an update is microbatch_size * "
+            f"budget examples, over all workers. {_for_batch(size)}"
+        )
+
+
+def _for_batch(size: Any) -> str:
+    """Which microbatches make a batch of so many examples: 16 of them, if they fit."""
+    of_16 = range(groups.ExperimentConfig().microbatch_size, 1, -1)
+    fitting = [each for each in of_16 if isinstance(size, int) and size > 0 and size % each == 0]
+    if not fitting:
+        return "Give those two, such as microbatch_size=8, budget=16 for 128 examples"
+    many = next((each for each in fitting if size // each >= _MICROBATCHES), fitting[-1])
+    return (
+        f"For {size} examples give microbatch_size={many}, budget={size // many}; at least 4 "
+        "microbatches a worker are right"
+    )
+
+
+def check_loss_fn(loss_fn: Any, *, caller: str = "fit") -> None:
+    """Refuses what cannot be called as a loss function is.
+
+    Raises:
+        ValueError: it cannot; with what to give instead.
+    """
+    if _is_module(loss_fn, "flax") or not callable(loss_fn):
+        raise ValueError(f"{caller}: loss_fn is {parts.shown(loss_fn)}; {_LOSS}. {_OF_FLAX}")
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # not written in Python
+        return
+    try:
+        signature.bind(None, None, None)
+    except TypeError as error:
+        name = getattr(loss_fn, "__name__", "loss_fn")
+        without = "lambda params, examples, rng: loss(params, examples)"
+        raise ValueError(
+            f"{caller}: loss_fn is {name}{signature}, which cannot be called with three arguments "
+            f"({error}); {_LOSS}. {_OF_FLAX}. Of parameters and a batch, without random numbers: "
+            f"{without}"
+        ) from None
+
+
+def _check_params(params: Any) -> None:
+    if _is_module(params, "flax"):
+        raise ValueError(
+            f"fit: params is {parts.shown(params)}; params is a pytree of arrays. {_OF_FLAX}"
+        )
+    for path, leaf in jax.tree.leaves_with_path(params):
+        is_tensor = hasattr(leaf, "requires_grad")  # of PyTorch
+        is_number = isinstance(leaf, int | float | complex)
+        if not is_tensor and (hasattr(leaf, "dtype") or is_number):
+            continue
+        hint = "For a Flax model: loss_fn, params = hetjax.nnx_loss(model, loss)"
+        if is_tensor:
+            hint = "Give tensor.detach().numpy(); JAX takes the gradients"
+        elif _holds_equinox(params):
+            hint = (
+                "Of an Equinox module train the arrays: params, static = eqx.partition(model, "
+                "eqx.is_inexact_array), and in the loss model = eqx.combine(params, static)"
+            )
+        raise ValueError(
+            f"fit: params{jax.tree_util.keystr(path)} is a {type(leaf).__name__}; params is a "
+            f"pytree of arrays. {hint}"
+        )
+
+
+def check_optimizer(
+    optimizer: Any, params: Any, *, caller: str = "fit"
+) -> optax.GradientTransformationExtraArgs:
+    """Refuses what is no optimiser, and one that no round can update by.
+
+    Returns:
+        The optimiser, which may be given `value` and `progress` whether it takes them or not.
+
+    Raises:
+        ValueError: it is one of them; with what to give instead.
+    """
+    if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
+        raise ValueError(
+            f"{caller}: optimizer is {parts.shown(optimizer)}; it must be an optax optimiser, such "
+            f"as optax.sgd(0.1), with an init and an update.{_optax_for(optimizer)}"
+        )
+    complete = extra_arguments.with_extra_arguments(optimizer)
+    dtypes = map(jnp.result_type, jax.tree.leaves(params))
+    if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        return complete  # the check of the loss refuses them
+    try:
+        before, after = _tried(complete, params, "value", "progress")
+    except (NameError, jax.errors.ConcretizationTypeError):  # of an axis, a number: a round has it
+        return complete
+    except Exception as error:
+        if not (missing := _missing(error)):
+            reason = str(error).strip().split("\n")[0].rstrip(".")
+            way = _LOOKAHEAD if "attribute 'fast'" in reason else _ROUND_HAS
+            raise ValueError(
+                f"{caller}: an update by this optimizer ({_whose(optimizer, error)}) fails: "
+                f"{type(error).__name__}: {reason}. {way}"
+            ) from error
+        why = _ROUND_HAS if "value_fn" not in missing else groups.LINE_SEARCH
+        if missing == ["value"]:
+            why = (
+                "Another part of it refuses what it does not know: give that part to optax.chain "
+                "as optax.GradientTransformation(*part)"
+            )
+        raise ValueError(
+            f"{caller}: the update of this optimizer ({_whose(optimizer, error)}) needs "
+            f"{' and '.join(missing)}, too. {why}. Take an optimiser that needs gradients alone, "
+            "such as optax.adam(1e-3) or optax.sgd(0.1, momentum=0.9)"
+        ) from None
+    if _shapes(before) != _shapes(after):
+        maker = f"{caller}: the update of this optimizer ({_whose(optimizer)})"
+        leaves.check_kept(after, leaves.signature(before), maker)
+    return complete
+
+
+def check_without_loss(optimizer: Any, params: Any) -> None:
+    """Refuses an optimiser that goes by the mean loss, where the local rule adds up none.
+
+    Raises:
+        ValueError: it does.
+    """
+    try:
+        _tried(extra_arguments.with_extra_arguments(optimizer), params, "progress")
+    except Exception as error:
+        if "value" not in _missing(error):
+            return  # the first round says more
+        raise ValueError(
+            "rule: the update of this optimizer needs the round's mean loss (value), and the local "
+            "rule adds up none: its loss_sum is None. Give the rule a loss_sum(sums) -> f[], or "
+            "take an optimizer that needs gradients alone, such as optax.adam(1e-3)"
+        ) from None
+
+
+def _tried(
+    optimizer: optax.GradientTransformationExtraArgs, params: Any, *given: str
+) -> tuple[Any, Any]:
+    """The shapes of an optimiser's state before and after an update; nothing is computed."""
+    dtypes = map(jnp.result_type, jax.tree.leaves(params))
+    value = np.zeros((), jnp.finfo(trees.wider(jnp.float32, *dtypes)).dtype)
+    extra = {"value": value, "progress": np.float32(0)}
+
+    def states(params: Any) -> tuple[Any, Any]:
+        params = jax.tree.map(jnp.asarray, params)
+        state = optimizer.init(params)
+        own = {name: extra[name] for name in given}
+        updates, after = optimizer.update(params, state, params, **own)
+        optax.apply_updates(params, updates)
+        return state, after
+
+    return jax.eval_shape(states, params)
+
+
+def _shapes(state: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    return jax.tree.structure(state), [leaf.shape for leaf in jax.tree.leaves(state)]
+
+
+def _missing(error: Exception) -> list[str]:
+    """Which arguments a function that raised this was not given."""
+    is_one = isinstance(error, TypeError) and re.search("required (keyword|positional)", str(error))
+    return re.findall(r"'(\w+)'", str(error)) if is_one else []
+
+
+def _whose(optimizer: Any, error: Exception | None = None) -> str:
+    """The maker of an optimiser; of an error the innermost one in which it was raised."""
+    frames = traceback.walk_tb(error.__traceback__ if error else None)
+    names = " ".join([*(frame.f_code.co_qualname for frame, _ in frames), str(error)])
+    makers = re.findall(r"(\w+)\.<locals>\.\w*(?:update|init)\w*", names)
+    own = getattr(optimizer.update, "__qualname__", type(optimizer).__name__).split(".")[0]
+    return next((name for name in reversed(makers) if name != "with_extra_arguments"), own)
+
+
+def _optax_for(optimizer: Any) -> str:
+    """A sentence about what was meant, or an empty string."""
+    if isinstance(optimizer, int | float) and not isinstance(optimizer, bool):
+        return f" With this learning rate: optax.sgd({optimizer:g}), or optax.adam({optimizer:g})"
+    if isinstance(optimizer, str):
+        name = optimizer.lower()
+        if "bfgs" in name:
+            return f" {groups.LINE_SEARCH}"
+        return f" By its name: optax.{name}(1e-3)" if hasattr(optax, name) else ""
+    if inspect.isfunction(optimizer):
+        return f" If {optimizer.__name__} makes one, call it, with its learning rate"
+    if hasattr(getattr(optimizer, "tx", None), "update"):
+        return " It holds one: give its tx, or what it was made of"
+    return ""
+
+
+def _holds_equinox(params: Any) -> bool:
+    """Whether a module of Equinox is in it, whose leaves may be functions."""
+    is_one = functools.partial(_is_module, library="equinox")
+    return any(map(is_one, jax.tree.leaves(params, is_leaf=is_one)))
+
+
+def _is_module(given: Any, library: str) -> bool:
+    """Whether it is a module of a library, which is not imported for it."""
+    return any(
+        base.__module__.startswith(f"{library}.") and base.__name__ == "Module"
+        for base in type(given).__mro__
+    )

@@ -1,0 +1,257 @@
+"""What the processes of a run tell each other when the local phase of a round is over.
+
+Each process decides quotas, orders and the end of the run for itself, from what all workers did.
+So what they did is gathered. A digest of the round's plan comes with it, which must be the same on
+all. One short message a round; none where there is one process.
+"""
+
+import enum
+import hashlib
+import json
+from typing import Any
+
+import jax
+import numpy as np
+
+from hetjax import mesh as mesh_lib
+from hetjax import types
+from hetjax.processes import board as board_lib
+from hetjax.processes import meeting as meeting_lib
+from hetjax.topology import reducers
+
+_PATIENCE_SECS = 600.0
+PLANNED = ("examples", "quotas", "exchanges")  # the parts of a round's plan, a digest each
+_DONE = ("microbatches_done", "first_secs", "compute_secs", "overruns")  # of `types.Work`
+_SUMS = ("loss_sum", "weight", *types.Tally._fields)  # of `Contribution`
+_MOST_CHARACTERS = 1000  # of a value that is compared as it is, and not by its digest
+
+
+class Request(enum.IntFlag):
+    """What any process may ask of all of them; done after the round in which it was gathered."""
+
+    NOTHING = 0
+    SAVE = 1
+    END = 2  # a callback, or the end of a replayed trace
+    END_BY_SIGINT = 4
+    END_BY_SIGTERM = 8
+
+    @property
+    def ends(self) -> bool:
+        """Whether the run is to end."""
+        return bool(self & ~Request.SAVE)
+
+
+class DisagreementError(RuntimeError):
+    """The processes planned different rounds: they do not run the same program on the same data."""
+
+
+def _sha256_of(tree: types.PyTree) -> str:
+    """Of the bytes, types and shapes of the leaves, which are on the host or this process's."""
+    found = hashlib.sha256()
+    for leaf in map(np.asarray, jax.tree.leaves(tree)):
+        found.update(f"{leaf.dtype}{leaf.shape}".encode())
+        found.update(np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()[:16]
+
+
+def check_same_run(config: dict[str, Any], *, num_examples: int, versions: dict[str, str]) -> None:
+    """Compares what this process was given with what process 0 was, before anything is made of it.
+
+    Raises:
+        ValueError: it is another configuration, version or size of the data.
+    """
+    own: dict[str, Any] = {
+        "versions": versions,
+        "examples": num_examples,
+    }
+    own |= {f"config.{name}": value for name, value in config.items()}
+    _compare("same run", own)
+
+
+def check_same_parts(
+    params: types.PyTree,
+    *,
+    shards: Any,
+    mixing: reducers.Mixing | None,
+    trace: Any,
+    first: types.PyTree = (),
+) -> None:
+    """Compares, by digests, what each process made for itself and all need alike in each round.
+
+    Args:
+        params: the initial parameters, leaves `[W, ...]`.
+        shards: the ids of private data's shards, and their shares of the examples.
+        mixing: of a reducer that gossips: who exchanges, and with which weight.
+        trace: the rounds that are replayed.
+        first: the first example of an iterable, which each process goes through.
+
+    Raises:
+        ValueError: it is not to the bit what process 0 has.
+    """
+    made = {
+        "initial parameters": mesh_lib.worker_rows(params)[0],
+        "shards": shards,
+        "exchanges": mixing and (mixing.gossip.partners, mixing.gossip.weights),
+        "replayed trace": trace,
+        "first example of the stream": first,
+    }
+    _compare(
+        "same parts", {f"{name}, of SHA-256": _sha256_of(parts) for name, parts in made.items()}
+    )
+
+
+def _compare(what: str, own: dict[str, Any]) -> None:
+    """Compares JSON values, by name, with those of process 0."""
+    board = board_lib.Board(what)
+    own = {name: _short(value) for name, value in own.items()}
+    if jax.process_index() == 0:
+        for name, value in own.items():
+            board.post(name, value)
+        board.post("complete", True)
+        return
+    try:
+        board.wait("complete", _PATIENCE_SECS, what=f"come to the check of the {what}")
+    except TimeoutError as error:
+        raise ValueError(
+            "process 0 did not come as far as this process; look at its messages"
+        ) from error
+    for name, value in own.items():
+        theirs = board.read(name)
+        if theirs != value:
+            raise ValueError(
+                f"process {jax.process_index()} has {name} = {value!r} and process 0 has "
+                f"{theirs!r}; start all processes of a run with the same program, configuration "
+                "and data"
+            )
+
+
+def _short(value: Any) -> Any:
+    text = json.dumps(value, sort_keys=True)
+    if len(text) > _MOST_CHARACTERS:
+        return f"of SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
+    return json.loads(text)
+
+
+class Gathering:
+    """Gathers what the workers of all processes did.
+
+    Args:
+        meeting: how the processes meet.
+        most_signs: example signs that a worker can have in a round; 0 where the order takes none.
+        microbatch_size: B.
+        most_metrics: of a kind of round.
+    """
+
+    def __init__(
+        self,
+        meeting: meeting_lib.Meeting,
+        *,
+        most_signs: int,
+        microbatch_size: int,
+        most_metrics: int = 0,
+    ) -> None:
+        self._meeting, self._size = meeting, microbatch_size
+        self._message = np.dtype(  # of each worker
+            [
+                ("digests", [(name, np.int64) for name in PLANNED]),
+                ("request", np.int64),
+                ("host_secs", np.float64),
+                ("done", [(name, np.float64) for name in _DONE]),
+                ("sums", np.float64, (len(_SUMS) + 2 * most_metrics,)),
+                ("example_signs", np.int8, (most_signs,)),
+            ]
+        )
+
+    def __call__(
+        self,
+        contributed: types.Contribution,
+        work: types.Work,
+        digests: tuple[int, ...],
+        request: Request,
+        host_secs: float = 0.0,
+    ) -> tuple[types.Work, Request, types.SyncMetrics]:
+        """What all workers did, from what this process's workers did.
+
+        Args:
+            contributed: by the workers of this process.
+            work: of them.
+            digests: those of the round's plan.
+            request: what this process wants of all.
+            host_secs: what it needed since the last gathering, but for its workers' computing.
+
+        Returns:
+            the work of all workers, what any process asked, and the metrics of all workers.
+
+        Raises:
+            DisagreementError: another process planned another round.
+            LostProcessError: a process of this machine has ended.
+        """
+        own = np.zeros(len(work.microbatches_done), self._message)
+        own["digests"] = digests
+        own["request"], own["host_secs"] = int(request), host_secs
+        for name in _DONE:
+            own["done"][name] = getattr(work, name)
+        sums = _own_sums(contributed)
+        own["sums"][:, : sums.shape[1]] = sums
+        for row, signs in zip(own["example_signs"], work.example_signs or (), strict=False):
+            row[: signs.size] = signs.reshape(-1)
+        gathered = self._meeting.tell(own)
+        self._check(gathered["digests"])
+        if work.example_signs is not None:
+            counts = gathered["done"]["microbatches_done"].astype(int)
+            each = zip(gathered["example_signs"], counts, strict=True)
+            own_signs = [s[: n * self._size].reshape(n, self._size) for s, n in each]
+            work = work._replace(example_signs=own_signs)
+        done = gathered["done"]
+        of_all = work._replace(
+            microbatches_done=done["microbatches_done"].astype(np.int64),
+            first_secs=done["first_secs"],
+            compute_secs=done["compute_secs"],
+            overruns=done["overruns"].astype(np.int64),
+            host_secs=gathered["host_secs"].copy(),
+        )
+        asked = Request(int(np.bitwise_or.reduce(gathered["request"])))
+        return of_all, asked, _metrics(gathered["sums"], contributed)
+
+    def _check(self, digests: np.ndarray) -> None:
+        """Compares the parts of the plans of all W workers' processes."""
+        differ = {name: digests[name] != digests[name][0] for name in PLANNED}
+        parts = [name for name, is_other in differ.items() if is_other.any()]
+        if not parts:
+            return
+        is_other = np.any(list(differ.values()), axis=0)
+        others = set(self._meeting.process_of[is_other].tolist())
+        raise DisagreementError(
+            f"process {', '.join(map(str, sorted(others)))} planned another round than process 0 "
+            f"(other {' and '.join(parts)}). Start all of them from one installation, with one "
+            "configuration and one copy of the data. Where it is so and only quotas differ, their "
+            "processors round differently: start the run again, which goes on from its last "
+            "checkpoint, or set quota.policy='static'"
+        )
+
+
+def _own_sums(contributed: types.Contribution) -> np.ndarray:
+    """What `SyncMetrics` is made of, of this process's workers: f64[w, k], `_SUMS` and metrics."""
+    leaves = [contributed.loss_sum, contributed.weight, *contributed.tally]
+    leaves += jax.tree.leaves(contributed.metric_sums)
+    rows = mesh_lib.worker_rows(leaves)  # on the host: an index of a jax.Array is a program
+    return np.array([[np.asarray(leaf)[0] for leaf in row] for row in rows], np.float64)
+
+
+def _metrics(sums: np.ndarray, like: types.Contribution) -> types.SyncMetrics:
+    """Of the sums of all W workers, f64[W, k], added up as the sync phase would do it."""
+    dtype = like.loss_sum.dtype
+    losses, weights, *counts = sums[:, : len(_SUMS)].T
+    examples, done, nonfinite = (count.astype(np.int32) for count in counts)
+    leaves, treedef = jax.tree.flatten(like.metric_sums)
+    metrics = sums[:, len(_SUMS) : len(_SUMS) + len(leaves)].astype(dtype).sum(axis=0)
+    return types.SyncMetrics(
+        losses.astype(dtype).sum(),
+        weights.astype(dtype).sum(),
+        examples,
+        done,
+        nonfinite,
+        losses.astype(dtype),
+        weights.astype(dtype),
+        jax.tree.unflatten(treedef, list(metrics)),
+    )

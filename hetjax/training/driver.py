@@ -1,0 +1,369 @@
+"""The driver of a whole run: step after step until it is done, and what is done between them.
+
+A `Task` says what a step is: a round of training, or an outer step of a bilevel problem. The driver
+holds the workdir, finds where the run begins, calls the user's callbacks, listens to signals, keeps
+lines and checkpoints, and writes the files however the run ends.
+"""
+
+import contextlib
+import enum
+import operator
+import pathlib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hetjax import messages, parts
+from hetjax.processes import gathering, interrupt, watch
+from hetjax.records import keeper, lock, workdir
+from hetjax.rounds import round_report
+from hetjax.training import task as task_lib
+from hetjax.writers import background, hearing
+from hetjax.writers import records as writer_records
+
+_ASK_OF_SIGNAL = {
+    None: gathering.Request.NOTHING,
+    signal.SIGINT: gathering.Request.END_BY_SIGINT,
+    signal.SIGTERM: gathering.Request.END_BY_SIGTERM,
+}
+_SIGNALS = {
+    gathering.Request.END_BY_SIGTERM: "SIGTERM",
+    gathering.Request.END_BY_SIGINT: "SIGINT",
+}
+
+
+class _Stop(enum.Enum):
+    STOP = "hetjax.STOP"
+
+
+STOP = _Stop.STOP
+"""A callback that returns it, or True, ends the run after the round that is computing."""
+
+
+def _lines(
+    task: task_lib.Task, directory: pathlib.Path | None, start: keeper.Start
+) -> tuple[dict[str, list[workdir.Line]], int]:
+    """The lines of the steps that are done, and the examples of those that are done again."""
+    lines: dict[str, list[workdir.Line]] = {name: [] for name in task.files}
+    if directory is None or start.saved is None:
+        return lines, 0
+    done, later = start.saved.about["rounds"], 0
+    for name, file in task.files.items():
+        is_main = name == "metrics"
+        check = task.examples_of if is_main else operator.itemgetter(task.number)
+        found, wrong = workdir.whole_lines(directory / file, check)
+        lines[name] = [line for line in found if line[task.number] < done]
+        if not is_main:
+            continue
+        later = sum(task.examples_of(line) for line in found[len(lines[name]) :])
+        if len(lines[name]) < done and task.setup.where.leads:
+            messages.say(
+                f"{str(directory / file)!r} has {len(lines[name])} whole lines of the {done} "
+                f"{task.unit}s that are done ({wrong}); the report lacks the others"
+            )
+    return lines, keeper.agreed(task.setup, later)
+
+
+class Driver:
+    """Drives one task to its end, from where the run in its workdir goes on.
+
+    Args:
+        stack: closes the files, after the run.
+        task: that has no state yet.
+        directory: the workdir; None: nothing is kept.
+        resume, callbacks: as of `fit`.
+        writers: checked; process 0 alone has them.
+        progress: show a bar.
+    """
+
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        task: task_lib.Task,
+        *,
+        directory: pathlib.Path | None,
+        resume: bool | str,
+        progress: bool,
+        callbacks: Sequence[Callable[[Any], Any]],
+        writers: Sequence[writer_records.Writer] = (),
+    ) -> None:
+        self._task = task
+        self._asks = self._asked = gathering.Request.NOTHING  # of this process; of all processes
+        self._signal: Callable[[], signal.Signals | None] = lambda: None
+        self._told_of_signal: list[str] = []
+        setup, fingerprint = task.setup, {}
+        if directory is not None and setup.where.leads:
+            stack.enter_context(lock.held(workdir.made_directory(directory)))
+            fingerprint = task.fingerprint()
+        start = keeper.find(
+            directory,
+            task.recorded,
+            setup=setup,
+            fingerprint=fingerprint,
+            resume=resume,
+            may_grow=task.may_grow,
+            unit=task.unit,
+        )
+        lines, later = _lines(task, directory, start)
+        self._keeper = keeper.Keeper(directory, setup, fingerprint=fingerprint)
+        stack.enter_context(self._keeper)
+        self._recorder = workdir.Recorder(
+            directory if setup.where.leads else None,
+            task.recorded,
+            files=task.files,
+            lines=lines,
+            bar=self._bar if progress and setup.where.leads else None,
+        )
+        stack.callback(self._recorder.close)
+        if start.saved is None:
+            task.begin()
+        else:
+            task.go_on(start.saved, lines, later)
+            task.summary.stopped_by = start.stopped_by
+        told_of = writer_records.Run(
+            task.recorded, directory, task.steps_done, tuple(task.evaluate.names)
+        )
+        self._callbacks = Callbacks([*callbacks, *hearing.callbacks(told_of)])
+        self._writers = background.Background(writers if setup.where.leads else (), told_of)
+        stack.callback(self._writers.close, "interrupted")  # where nothing has closed them
+
+    def _bar(self) -> Any:
+        """The bar, where the line of the start was."""
+        return self._task.summary.begins.bar(mininterval=0.3, **self._task.bar())
+
+    def drive(self) -> Any:
+        """All steps from there on; writes the files however they end. Returns `task.result`."""
+        task = self._task
+        with interrupt.deferred(unit=task.unit) as self._signal:
+            try:
+                while not (task.is_complete or task.summary.stopped_by):
+                    self._ask()
+                    if self._asked.ends or self._trace_ends() or self._source_ends():
+                        break
+                    with watch.taking_part():
+                        self._asked |= task.step(self._ask, self._report)
+                        self._after_step()
+                if not self._by_signal:
+                    task.measure_at_end()
+                with watch.taking_part():
+                    self._report()
+                self._end()
+                self._save()
+            except round_report.NonFiniteError as error:
+                error.result = self._result(interrupted=True, status="failed")
+                raise
+            except Exception:
+                with contextlib.suppress(ValueError):  # the first error is the cause
+                    self._write_summary(interrupted=True, status="failed")
+                self._writers.close("failed")
+                raise
+            status = "finished" if self._is_finished else "interrupted"
+            result = self._result(interrupted=not self._is_finished, status=status)
+        # Not after an error: who failed is to be the first that is gone.
+        task.setup.company.meeting.close()
+        return result
+
+    def unless_stopped(self, result: Any) -> Any:
+        """The result; after a signal what Python raises for it, which holds the result.
+
+        Also where the run came to its end all the same: who pressed Ctrl-C wants no other to begin.
+        Call it when the run is closed.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: after SIGINT, SIGTERM.
+        """
+        own = self._signal()
+        name = self._by_signal or (own.name if own else "")
+        if not name:
+            return result
+        error: Any = SystemExit(128 + signal.SIGTERM)
+        if name == "SIGINT":
+            error = KeyboardInterrupt(*self._told_of_signal)
+        error.result = result
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if shell is not None and self._task.setup.where.leads:
+            messages.say("the result so far: import sys; result = sys.last_value.result")
+        raise error
+
+    def _ask(self) -> gathering.Request:
+        """What this process asks of all; alone, all have heard it at once."""
+        self._asks |= _ASK_OF_SIGNAL[self._signal()]
+        if self._task.setup.company.meeting.alone:
+            self._asked |= self._asks
+        return self._asks
+
+    def _trace_ends(self) -> bool:
+        """Whether the trace that is replayed has no more rounds; process 0 says so."""
+        trace, task = self._task.ended_trace(), self._task
+        if trace and task.setup.where.leads:
+            messages.say(
+                f"the trace {trace!r} ends after {task.steps_done} {task.unit}s; so does this run, "
+                "before its end."
+            )
+        return bool(trace)
+
+    def _source_ends(self) -> bool:
+        """Whether an iterable has ended before the run; process 0 says so."""
+        told, task = self._task.ended_source(), self._task
+        if told and task.setup.where.leads:
+            messages.say(f"{told}. The run ends here, after {task.how_far}; nothing of it is lost.")
+        return bool(told)
+
+    def _after_step(self) -> None:
+        """What is due after a step."""
+        task, request = self._task, gathering.Request
+        task.measure()
+        if task.reports_at_once:
+            self._report()
+        self._ask()
+        if request.SAVE in self._asked or is_due(
+            task.steps_done, task.setup.config.checkpoint.every_rounds
+        ):
+            self._save()
+        self._asked &= ~request.SAVE
+        self._asks &= ~request.SAVE
+        if self._keeper.is_due():
+            self._asks |= request.SAVE
+
+    def _report(self) -> None:
+        """Records the newest step, whose numbers have arrived by now, and calls the callbacks."""
+        task, beacons = self._task, self._task.setup.company.beacons
+        found = task.line()
+        if found is None:
+            return
+        report, others, text, amount = found
+        number = getattr(report, task.number)
+        line = report.to_plain()
+        self._recorder.add([("metrics", line), *others], text, amount)
+        self._writers.put(line)
+        task.check(report)
+        if self._callbacks:
+            beacons.at("reporting", number)
+            with task.shown(report) as shown:
+                if self._callbacks(shown):
+                    self._asks |= gathering.Request.END
+        beacons.at("waiting", number)
+
+    def _save(self) -> None:
+        """Keeps the run as it is; the run's clock stands still meanwhile."""
+        if not self._keeper.keeps:
+            return
+        task = self._task
+        task.settle()
+        with watch.taking_part():
+            self._report()
+        self._ask()
+        task.setup.company.beacons.at("checkpointing", task.steps_done)
+        self._keeper.save(
+            **task.saved(),
+            done=task.steps_done,
+            best_params=task.best,
+            finished=self._is_finished,
+            stopped_by=self._stopped_by,
+            summary=task.summary.save(),
+        )
+
+    @property
+    def _by_signal(self) -> str:
+        """The signal that ended the run; '' where none did."""
+        return next((name for asked, name in _SIGNALS.items() if asked in self._asked), "")
+
+    @property
+    def _is_finished(self) -> bool:
+        """Whether the run is at its end, which a callback may have said; no signal says it."""
+        task = self._task
+        ended = gathering.Request.END in self._asked or bool(task.summary.stopped_by)
+        return task.is_complete or (ended and not self._by_signal)
+
+    @property
+    def _stopped_by(self) -> str | None:
+        """Who ended the run before its last step."""
+        if self._task.is_complete:
+            return self._task.summary.stopped_by
+        if self._by_signal:
+            return self._by_signal
+        if gathering.Request.END in self._asked:
+            return f"callback {self._callbacks.stopper}".strip()
+        return self._task.summary.stopped_by
+
+    def _end(self) -> None:
+        """Looks at what the last callback has changed, and says who ended the run."""
+        task = self._task
+        task.compare_sources()
+        self._ask()
+        task.summary.stopped_by = self._stopped_by
+        if not task.setup.where.leads:
+            return
+        told = task.told_at_end()
+        if self._asked.ends and not task.is_complete:
+            goes_on = self._by_signal and self._keeper.keeps
+            more = f"; the same call goes on from there ({self._recorder.workdir})"
+            text = f"{task.summary.stopped_by} ended the run after {task.how_far}"
+            told.append(f"{text}{more if goes_on else ''}.")
+            self._told_of_signal = told[-1:] if goes_on else []
+        for text in told:
+            messages.say(text)
+
+    def _write_summary(self, *, interrupted: bool, status: str) -> dict[str, Any]:
+        """Writes what the run leaves, and ends its writers."""
+        task, recorder = self._task, self._recorder
+        found = task.summary.as_dict(task.state, interrupted=interrupted)
+        summary = recorder.finish(found, task.page)
+        self._writers.close(
+            status, summary=summary, report=lambda: recorder.page or task.page(summary, recorder)
+        )
+        return summary
+
+    def _result(self, *, interrupted: bool, status: str) -> Any:
+        task, recorder = self._task, self._recorder
+        params = task.params()
+        return task.result(
+            params=params,
+            best_params=params if task.best is None else task.best,
+            summary=self._write_summary(interrupted=interrupted, status=status),
+            history=recorder.history,
+            config=recorder.config,
+            workdir=recorder.workdir,
+        )
+
+
+class Callbacks:
+    """The user's callbacks, one after the other; any of them may end the run.
+
+    Args:
+        callbacks: called with each line.
+    """
+
+    def __init__(self, callbacks: Sequence[Callable[[Any], Any]]) -> None:
+        self._callbacks = callbacks
+        self._warned: set[int] = set()  # ids of callbacks already warned about
+        self.stopper = ""  # the one that ended the run, in this process
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def __call__(self, line: Any) -> bool:
+        """Whether one of them ends the run; says once what else one answers."""
+        ends = False
+        for callback in self._callbacks:
+            answer = callback(line)
+            name = getattr(callback, "__name__", type(callback).__name__)
+            is_truth = getattr(answer, "dtype", None) == np.bool_ and answer.size == 1
+            says = isinstance(answer, bool) or is_truth
+            if answer is STOP or (says and answer):
+                ends, self.stopper = True, self.stopper or name
+            elif answer is not None and not says and id(callback) not in self._warned:
+                self._warned.add(id(callback))
+                messages.say(
+                    f"callback {name} returned {parts.shown(answer)}, which is passed over: only "
+                    "True or hetjax.STOP ends the run"
+                )
+        return ends
+
+
+def is_due(steps_done: int, every: int) -> bool:
+    """Whether something that is done every so many steps is done now."""
+    return every > 0 and steps_done % every == 0

@@ -1,0 +1,278 @@
+"""Training as the driver's task: a step is a round, and an epoch's end is the time to measure."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from hetjax import mesh as mesh_lib
+from hetjax import messages, report, types
+from hetjax.checkpoints import checkpoint, leaves
+from hetjax.processes import gathering
+from hetjax.records import evaluations, results, workdir
+from hetjax.records import summary as summary_lib
+from hetjax.rounds import programs, resume, round_report
+from hetjax.rounds import run as run_lib
+from hetjax.rounds import state as state_lib
+from hetjax.rounds.run_state import RunState
+from hetjax.training import driver
+from hetjax.training import task as task_lib
+
+_MOST_CHARACTERS = 32  # of metrics in the progress bar
+
+
+class Training(task_lib.Task):
+    """Rounds of one run until its epochs are done. The line of a round is made while the next one
+    computes.
+
+    Args:
+        run: whose rounds they are.
+        init_state: as of `fit`.
+        summary: of the run so far.
+        evaluate: the sets, in the process that evaluates.
+    """
+
+    unit, number = "round", "round"
+    may_grow = ("epochs", "max_rounds")
+    reports_at_once = False
+    state: RunState
+    summary: summary_lib.TrainingSummary
+
+    def __init__(
+        self,
+        run: run_lib.Run,
+        init_state: types.TrainState | None,
+        *,
+        summary: summary_lib.TrainingSummary,
+        evaluate: evaluations.Evaluations,
+    ) -> None:
+        super().__init__([run], run.recorded, summary, evaluate)
+        self._run, self._init_state = run, init_state
+        self.fingerprint = functools.partial(run.fingerprint, init_state)
+        self._pending: round_report.Report | None = None  # of which no line is made yet
+        self._measured: dict[str, Any] = {}  # after its round: eval, consensus
+        self._evaluated_at = -1  # rounds that were done then
+        self._epoch_ended = False  # by the last round
+        self._told_of_weights = False
+
+    # --- Where it begins ---
+
+    def begin(self) -> None:
+        self.state = self._run.init(train=self._init_state)
+        self._begins_at = self.state.stream.examples_processed
+
+    def go_on(
+        self, saved: checkpoint.Saved, lines: Mapping[str, list[workdir.Line]], later: int
+    ) -> None:
+        self._run.init(train=self._init_state)
+        self.state, self.best = self._run.go_on(saved)
+        read = [types.from_plain(line) for line in lines["metrics"]]
+        self.summary.go_on(saved.about, read)
+        self.summary.examples_recomputed = saved.about["examples_recomputed"] + later
+        self._begins_at = self.state.stream.examples_processed
+
+    def examples_of(self, line: workdir.Line) -> int:
+        return types.from_plain(line).examples
+
+    def bar(self) -> dict[str, Any]:
+        config, of_epochs = self._run.config, self._of_epochs
+        total = min(of_epochs, config.max_rounds * programs.nominal_examples(config) or of_epochs)
+        return {"total": total, "initial": self._begins_at, "unit": "ex", "unit_scale": True}
+
+    # --- How far it is ---
+
+    @property
+    def _of_epochs(self) -> int:
+        return self._run.config.epochs * self.setup.stream.examples_per_epoch
+
+    @property
+    def steps_done(self) -> int:
+        return self.state.rounds_done
+
+    @property
+    def is_complete(self) -> bool:
+        return self._run.is_complete(self.state)
+
+    def ended_trace(self) -> str:
+        return self._run.config.replay if self._run.is_end_of_trace(self.state) else ""
+
+    def ended_source(self) -> str:
+        return self._run.end_of_source(self.state)
+
+    @property
+    def how_far(self) -> str:
+        epochs = self.state.stream.examples_processed / self.setup.stream.examples_per_epoch
+        return f"{self.steps_done} rounds, {epochs:.4g} of {self._run.config.epochs} epochs"
+
+    # --- A round and what comes after it ---
+
+    def step(self, asks: task_lib.Asks, meanwhile: Callable[[], None]) -> gathering.Request:
+        run, stream = self._run, self.setup.stream
+        epoch = stream.epoch(self.state.stream)
+        self.state, self._pending = run.round(self.state, request=asks(), meanwhile=meanwhile)
+        self._epoch_ended = stream.epoch(self.state.stream) > epoch
+        return self._pending.asked
+
+    def measure(self) -> None:
+        """At an epoch's end the replicas, too."""
+        run, config = self._run, self._run.config
+        if not self._epoch_ended:
+            if driver.is_due(self.steps_done, config.eval_every_rounds):
+                self._evaluate_between_epochs()
+            return
+        run.settle()
+        epochs_done = self.setup.stream.epoch(self.state.stream)
+        model, self._measured["consensus"] = run.model(self.state)
+        if not epochs_done % config.eval_every or epochs_done >= config.epochs:
+            self._evaluate_at(model)
+
+    def measure_at_end(self) -> None:
+        if self._pending is not None and not self.ended_trace():
+            self._evaluate_between_epochs()
+
+    def _evaluate_between_epochs(self) -> None:
+        """Evaluates, but what is evaluated already."""
+        if self._evaluated_at != self.steps_done:
+            self._run.settle()
+            self._evaluate_at(self._run.model(self.state)[0])
+
+    def _evaluate_at(self, model: types.PyTree) -> None:
+        """Evaluates the model as it is; the run's clock stands still meanwhile."""
+        self._evaluated_at = self.steps_done
+        average = self._average()
+        values = self.evaluate(model, after=f"{self._evaluated_at} rounds", average=average)
+        if not self.setup.methods.reducer.keeps_replicas_equal:
+            values |= self._worst()
+        if not self.evaluate:
+            return
+        self._measured["eval"] = values
+        if self.summary.evaluated(values):
+            self.best = jax.device_get(average if self.summary.judges_average else model)
+
+    def _average(self) -> types.PyTree:
+        """As `Run.model`: by `ema`; None where there is none. All processes call it."""
+        if not self._run.config.ema:
+            return None
+        found = self._run.average(self.state)
+        return found if self.setup.is_stateful else found.params
+
+    def _worst(self) -> dict[str, float]:
+        """The metrics of the replica with the highest loss; every process gives its replicas."""
+        found = []
+        for worker in range(self._run.num_workers):
+            train = self.state.train
+            rows = state_lib.judged(train.params)
+            if self.setup.is_stateful:
+                rows = types.Model(rows, train.model_state)
+            replica = state_lib.worker_row(rows, worker)
+            if self.evaluate:
+                placed = jax.device_put(replica, self.setup.where.own_device)
+                after = f"{self._evaluated_at} rounds, worker {worker}"
+                found.append(self.evaluate(placed, after=after))
+        return self.evaluate.worst(found)
+
+    def line(
+        self,
+    ) -> tuple[types.RoundReport, list[tuple[str, workdir.Line]], str, int] | None:
+        self._checked, self._pending = self._pending, None
+        measured, self._measured = self._measured, {}
+        if self._checked is None:
+            return None
+        line = self.summary.round_done(self._checked, **measured)
+        quotas = ",".join(map(str, line.quotas[:8])) + (",…" if len(line.quotas) > 8 else "")
+        loss = "no loss" if np.isnan(line.loss) else f"loss {line.loss:.3f}"
+        text = f"{loss}{_few(line.metrics)} quotas {quotas} waiting {line.waiting_fraction:.0%}"
+        return line, [], text, line.examples
+
+    def check(self, report: types.RoundReport) -> None:
+        assert self._checked is not None
+        self._checked.check()
+        self._checked = None
+        if report.weight_sum is None or not self.setup.where.leads or self._told_of_weights:
+            return
+        self._told_of_weights = True
+        messages.say(
+            f"round {report.round}: the weights of its examples add up to {report.weight_sum:g}, "
+            "so it made no update. summary['rounds_without_update'] counts such rounds; look at "
+            "the weights that the loss returns"
+        )
+
+    @contextlib.contextmanager
+    def shown(self, report: types.RoundReport) -> Iterator[types.RoundReport]:
+        state: RunState | None = self.state
+
+        def of_train(name: str) -> types.PyTree:
+            if state is None:
+                return report.params()  # raises
+            rows = state_lib.judged(getattr(state.train, name))
+            if self.setup.methods.reducer.keeps_replicas_equal:
+                return jax.device_get(mesh_lib.own_row(rows))
+            return state_lib.own_mean(rows)
+
+        def of_average(name: str, of: str) -> types.PyTree:
+            average = of_train("average")
+            if not average:
+                raise ValueError(f"report.ema_{of}: {types.NO_AVERAGE}")
+            like = getattr(self.setup.begun, of)
+            return state_lib.judged(state_lib.narrowed(getattr(average, name), like))
+
+        yield dataclasses.replace(
+            report,
+            params=functools.partial(of_train, "params"),
+            model_state=functools.partial(of_train, "model_state"),
+            opt_state=functools.partial(of_train, "opt_state"),
+            ema_params=functools.partial(of_average, "params", "params"),
+            ema_model_state=functools.partial(of_average, "state", "model_state"),
+        )
+        state = None  # its buffers are the next round's
+
+    # --- What it leaves ---
+
+    def saved(self) -> dict[str, Any]:
+        return {
+            "arrays": resume.to_arrays(self.state, self.best, self.setup),
+            "params": self.setup.begun.params,
+            "model_state": leaves.form_of(self.setup.begun.model_state),
+            "quota": resume.policy_of(self.setup),
+            "source": self.setup.feed.saved(self.state.stream) if self.setup.where.leads else None,
+            "examples_recomputed": self.summary.examples_recomputed,
+        }
+
+    def page(self, summary: dict[str, Any], recorder: workdir.Recorder) -> str:
+        return report.render(config=recorder.config, summary=summary, history=recorder.history)
+
+    def params(self) -> types.PyTree:
+        return jax.device_get(self._run.model(self.state)[0])
+
+    def result(self, **of_all: Any) -> results.FitResult:
+        last, best = (
+            found if isinstance(found, types.Model) else types.Model(found, ())
+            for found in (of_all.pop("params"), of_all.pop("best_params"))
+        )
+        average = types.Model(None, ())
+        if self._run.config.ema:
+            average = jax.device_get(self._run.average(self.state))
+        return results.FitResult(
+            **of_all,
+            params=last.params,
+            best_params=best.params,
+            model_state=last.state,
+            best_model_state=best.state,
+            ema_params=average.params,
+            ema_model_state=average.state,
+            state=self.state.train,
+        )
+
+
+def _few(metrics: dict[str, float] | None) -> str:
+    """As many metrics as the bar's line has room for."""
+    text = ""
+    for name, value in (metrics or {}).items():
+        more = f" {name} {value:.3f}"
+        if len(text + more) <= _MOST_CHARACTERS:
+            text += more
+    return text

@@ -1,0 +1,174 @@
+"""What a driver drives: a `Task` says what a step is, what its line is, and what is saved."""
+
+import abc
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from hetjax import types
+from hetjax.checkpoints import checkpoint
+from hetjax.processes import gathering
+from hetjax.records import evaluations, workdir
+from hetjax.rounds import engine
+from hetjax.rounds import setup as setup_lib
+
+Asks = Callable[[], gathering.Request]
+"""What this process asks of all of them, when a round begins."""
+
+
+class Task(abc.ABC):
+    """What is driven. Every process of the run calls the methods.
+
+    Attributes:
+        unit: what a step is called in messages.
+        number: the field of a line that says of which step it is, from 0.
+        files: names of the files of lines, by what they hold; `metrics` has a line a step.
+        may_grow: fields of the configuration that a finished run may be resumed with more of.
+        reports_at_once: whether the line of a step is made when the step is done; else while the
+            next one computes.
+        runs: whose rounds they are, all of the same processes and workers.
+        recorded: the configuration, as `config.json` has it.
+        state: what the steps to come depend on.
+        summary: of the run so far.
+        evaluate: the sets, in the process that evaluates.
+        best: the best parameters so far; None: there are none.
+        fingerprint: makes digests of what the run depends on beside its configuration.
+    """
+
+    fingerprint: Callable[[], dict[str, Any]]
+    state: Any
+    unit: ClassVar[str]
+    number: ClassVar[str]
+    files: ClassVar[Mapping[str, str]] = {"metrics": workdir.METRICS}
+    may_grow: ClassVar[tuple[str, ...]]
+    reports_at_once: ClassVar[bool]
+
+    def __init__(
+        self,
+        runs: Sequence[engine.Engine],
+        recorded: dict[str, Any],
+        summary: Any,
+        evaluate: evaluations.Evaluations,
+    ) -> None:
+        self.runs, self.recorded, self.summary, self.evaluate = runs, recorded, summary, evaluate
+        self.best: types.PyTree = None
+
+    @property
+    def setup(self) -> setup_lib.Setup:
+        """What all runs have in common: processes, workers, checkpoints."""
+        return self.runs[0].setup
+
+    def settle(self) -> None:
+        """Waits for the last rounds. The run's clock stands still from there to the next one."""
+        for run in self.runs:
+            run.settle()
+
+    def compare_sources(self) -> None:
+        """Tells of sources that have changed since the run began."""
+        for run in self.runs:
+            run.setup.feed.compare(-1)
+
+    @abc.abstractmethod
+    def begin(self) -> None:
+        """The state before the first step; compiles."""
+
+    @abc.abstractmethod
+    def go_on(
+        self, saved: checkpoint.Saved, lines: Mapping[str, list[workdir.Line]], later: int
+    ) -> None:
+        """The state of a checkpoint.
+
+        Args:
+            saved: the checkpoint.
+            lines: of each file, those of the steps that are done.
+            later: examples of the lines that came after the checkpoint: they are done again.
+        """
+
+    def examples_of(self, line: workdir.Line) -> int:
+        """Of a line of `metrics`, as the run may read it again.
+
+        Raises:
+            TypeError: it is no such line.
+        """
+        del line
+        return 0
+
+    @abc.abstractmethod
+    def bar(self) -> dict[str, Any]:
+        """Of the progress bar: `total`, what is done (`initial`), `unit`."""
+
+    @property
+    @abc.abstractmethod
+    def steps_done(self) -> int: ...
+
+    @property
+    @abc.abstractmethod
+    def is_complete(self) -> bool:
+        """Whether all steps are done that the run was asked for."""
+
+    @abc.abstractmethod
+    def ended_trace(self) -> str:
+        """The trace that is replayed and has no more rounds; '' where there is none."""
+
+    def ended_source(self) -> str:
+        """What to tell of an iterable that has no more examples; '' where there is none."""
+        return ""
+
+    @property
+    @abc.abstractmethod
+    def how_far(self) -> str:
+        """What is done, for a message: '3 of 5 outer steps'."""
+
+    @abc.abstractmethod
+    def step(self, asks: Asks, meanwhile: Callable[[], None]) -> gathering.Request:
+        """One step; what any process asked of all.
+
+        Args:
+            asks: called before each round.
+            meanwhile: may be called while the workers compute.
+        """
+
+    @abc.abstractmethod
+    def measure(self) -> None:
+        """Evaluates after a step, where that is due; its line will have it."""
+
+    @abc.abstractmethod
+    def measure_at_end(self) -> None:
+        """Evaluates after the last step, where that was not done."""
+
+    @abc.abstractmethod
+    def line(self) -> tuple[Any, list[tuple[str, workdir.Line]], str, int] | None:
+        """Of the newest step that has none yet; None: there is no such step.
+
+        Returns:
+            the report, lines of other files with their names, a text for the bar, and by how much
+            the bar moves.
+        """
+
+    def check(self, report: Any) -> None:
+        """Looks at a step whose line is written; raises where it went wrong, or tells."""
+        del report
+
+    @abc.abstractmethod
+    def shown(self, report: Any) -> contextlib.AbstractContextManager[Any]:
+        """The report that callbacks are given: while they run, it has the step's parameters."""
+
+    @abc.abstractmethod
+    def saved(self) -> dict[str, Any]:
+        """Arguments of `keeper.Keeper.save`, beside those that every run has."""
+
+    def told_at_end(self) -> list[str]:
+        """What process 0 says when the run ends."""
+        return []
+
+    @abc.abstractmethod
+    def params(self) -> types.PyTree:
+        """What the run has reached, on the host; all processes call it."""
+
+    @abc.abstractmethod
+    def result(self, **of_all: Any) -> Any:
+        """What the run returns; given what a `records.results.SavedRun` has."""
+
+    @abc.abstractmethod
+    def page(self, summary: dict[str, Any], recorder: workdir.Recorder) -> str:
+        """`report.html`."""

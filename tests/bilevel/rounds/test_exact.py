@@ -1,0 +1,119 @@
+"""The hypergradient of unequal workers is that of one device, whatever the quotas are."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import hetjax.quota
+from hetjax import bilevel
+from hetjax.bilevel import PerExample
+from tests.bilevel.rounds import problems
+
+UNEQUAL = hetjax.quota.static(proportions=(7.0, 1.0, 0.0, 12.0))
+TX = optax.sgd(0.2, momentum=0.5)
+LIMIT = 1e-12
+
+
+@functools.cache
+def alone(name, steps):
+    return problems.alone(*problems.given(name), TX, problems.whole(), steps)
+
+
+def compared(name, steps=2, **fields):
+    problem, x, y, estimator = problems.given(name)
+    expected_x, expected_y, info = alone(name, steps)
+    got_x, got_y, got_info, *_ = problems.in_rounds(
+        problem, x, y, estimator, TX, steps, **{"quota": UNEQUAL, **fields}
+    )
+    assert problems.distance(problems.moved(x, expected_x), problems.moved(x, got_x)) < LIMIT
+    assert problems.distance(expected_y, got_y) < LIMIT
+    np.testing.assert_allclose(got_info["upper_loss"], info.upper_loss, rtol=LIMIT)
+    assert not np.allclose(jax.tree.leaves(x)[-1], jax.tree.leaves(got_x)[-1])  # it moved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*problems.KINDS, "forward"])
+def test_unequal_quotas_give_what_one_device_gives(float64, name):
+    compared(name, local="fused")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["value_gap", "cg", "reverse"])
+def test_threads_and_one_device_give_the_same(float64, name):
+    compared(name, local="stepped")
+    if name == "cg":  # `test_dependent_weights` has the others
+        compared(name, local="virtual")
+
+
+@pytest.mark.slow
+def test_one_worker_and_eight_give_the_same(float64):
+    compared("cg", workers=1, quota="equal", local="fused", steps=1)
+    compared("cg", workers=8, quota="equal", local="fused", steps=1)
+
+
+def test_adaptive_quotas_of_workers_of_unequal_speed_give_the_same(float64):
+    speeds = (1.0, 2.0, 4.0, 8.0)
+    cluster = {"num_workers": 4, "secs_per_microbatch": speeds, "clock": "virtual"}
+    problem, x, y, estimator = problems.given("cg")
+    expected, *_ = alone("cg", 4)
+    fields = {"workers": None, "cluster": cluster, "quota": "adaptive"}
+    *found, rounds = problems.in_rounds(problem, x, y, estimator, TX, 4, **fields)
+    assert problems.distance(problems.moved(x, expected), problems.moved(x, found[0])) < LIMIT
+    products = [line.quotas for what, _, line in rounds if what.kind is bilevel.Kind.PRODUCTS]
+    assert products[-1][0] > products[-1][-1]  # the fast one does more, in held batches too
+
+
+@pytest.mark.parametrize("size", [4, 16])  # microbatches of 2 examples, as elsewhere, have none
+def test_padding_changes_nothing(float64, size):
+    compared("reverse", microbatch_size=size, local="fused", quota="equal", steps=1)
+
+
+@pytest.mark.slow
+def test_permuted_examples_give_the_same(float64):
+    of_upper, of_lower = problems.sources()
+    order = np.random.default_rng(5).permutation(problems.NUM_LOWER)
+    permuted = {name: values[order] for name, values in of_lower.items()}
+    problem, x, y, estimator = problems.given("value_gap")
+    found, *_ = problems.in_rounds(problem, x, y, estimator, TX, 2, local="fused")
+    x = {**x, "weight": PerExample(x["weight"].values[order])}
+    other, *_ = problems.in_rounds(
+        problem, x, y, estimator, TX, 2, sets=(of_upper, permuted), local="fused"
+    )
+    assert problems.distance(found["weight"].values[order], other["weight"].values) < LIMIT
+    assert problems.distance(found["ridge"], other["ridge"]) < LIMIT
+
+
+@pytest.mark.parametrize("name", ["value_gap", "cg", "reverse"])
+def test_small_batches_are_those_of_the_order(float64, name):
+    """As the package alone, given the batches that the rounds did; ratio by their own weights."""
+    _, x, y, estimator = problems.given(name)
+    problem, x = problems.without_rows(), {"ridge": x["ridge"]}
+    fields = {"upper": {"budget": 5}, "lower": {"budget": 7}, "local": "fused", "quota": UNEQUAL}
+    got, _, _, rounds = problems.in_rounds(problem, x, y, estimator, TX, 1, **fields)
+    stacks = {}
+    for level, data in zip(("upper", "lower"), problems.sources(), strict=True):
+        new = [done.example_ids for what, done, _ in rounds if what.level == level and what.is_new]
+        ids = np.stack(new).reshape(len(new), -1)
+        assert ids.shape[1] == 10 if level == "upper" else 14
+        stacks[level] = bilevel.Stack({k: values[ids] for k, values in data.items()})
+    expected, *_ = problems.alone(problem, x, y, estimator, TX, bilevel.Batches(**stacks), 1)
+    assert problems.distance(problems.moved(x, expected), problems.moved(x, got)) < LIMIT
+
+
+@pytest.mark.parametrize("name", ["cg", "value_gap"])
+def test_private_shards_give_what_one_device_gives(float64, name):
+    problem, x, y, estimator = problems.given(name)
+    expected, *_ = alone(name, 1)
+    fields = {
+        "data": {"sharing": "private"},
+        "workers": 2,
+        "local": "fused",
+        "quota": "equal",
+        "lower": {"budget": 22},
+        "upper": {"budget": 16},
+    }
+    found, *_ = problems.in_rounds(problem, x, y, estimator, TX, 1, **fields)
+    assert problems.distance(problems.moved(x, expected), problems.moved(x, found)) < LIMIT

@@ -1,0 +1,246 @@
+"""A value gap of workers that gossip: each has its own y, z and x, by a slow reference."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hetjax import bilevel, quota, topology
+from hetjax.bilevel.rounds import run as run_lib
+from tests.bilevel.rounds import problems
+
+RATE, OUTER_RATE, LAM, STEPS = 0.05, 0.2, 4.0, 2
+
+
+@functools.cache
+def sums(loss):
+    """Jitted `(sum of w l, sum of w)` of all examples, each as often as `times f[N]` says."""
+
+    def both(x, y, data, times):
+        losses, weights = loss(x, y, data)
+        return jnp.sum(losses * weights * times), jnp.sum(weights * times)
+
+    return jax.jit(both)
+
+
+@functools.cache
+def gradient(loss, wrt):
+    """Jitted, of a worker's `(sum w l - L sum w) / divisor`."""
+
+    def total(x, y, data, times, mean_loss, divisor):
+        top, bottom = sums(loss)(x, y, data, times)
+        return (top - mean_loss * bottom) / divisor
+
+    return jax.jit(jax.grad(total, "xy".index(wrt)))
+
+
+def reference(x, y, rounds, matrix, before_update, outer_steps, num_workers, problem, weighting):
+    """Replicas of y, z and x as lists; each request by hand, in the order of the estimator.
+
+    A worker descends `(sum w l - L sum w) / divisor`, L the mean loss that divides it. A quarter of
+    all examples is nominal.
+    """
+    of_upper, of_lower = problems.sources()
+    data = {"upper": of_upper, "lower": of_lower}
+    requests = iter(rounds)
+
+    def own_sums(level, wrt, xs, ys):
+        """(the next round's gradients, one of each worker)."""
+        what, done, _ = next(requests)
+        assert (what.level, what.wrt) == (level, (wrt,))
+        loss = getattr(problem, level)
+        rows = [done.microbatches(worker).reshape(-1) for worker in range(num_workers)]
+        num = len(data[level]["targets"])
+        times = [np.bincount(ids[ids >= 0], minlength=num).astype(float) for ids in rows]
+        each = [sums(loss)(*of, data[level], t) for *of, t in zip(xs, ys, times, strict=True)]
+        counts = np.sum(times, axis=1)
+        tops, bottoms = map(np.array, zip(*each, strict=True))
+        scales = {"shard": 1 / counts, "example": np.ones(num_workers), "shard_mean": 1 / bottoms}
+        scale = scales[weighting]
+        mean_weight = np.sum(scale * bottoms) / np.sum(scale * counts)
+        mean_loss = np.sum(scale * tops) / np.sum(scale * bottoms)
+        divisors = {
+            "shard": counts * mean_weight,
+            "example": np.full(num_workers, np.sum(counts) / num_workers) * mean_weight,
+            "shard_mean": bottoms,
+        }
+        means = tops / bottoms if weighting == "shard_mean" else np.full(num_workers, mean_loss)
+        given = zip(xs, ys, times, means, divisors[weighting], strict=True)
+        return [
+            jax.device_get(gradient(loss, wrt)(x, y, data[level], *others))
+            for x, y, *others in given
+        ]
+
+    def mixed(before, moved):
+        def mix(trees):
+            return [
+                jax.tree.map(
+                    lambda *leaves, w=w: sum(a * b for a, b in zip(matrix[w], leaves, strict=True)),
+                    *trees,
+                )
+                for w in range(num_workers)
+            ]
+
+        if not before_update:
+            return mix(moved)
+        return [
+            jax.tree.map(lambda m, b, a: m + (a - b), m, b, a)
+            for m, b, a in zip(mix(before), before, moved, strict=True)
+        ]
+
+    def stepped(values, gradients, rate):
+        moved = [
+            jax.tree.map(lambda v, g: v - rate * g, v, g)
+            for v, g in zip(values, gradients, strict=True)
+        ]
+        return mixed(values, moved)
+
+    xs, ys = [x] * num_workers, [y] * num_workers
+    zs = ys
+    for _ in range(outer_steps):
+        for _ in range(STEPS):
+            zs = stepped(zs, own_sums("lower", "y", xs, zs), RATE)
+        for _ in range(STEPS):
+            of_f = own_sums("upper", "y", xs, ys)
+            of_g = own_sums("lower", "y", xs, ys)
+            both = [
+                jax.tree.map(lambda u, low: (u + LAM * low) / LAM, u, low)
+                for u, low in zip(of_f, of_g, strict=True)
+            ]
+            ys = stepped(ys, both, RATE)
+        parts = (
+            own_sums("upper", "x", xs, ys),
+            own_sums("lower", "x", xs, ys),
+            own_sums("lower", "x", xs, zs),
+        )
+        grads = [
+            jax.tree.map(lambda u, a, b: u + LAM * (a - b), *each)
+            for each in zip(*parts, strict=True)
+        ]
+        xs = stepped(xs, grads, OUTER_RATE)
+    return xs, ys
+
+
+@pytest.mark.parametrize(
+    ("name", "local", "weights", "weighting"),
+    [
+        ("d_psgd", "fused", "constant", "shard"),
+        ("d_psgd", "virtual", "constant", "shard"),
+        ("matcha", "fused", "constant", "shard"),
+        ("matcha", "virtual", "constant", "shard"),
+        ("d_psgd", "fused", "of x and y", "shard"),
+        ("matcha", "virtual", "of x and y", "shard"),
+        ("d_psgd", "virtual", "of x and y", "example"),
+        ("d_psgd", "virtual", "of x and y", "shard_mean"),
+    ],
+)
+def test_replicas_are_those_of_the_reference(float64, name, local, weights, weighting):
+    of_weights = {"constant": problems.PROBLEM, "of x and y": problems.WEIGHING}
+    problem = problems.without_rows(of_weights[weights])
+    x, y = problems.start()
+    x = {"ridge": x["ridge"]}
+    make = {"d_psgd": topology.d_psgd, "matcha": topology.matcha}[name]
+    reducer = make(graph="complete") if name == "d_psgd" else make(graph="ring", budget=1.0)
+    estimator = bilevel.value_gap(bilevel.descent(optax.sgd(RATE)), STEPS, multiplier=LAM)
+    of_upper, of_lower = problems.sources()
+    asked = []
+    with run_lib.BilevelRun(
+        problem,
+        x,
+        y,
+        estimator,
+        optax.sgd(OUTER_RATE),
+        upper_source=of_upper,
+        lower_source=of_lower,
+        workers=4,
+        local=local,
+        microbatch_size=2,
+        quota=quota.static(proportions=(3.0, 1.0, 2.0, 2.0)),
+        reducer=reducer,
+        data={"weighting": weighting},
+        loss_over="microbatch",
+    ) as run:
+        state = run.init()
+        for _ in range(2):
+            state, step = run.step(state)
+            asked += [(each.what, each.report.done, None) for each in step.asked]
+        mixing = run.setup.methods.reducer.mixing
+        matrix = np.asarray(mixing.gossip.matrix(np.ones(len(mixing.gossip.partners), bool)))
+        got_x, got_y = (
+            jax.tree.map(np.asarray, jax.device_get(t)) for t in (state.x, state.kept.y)
+        )
+        assert step.bytes_sent > 0
+    xs, ys = reference(x, y, asked, matrix, name == "d_psgd", 2, 4, problem, weighting)
+    for got, expected in ((got_x, xs), (got_y, ys)):
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *expected)
+        assert problems.distance(stacked, got) < 1e-12
+    assert np.ptp(got_y["slope"], axis=0).max() > 1e-6  # the replicas do differ
+
+
+@pytest.mark.parametrize(
+    "outer", [optax.sgd(OUTER_RATE), optax.chain(optax.clip_by_global_norm(0.01), optax.sgd(9.0))]
+)
+def test_rows_of_examples_stay_alike_with_gossip(float64, outer):
+    problem, x, y, estimator = problems.given("value_gap")
+    of_upper, of_lower = problems.sources()
+    with run_lib.BilevelRun(
+        problem,
+        x,
+        y,
+        estimator,
+        outer,
+        upper_source=of_upper,
+        lower_source=of_lower,
+        workers=4,
+        local="fused",
+        microbatch_size=2,
+        reducer="d_psgd",
+        loss_over="microbatch",
+    ) as run:
+        state, _ = run.step(run.init())
+        rows = np.asarray(state.x["weight"].values)
+        assert np.array_equal(rows, np.broadcast_to(rows[:1], rows.shape))
+        assert np.all(rows[0] != x["weight"].values)
+
+
+def test_a_worker_that_does_nothing_stays_where_it_is(float64):
+    """Its momentum too; what it says of F is no part of what is told."""
+    x, y = problems.start()
+    x = {"ridge": x["ridge"]}
+    lower = bilevel.descent(optax.sgd(RATE, momentum=0.9))
+    of_upper, of_lower = problems.sources()
+    gone = [{"round": 0, "worker": 0, "present": False}]
+    with run_lib.BilevelRun(
+        problems.without_rows(),
+        x,
+        y,
+        bilevel.value_gap(lower, 1, multiplier=LAM),
+        optax.sgd(OUTER_RATE, momentum=0.9),
+        upper_source=of_upper,
+        lower_source=of_lower,
+        cluster={"num_workers": 3, "changes": gone},
+        quota="equal",
+        local="virtual",
+        microbatch_size=2,
+        reducer="d_psgd",  # it mixes before the step, and all begin alike
+        loss_over="microbatch",
+    ) as run:
+        state, step = run.step(run.init())
+        info = run.own_row(step.info)
+        moments = jax.device_get((state.opt, state.kept.opt))
+    rows = jax.device_get({"x": state.x, "y": state.kept.y})
+    for leaf, began in zip(jax.tree.leaves(rows), jax.tree.leaves({"x": x, "y": y}), strict=True):
+        np.testing.assert_allclose(leaf[0], began, rtol=1e-14)
+        assert np.all(abs(leaf[1] - began) > 1e-6)
+    for leaf in jax.tree.leaves(moments):
+        if leaf.ndim > 1 or leaf.dtype.kind == "f":
+            assert not np.any(leaf[0])
+    losses = []
+    for worker in (1, 2):
+        of_worker = {name: leaf[worker] for name, leaf in rows["y"].items()}
+        found, weights = problems.without_rows().upper(x, of_worker, of_upper)
+        losses.append(np.average(found, weights=weights))
+    assert min(losses) * 0.9 < info["upper_loss"] < max(losses) * 1.1
