@@ -72,10 +72,9 @@ def use_cpu_workers(num_workers: int) -> None:
     except RuntimeError:
         if len(jax.devices("cpu")) < num_workers:
             raise ValueError(
-                f"use_cpu_workers({num_workers}): JAX is already running with "
-                f"{len(jax.devices('cpu'))} CPU device(s), and their number cannot change "
-                "any more. Call it before the first JAX computation (in a notebook: restart "
-                "the kernel), or take local='virtual'"
+                f"use_cpu_workers({num_workers}): JAX already runs with {len(jax.devices('cpu'))} "
+                f"CPU device(s); call it before the first computation (notebook: restart the "
+                "kernel), or take local='virtual'"
             ) from None
 
 
@@ -131,8 +130,7 @@ def make_worker_mesh(num_workers: int, devices: Sequence[jax.Device] | None = No
     if jax.process_count() > 1 and num_workers != len(devices):
         raise ValueError(
             f"num_workers = {num_workers}, but the {jax.process_count()} processes of this run "
-            f"have {len(devices)} devices together, and each device is a worker. Set "
-            f"cluster.num_workers={len(devices)}, or start another number of processes"
+            f"have {len(devices)} devices together; set cluster.num_workers={len(devices)}"
         )
     return mesh_of(devices[:num_workers])
 
@@ -154,21 +152,20 @@ def devices_of(platforms: Sequence[str], num_workers: int) -> list[jax.Device]:
     if jax.process_count() > 1:
         raise ValueError(
             f"cluster.platforms: got {tuple(platforms)} in one of {jax.process_count()} processes; "
-            "devices of several platforms are workers of one process. Start one, or leave it out"
+            f"start one"
         )
     of_each = [_devices_on(platform) for platform in platforms]
     devices = [device for some in of_each for device in some]
     if devices[0] != jax.devices()[0]:
         raise ValueError(
-            f"cluster.platforms: got {tuple(platforms)}, and JAX's default platform is "
-            f"{jax.default_backend()!r}: name it first"
+            f"cluster.platforms: got {tuple(platforms)}; name JAX's default, "
+            f"{jax.default_backend()!r}, first"
         )
     least, most = len(devices) - len(of_each[-1]) + 1, len(devices)
     if not least <= num_workers <= most:
         raise ValueError(
             f"cluster.platforms: {tuple(platforms)} have {'+'.join(str(len(s)) for s in of_each)} "
-            f"devices, and cluster.num_workers={num_workers}; it must be from {least} to {most}. "
-            "hetjax.use_cpu_workers(n) at the beginning makes n devices of the CPU"
+            f"devices; cluster.num_workers={num_workers} must be from {least} to {most}"
         )
     return devices[:num_workers]
 
@@ -183,8 +180,8 @@ def _devices_on(platform: str) -> list[jax.Device]:
         return jax.devices(platform)
     except RuntimeError as error:
         raise ValueError(
-            f"cluster.platforms: got {platform!r}, and JAX has no such devices here "
-            f"({str(error).splitlines()[0]}). jax.devices() shows the default ones"
+            f"cluster.platforms: got {platform!r}, which JAX has not here: "
+            f"{str(error).splitlines()[0]}"
         ) from error
 
 

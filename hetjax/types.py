@@ -185,10 +185,7 @@ class SyncMetrics(NamedTuple):
 
 
 def _no_params() -> PyTree:
-    raise ValueError(
-        "report.params: a callback asks for them while it runs; this report is of a round that is "
-        "past. In a loop of your own ask run.params(state); of a run that is over, result.params"
-    )
+    raise ValueError("report.params: this round is past; ask run.params(state), or result.params")
 
 
 class Work(NamedTuple):

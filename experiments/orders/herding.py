@@ -48,12 +48,15 @@ def measure(run: Run, data_dir: str | None) -> dict[str, Any]:
     began, epochs, found = time.perf_counter(), [], []
     with hetjax.Run(**runs.open_run(run, data_dir).arguments()) as training:
         bounds, state, done = Bounds(training), training.init(), 0
+        quotas: np.ndarray | None = None
         while not training.done(state):
-            state, _ = training.round(state)
+            state, report = training.round(state)
+            if (line := report.read()).full or quotas is None:
+                quotas = np.array(line.quotas)
             epoch = training.setup.stream.epoch(state.stream)
             if epoch > done and not epoch % every:
                 epochs.append(epoch)
-                found.append(bounds(state))
+                found.append(bounds(state, quotas))
             done = epoch
     return runs.named(run) | {
         "epochs": epochs,
@@ -79,11 +82,11 @@ class Bounds:
         self._steps = rules.with_observer(rule)
         self._add = jax.jit(self._steps.add, donate_argnums=(1,))
 
-    def __call__(self, state: run_state.RunState) -> dict[str, float]:
-        """`inf_norm`, `two_norm` and `random_` of both, in rounds of the last quotas."""
+    def __call__(self, state: run_state.RunState, quotas: np.ndarray) -> dict[str, float]:
+        """`inf_norm`, `two_norm` and `random_` of both, in rounds of these quotas."""
         run, stream = self._run, self._run.setup.stream
         epoch, rounds = stream.epoch(state.stream), state.rounds
-        in_rounds = stream.whole_pass(rounds.stream, rounds.full_quotas)
+        in_rounds = stream.whole_pass(rounds.stream, quotas)
         random_order = np.random.default_rng((run.config.seed, epoch, 0x4E8D))
         shuffled = np.arange(stream.num_examples)
         for shard in stream.shards:

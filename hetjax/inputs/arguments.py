@@ -89,8 +89,7 @@ def _with_rule(
     named = config_lib.parse(groups.RuleConfig, described_rule(rule))
     if config.rule not in (groups.RuleConfig(), named):
         raise ValueError(
-            f"rule: the configuration names {_called(config.rule)} and rule= is {_called(named)}; "
-            "leave one of them out"
+            f"rule: the configuration names {_called(config.rule)} and rule= is {_called(named)}"
         )
     return dataclasses.replace(config, rule=named), rule
 
@@ -134,8 +133,8 @@ def config_of_fields(
     ]
     if given:
         raise ValueError(
-            f"fit: {', '.join(given)}: these fields are for the command line; here the model, "
-            "the optimizer and the data are the arguments loss_fn, optimizer and source"
+            f"fit: {', '.join(given)}: fields of the command line; give loss_fn, optimizer and "
+            f"source"
         )
     objects, lines = {}, []
     for group in kinds.KINDS:
@@ -227,10 +226,8 @@ def cluster_fields(given: Any, *, workers: int | None) -> Any:
     if isinstance(given, emulate.EmulatedCluster):
         if type(given) is not emulate.EmulatedCluster:
             raise ValueError(
-                f"cluster: got a {type(given).__name__}; a run takes the speeds, delays and "
-                "changes of a hetjax.cluster.emulate.EmulatedCluster itself, and would not call "
-                "functions of a class of your own: give one of those, with "
-                "changes=(Change(round, worker, …), …)"
+                f"cluster: got a {type(given).__name__}, whose functions a run would not call; "
+                f"give a hetjax.cluster.emulate.EmulatedCluster itself"
             )
         names = ("secs_per_microbatch", "overhead_secs", "delay", "delay_cv", "delay_per", "seed")
         changes = [dataclasses.asdict(change) for change in given.changes]

@@ -43,11 +43,9 @@ def make(
     observer = method.observer(sizes)
     if changes_state and observer is not None:
         raise ValueError(
-            f"ordering.method: {kinds.name_of('ordering', method)!r} needs the gradient of each "
-            "example, and the model's state is made of all examples of a microbatch (batch "
-            "statistics?), so that one example alone has none. Take "
-            "ordering.method='random_reshuffling', or the model with its state fixed "
-            "(use_running_average=True)"
+            f"ordering.method: {kinds.name_of('ordering', method)!r} needs each example's "
+            f"gradient, and the model's state (batch statistics?) is of all; take "
+            "'random_reshuffling', or fix the state"
         )
     if changes_state or isinstance(loss_fn, batch_loss.BatchLoss):
         return None  # that they see each other is meant
@@ -63,16 +61,13 @@ def make(
     except contract.BrokenError as error:
         raise ValueError(
             f"{error}. It was given what observe of the order "
-            f"{kinds.name_of('ordering', method)!r} returned: ((loss_sum f[], weights.sum()), "
-            "grad_parts like the parameters, …)"
+            f"{kinds.name_of('ordering', method)!r} returned"
         ) from error
     except (AttributeError, TypeError, ValueError) as error:
         name = kinds.name_of("ordering", method)
         raise ValueError(
-            f"ordering.method: {name!r} cannot work with this loss. 'grab' and those that end in "
-            "'_exact' call loss_fn with one example; the others take its forward derivative, "
-            "which a custom_vjp has not. Where the loss has metrics, one of your own gives back "
-            f"weights.sum(): {str(error).splitlines()[0]}"
+            f"ordering.method: {name!r} cannot work with this loss: {str(error).splitlines()[0]}. "
+            "'random_reshuffling' can; a custom_vjp has no forward derivative"
         ) from error
     if observer.dear and leads:
         messages.say(f"ordering.method={kinds.name_of('ordering', method)!r}: {observer.dear}")

@@ -68,14 +68,14 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         if name in fields:
             rate = fields[name] if isinstance(fields[name], int | float) else 1e-3
             raise ValueError(
-                f"fit: there is no field {name!r}: the optimizer has the learning rate. Give it "
-                f"there, such as optax.adam({rate:g})"
+                f"fit: there is no field {name!r}: the optimizer has it, such as "
+                f"optax.adam({rate:g})"
             )
     if "batch_size" in fields:
         size = fields["batch_size"]
         raise ValueError(
-            "fit: there is no field 'batch_size': the batch of an update is microbatch_size * "
-            f"budget examples, over all workers. {_for_batch(size)}"
+            "fit: there is no field 'batch_size': a batch is microbatch_size * budget examples. "
+            f"{_for_batch(size)}"
         )
 
 
@@ -110,9 +110,8 @@ def check_loss_fn(loss_fn: Any, *, caller: str = "fit") -> None:
         name = getattr(loss_fn, "__name__", "loss_fn")
         without = "lambda params, examples, rng: loss(params, examples)"
         raise ValueError(
-            f"{caller}: loss_fn is {name}{signature}, which cannot be called with three arguments "
-            f"({error}); {_LOSS}. {_OF_FLAX}. Of parameters and a batch, without random numbers: "
-            f"{without}"
+            f"{caller}: loss_fn is {name}{signature}, which does not take three arguments "
+            f"({error}); {_LOSS}. {_OF_FLAX}. Without random numbers: {without}"
         ) from None
 
 
@@ -154,7 +153,7 @@ def check_optimizer(
     if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
         raise ValueError(
             f"{caller}: optimizer is {parts.shown(optimizer)}; it must be an optax optimiser, such "
-            f"as optax.sgd(0.1), with an init and an update.{_optax_for(optimizer)}"
+            f"as optax.sgd(0.1).{_optax_for(optimizer)}"
         )
     complete = extra_arguments.with_extra_arguments(optimizer)
     dtypes = map(jnp.result_type, jax.tree.leaves(params))
@@ -180,8 +179,7 @@ def check_optimizer(
             )
         raise ValueError(
             f"{caller}: the update of this optimizer ({_whose(optimizer, error)}) needs "
-            f"{' and '.join(missing)}, too. {why}. Take an optimiser that needs gradients alone, "
-            "such as optax.adam(1e-3) or optax.sgd(0.1, momentum=0.9)"
+            f"{' and '.join(missing)}, too. {why}. Take one that needs gradients alone"
         ) from None
     if _shapes(before) != _shapes(after):
         maker = f"{caller}: the update of this optimizer ({_whose(optimizer)})"
@@ -201,9 +199,7 @@ def check_without_loss(optimizer: Any, params: Any) -> None:
         if "value" not in _missing(error):
             return  # the first round says more
         raise ValueError(
-            "rule: the update of this optimizer needs the round's mean loss (value), and the local "
-            "rule adds up none: its loss_sum is None. Give the rule a loss_sum(sums) -> f[], or "
-            "take an optimizer that needs gradients alone, such as optax.adam(1e-3)"
+            "rule: this optimizer needs the mean loss (value), and the rule's loss_sum is None"
         ) from None
 
 

@@ -22,9 +22,7 @@ def read_trace(path: str | pathlib.Path, num_workers: int) -> list[TracedRound]:
     """
     path = pathlib.Path(path).expanduser()
     if not path.is_file():
-        raise ValueError(
-            f"replay: there is no file {str(path)!r}; give the metrics.jsonl of a finished run"
-        )
+        raise ValueError(f"replay: there is no file {str(path)!r}; give the metrics.jsonl of a run")
     return list(_read(path, num_workers))
 
 
@@ -36,8 +34,7 @@ def _read(path: pathlib.Path, num_workers: int) -> Iterator[TracedRound]:
             done = np.asarray(record["microbatches_done"], np.int64)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"replay: line {number} of {str(path)!r} is no record of a round ({error}); "
-                "give the metrics.jsonl of a run, unchanged"
+                f"replay: line {number} of {str(path)!r} is no record of a round ({error})"
             ) from error
         if quotas.shape != (num_workers,) or done.shape != (num_workers,):
             raise ValueError(

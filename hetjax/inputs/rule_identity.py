@@ -56,10 +56,8 @@ def check(
     if program(rule.losses) != program(of_run):
         keys = f"per_example_rng={per_example_rng}"
         raise ValueError(
-            f"rule: its losses are not those of loss_fn with {keys}: the run would train the ones "
-            "and be evaluated, recorded and gone on with as the other. Give both one loss, such as "
-            f"rule=hetjax.local.gradients.gradient_sums(loss_fn, {keys}); losses of a rule of "
-            "your own are functools.partial(hetjax.losses.loss.masked, loss_fn)"
+            f"rule: its losses are not those of loss_fn with {keys}; give both one loss, such as "
+            f"rule=hetjax.local.gradients.gradient_sums(loss_fn, {keys})"
         )
 
 

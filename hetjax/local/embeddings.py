@@ -250,10 +250,9 @@ def _check_mask(loss: Callable, params: types.PyTree, like: types.PyTree) -> Non
     values = [float(jax.jit(loss)(params, each, mask)) for each in (rows, others)]
     if not np.isclose(values[0], values[1], rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ValueError(
-            f"batch_loss: loss is {values[0]:.6g}, and {values[1]:.6g} with other rows where the "
-            "mask is 0, which are no examples. Leave those out, as anchors and as negatives: "
-            "jnp.where(mask > 0, scores, -jnp.inf) before a softmax over the examples, and "
-            "jnp.sum(losses * mask) / jnp.sum(mask) for the mean"
+            f"batch_loss: loss is {values[0]:.6g}, and {values[1]:.6g} with other rows where mask "
+            f"is 0; leave those out: jnp.where(mask > 0, scores, -jnp.inf), jnp.sum(losses * mask) "
+            "/ jnp.sum(mask)"
         )
 
 

@@ -121,18 +121,14 @@ class Fused:
 
     def run(
         self,
-        round_index: int | None,
+        plan: stepped.LocalPlan,
         shared: types.Shared,
         carried: types.Carried,
-        plan: stream.Assignment,
-        *,
         rngs: Sequence[jax.Array],
-        limits: np.ndarray,
-        may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, types.Work]:
-        del may_close  # there is no gate
-        microbatches = jax.block_until_ready(self._load(plan))
+        round_index, assigned, limits, _ = plan  # there is no gate
+        microbatches = jax.block_until_ready(self._load(assigned))
         with waits.Wait("synchronise"):
             jax.block_until_ready((shared, carried))
         start = time.perf_counter()

@@ -204,8 +204,8 @@ def rule_of(
     metrics, weights_vary, changes_state, loss_divisor = traced
     if given is None and isinstance(loss_fn, batch_loss.BatchLoss):
         raise ValueError(
-            "batch_loss: a round of it has two passes, which hetjax.fit and hetjax.Run do; here is "
-            "a step of one. Take one of them, or a loss over a microbatch"
+            "batch_loss: a step has one pass, and this loss needs two; take hetjax.fit or "
+            "hetjax.Run"
         )
     if given is None:
         return gradient_sums(
@@ -218,15 +218,12 @@ def rule_of(
     rules.check_metrics(given, metrics)
     if changes_state and given.state_change is None:
         raise ValueError(
-            "rule: loss_fn changes the model's state, and the local rule adds up no changes: its "
-            "state_change is None, so the state would stay as it is. gradient_sums(loss_fn) adds "
-            "them up; or give the model with its state fixed"
+            "rule: loss_fn changes the model's state, and the rule's state_change is None; "
+            "gradient_sums has one"
         )
     if weights_vary and given.losses is not None and given.weight_grads is None:
         raise ValueError(
-            "rule: the weights of loss_fn depend on the parameters, and the local rule adds up the "
-            "gradient of weight * loss alone, so the update would be the derivative of nothing. "
-            "Take gradient_sums(loss_fn, weights_vary=True), or write "
-            "jax.lax.stop_gradient(weights) in loss_fn where they are meant to be constant"
+            "rule: the weights of loss_fn depend on the parameters; take gradient_sums(loss_fn, "
+            "weights_vary=True), or jax.lax.stop_gradient(weights)"
         )
     return given

@@ -149,9 +149,7 @@ def check(rule: Any) -> None:
             wrong = "it has weight_grads and no loss_sum, whose mean these are multiplied by"
     if wrong:
         raise ValueError(
-            f"rule: {wrong}. It must be a hetjax.LocalRule with begin(shared, worker) -> (worker, "
-            "sums), add(shared, worker, sums, microbatch, rng) -> (worker, sums) and "
-            "finish(shared, worker, sums) -> (worker, contribution, weight). For example "
+            f"rule: {wrong}; it must be a hetjax.LocalRule(begin, add, finish), such as "
             "hetjax.local.gradients.gradient_sums(loss_fn)"
         )
 
@@ -169,9 +167,8 @@ def check_metrics(rule: LocalRule, metrics: Sequence[str]) -> None:
     missing = [name for name in metrics if name not in rule.metrics]
     if missing:
         raise ValueError(
-            f"rule: loss_fn returns the metrics {', '.join(missing)}, and the local rule adds "
-            "up none of them, so nobody would see them. Name them in its metrics, with metric_sums "
-            "(gradient_sums(loss_fn, metrics=(…)) does), or leave them out of what loss_fn returns"
+            f"rule: loss_fn returns the metrics {', '.join(missing)}, and the rule's metrics lack "
+            f"them"
         )
 
 
@@ -196,16 +193,13 @@ def with_observer(
     check(rule)
     if observer is not None and rule.weight_grads is not None:
         raise ValueError(
-            "ordering: the weights of the loss depend on the parameters. This order balances the "
-            "gradients of weight * loss, which then are not what the update adds up. Take an order "
-            "without signs, such as ordering.method='random_reshuffling', or write "
-            "jax.lax.stop_gradient(weights) in loss_fn where they are meant to be constant"
+            "ordering: the weights of loss_fn depend on the parameters; take ordering.method="
+            "'random_reshuffling', or jax.lax.stop_gradient(weights)"
         )
     if observer is not None and (rule.losses is None or rule.take is None):
         raise ValueError(
-            "rule: the order balances gradients of the objective, and the local rule computes "
-            "something else: its losses and take are None. Take an order without signs, such as "
-            "ordering.method='random_reshuffling', or a rule that adds up gradients"
+            "rule: the order balances gradients, and the rule has none (losses, take); take "
+            "ordering.method='random_reshuffling'"
         )
 
     return LocalSteps(

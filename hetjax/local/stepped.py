@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -28,27 +28,31 @@ from hetjax.processes import beacons as beacons_lib
 from hetjax.processes import waits
 
 
+class LocalPlan(NamedTuple):
+    """What the workers are to do in a round."""
+
+    round_index: int | None  # None: warms up, without emulated speeds
+    assigned: stream.Assignment
+    limits: np.ndarray  # i64[W]: microbatches that each worker does at most, where that is known
+    may_close: bool = True  # by a gate
+
+
 class LocalPhase(Protocol):
     """One of the three ways to run a local rule; the rest of the loop does not know which."""
 
     def run(
         self,
-        round_index: int | None,
+        plan: LocalPlan,
         shared: types.Shared,
         carried: types.Carried,
-        plan: stream.Assignment,
-        *,
         rngs: Sequence[jax.Array],
-        limits: np.ndarray,
-        may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, types.Work]:
-        """Runs at most `limits[w]` microbatches of each worker's plan; uses up `carried`.
+        """Runs at most `plan.limits[w]` microbatches of each worker; uses up `carried`.
 
         Leaves of `shared`, but those of `given`, and of what is contributed are `[W, ...]`;
         `carried` was begun with `given`. `rngs` holds the key of each own worker's pass, on its
-        device; `meanwhile` is called while the workers compute; no gate closes the round unless it
-        `may_close`. Round None warms up: no emulation.
+        device; `meanwhile` is called while the workers compute.
         """
 
     def close(self) -> None:
@@ -197,16 +201,13 @@ class Stepped:
 
     def run(
         self,
-        round_index: int | None,
+        plan: LocalPlan,
         shared: types.Shared,
         carried: types.Carried,
-        plan: stream.Assignment,
-        *,
         rngs: Sequence[jax.Array],
-        limits: np.ndarray,
-        may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, types.Work]:
+        round_index, assigned, limits, may_close = plan
         of_workers = shared.params, shared.model_state, carried
         if self._mesh is None:
             rows = mesh_lib.rows_on(of_workers, self._devices)
@@ -217,7 +218,7 @@ class Stepped:
             handed_out = [jax.device_put(shared.given, device) for device in self._devices]
         gate = self._gate if may_close else None
         if gate is not None:
-            gate.begin(plan.quotas)
+            gate.begin(assigned.quotas)
         host_work = _Once(meanwhile)
         tasks: list[concurrent.futures.Future] = []
         try:
@@ -229,8 +230,8 @@ class Stepped:
                     worker,
                     types.Shared(params, handed_out[index], model_state),
                     begun,
-                    plan.microbatches(worker, int(limits[worker])),
-                    int(plan.passes[worker]),
+                    assigned.microbatches(worker, int(limits[worker])),
+                    int(assigned.passes[worker]),
                     rngs[index],
                     gate,
                     host_work if self._is_alone else None,
@@ -259,7 +260,9 @@ class Stepped:
             first_secs=np.asarray(first_secs),
             compute_secs=np.asarray(compute_secs),
             overruns=np.asarray(overruns),
-            example_signs=stack_signs(signs, plan.example_ids.shape[1]) if self._signed else None,
+            example_signs=stack_signs(signs, assigned.example_ids.shape[1])
+            if self._signed
+            else None,
         )
 
     def _work(
@@ -371,8 +374,8 @@ def check_threads(threads: concurrent.futures.Executor) -> None:
     for name, value in here.items():
         if there[name] != value:
             raise ValueError(
-                f"{name} is {value!r} by a `with` block, which the workers' threads do not see "
-                f"({there[name]!r} there); set it by jax.config.update({name!r}, {value!r})"
+                f"{name} is {value!r} by a `with` block, which threads do not see; set it by "
+                f"jax.config.update({name!r}, {value!r})"
             )
 
 

@@ -81,17 +81,13 @@ class Virtual:
 
     def run(
         self,
-        round_index: int | None,
+        plan: stepped.LocalPlan,
         shared: types.Shared,
         carried: types.Carried,
-        plan: stream.Assignment,
-        *,
         rngs: Sequence[jax.Array],
-        limits: np.ndarray,
-        may_close: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[types.Contribution, types.Work]:
-        del may_close  # `limits` are what the gate leaves done
+        round_index, assigned, limits, _ = plan  # `limits` are what the gate leaves done
         if self._keys is None or self._keys[0] is not rngs:
             self._keys = rngs, jnp.stack(rngs)
         signs: list[Any] = []
@@ -99,9 +95,9 @@ class Virtual:
         warm_up = round_index is None  # a second position too, so that it is compiled
         for position in range(int(limits.max()) + warm_up):
             active = position < limits
-            shape = (self._num_workers, plan.example_ids.shape[1])
+            shape = (self._num_workers, assigned.example_ids.shape[1])
             ids = np.full(shape, stream.PADDING, np.int32)
-            ids[active] = plan.example_ids[plan.starts[:-1][active] + position]
+            ids[active] = assigned.example_ids[assigned.starts[:-1][active] + position]
             begun: types.PyTree = ()
             if trees.is_shared_row(carried.evidence, carried.tally):
                 begun, carried = (carried.evidence,), carried._replace(evidence=())
@@ -109,7 +105,7 @@ class Virtual:
                 shared,
                 carried,
                 begun,
-                self._feed.load(0, ids, plan.passes),
+                self._feed.load(0, ids, assigned.passes),
                 active,
                 self._keys[1],
                 is_first=position == 0 and self._same_evidence,
@@ -125,7 +121,7 @@ class Virtual:
         if self._signed:
             # Not `jax.device_get`, which takes ten times as long for something so small.
             on_host = np.array([np.asarray(s) for s in signs], np.int8)  # by position
-            on_host = on_host.reshape(-1, self._num_workers, plan.example_ids.shape[1])
+            on_host = on_host.reshape(-1, self._num_workers, assigned.example_ids.shape[1])
             example_signs = [on_host[:count, w] for w, count in enumerate(limits)]
         if trees.is_shared_row(carried.evidence, carried.tally):  # nobody has added to it
             spread = functools.partial(jnp.repeat, repeats=self._num_workers, axis=0)

@@ -137,7 +137,7 @@ def _programs(
 ) -> setup_lib.Kinds:
     """Of all kinds of rounds."""
     main = maker.make(rule, observer, optimizer, one_pass=passes is None)
-    more = {kind: maker.make(each) for kind, each in more_rules.items()}
+    more = {kind: maker.make(each, kind=kind) for kind, each in more_rules.items()}
     has_unsigned = observer is not None and maker.methods.order.balances is not None
     return setup_lib.Kinds(
         {setup_lib.MAIN: main} | more,
@@ -222,20 +222,19 @@ def _check_more(
     """Refuses kinds of rounds that an order or a checkpoint cannot have."""
     if setup_lib.MAIN in more_rules:
         raise ValueError(
-            f"rules: {setup_lib.MAIN!r} is the name of the run's own rule; give it as rule="
+            f"rules: {setup_lib.MAIN!r} is the name of the run's own rule; give that as rule="
         )
     if more_rules and observer is not None:
         raise ValueError(
-            f"rules: {', '.join(more_rules)}: rounds of these kinds take examples from the order "
-            "and find no signs for them, which this order needs of each example. Take an order "
-            "without signs, such as ordering='random_reshuffling'"
+            f"rules: {', '.join(more_rules)} find no signs of examples, which the order needs: "
+            f"take one without, such as ordering='random_reshuffling'"
         )
     for kind, rule in more_rules.items():
         rules.check(rule)
         if rule.keeps_worker:
             raise ValueError(
-                f"rules: the rule of {kind!r} keeps something for each worker from round to round, "
-                "which only the run's own rule may; give it as rule="
+                f"rules: {kind!r} keeps something for each worker; only the run's own rule (rule=) "
+                f"may"
             )
 
 
@@ -267,9 +266,8 @@ def _last_of_pass(
         return "fill" if changes_state and not is_told else "pad"
     if config.data.last == "pad" and changes_state and not is_told:
         raise ValueError(
-            "data.last: got 'pad', and the model's state would be made of padding, too. Take "
-            "'fill' or 'drop', or a loss with a fifth argument mask f32[B] (of nnx_loss and "
-            "linen_loss a third one), for the statistics to leave padding out"
+            "data.last: got 'pad', and the model's state would hold padding. Take 'fill' or "
+            "'drop', or a loss that is given mask f32[B]"
         )
     return config.data.last
 
@@ -284,9 +282,8 @@ def _state_of(loss_fn: losses_lib.LossFn, reducer: topology.Reducer) -> types.Py
         return ()
     if reducer.gossips and stateful.SUM in loss_fn.modes:
         raise ValueError(
-            "state_reduce: 'sum' with a reducer that gossips: each worker would add up its own "
-            "count, and mixing takes means. Take reducer='all_reduce', or leave counters out of "
-            "the state"
+            "state_reduce: got 'sum', and a reducer that gossips takes means. Take "
+            "reducer='all_reduce'"
         )
     return loss_fn.model_state
 

@@ -4,6 +4,7 @@ An `Engine` knows no optimiser. `Run` is an engine and an update, a level of a b
 engine alone. Everything on the host that the rounds to come depend on is in a `RoundsState`.
 """
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
@@ -114,10 +115,15 @@ class Engine:
             )
         self.num_workers = len(setup.where.devices)
         self.is_closed = False
-        self._warm: dict[str, run_state.Shapes] = {}  # what each kind of round is given
+        self.warm: dict[str, run_state.Shapes] = {}
+        """The kinds of rounds whose programs have run, and what these are given."""
         self._pass_keys = stepped.PassKeys(setup.rng, setup.where.devices, setup.where.own)
         self.clock = round_report.Clock()
         self._last_made: types.PyTree = None  # by the last round
+        is_alone = setup.company.meeting.alone
+        self._waiting = contextlib.nullcontext() if is_alone else waits.Wait("synchronise")
+        self.together = contextlib.nullcontext if is_alone else watch.taking_part
+        """Around what all processes do together."""
 
     def __enter__(self) -> Self:
         return self
@@ -140,7 +146,6 @@ class Engine:
             policies=planning.begun_policies(self.setup),
             stream=self.setup.stream.init(),
             passes=np.zeros(self.num_workers, int),
-            full_quotas=np.zeros(self.num_workers, int),
             rounds_done=0,
             generations=Generations(self),
             generation=0,
@@ -188,20 +193,23 @@ class Engine:
             NonFiniteError: a microbatch of the round before was not finite.
         """
         run_state.check_state(state, self)
-        if not self.is_warm(kind):
+        if kind not in self.warm:
             warm_up.of_sums(self, state, point, kind, given)
         plan = self.open(state, kind=kind, given=given, again=again)
-        with jax.profiler.StepTraceAnnotation("round", step_num=plan.round_index):
-            executed = self.add_up(
-                plan, point, types.Kept(), request=request, meanwhile=self.check_last
-            )
+        with jax.profiler.StepTraceAnnotation("round", step_num=plan.local.round_index):
+            executed = self.add_up(plan, point, types.Kept(), request=request)
             new, report = self.close_round(executed)
         return new, executed.sums, report
 
     # --- What a round is made of ---
 
     def open(
-        self, state: Any, *, kind: str, given: types.PyTree, again: stream.Assignment | None
+        self,
+        state: RoundsState,
+        *,
+        kind: str,
+        given: types.PyTree,
+        again: stream.Assignment | None,
     ) -> Plan:
         """What the next round is to do, which begins now: with it the last one ends.
 
@@ -212,36 +220,22 @@ class Engine:
         Raises:
             ValueError: the state is spent, or another run's; `given` or the trace does not fit.
         """
-        rounds = run_state.check_state(state, self)
-        self.setup.feed.compare(self.setup.stream.epoch(rounds.stream))
+        run_state.check_state(state, self)
+        setup = self.setup
+        setup.feed.compare(setup.stream.epoch(state.stream))
         began = time.perf_counter()
         at = "computing" if self.config.local == "fused" else "waiting"
-        self.beacons.at(at, rounds.rounds_done)
-        if (shapes := self._warm[kind]) or jax.tree.leaves(given):
+        self.beacons.at(at, state.rounds_done)
+        if (shapes := self.warm[kind]) or jax.tree.leaves(given):
             run_state.check_given(given, shapes)
-        if again is None and (ended := self.end_of_source(rounds)):
+        if again is None and (ended := self.end_of_source(state)):
             raise ValueError(ended)
-        plan = planning.plan(self.setup, rounds, kind=kind, given=given, again=again)
-        if self.setup.feed.reads_ahead and again is None:
-            workers = range(self.num_workers) if self.setup.feed.reads_all else self.setup.where.own
-            upcoming = self.setup.stream.upcoming(rounds.stream, plan.quotas, workers)
-            self.setup.feed.read_ahead(*upcoming)
+        plan = planning.plan(setup, state, kind=kind, given=given, again=again)
+        if setup.feed.reads_ahead and again is None:
+            workers = range(self.num_workers) if setup.feed.reads_all else setup.where.own
+            setup.feed.read_ahead(*setup.stream.upcoming(state.stream, plan.quotas, workers))
         self.clock.begins(began)
-        return plan._replace(state=state, began=began)
-
-    def check_last(self, first: Callable[[], None] | None = None) -> None:
-        """While the workers compute: waits for the numbers of the last round.
-
-        Args:
-            first: called before.
-
-        Raises:
-            NonFiniteError: they are not finite.
-        """
-        if first is not None:
-            first()
-        if self.clock.last is not None:
-            self.clock.last.check()
+        return plan
 
     def close_round(self, executed: Executed) -> tuple[RoundsState, round_report.Report]:
         """What the rounds to come depend on after a round, and its report."""
@@ -250,12 +244,13 @@ class Engine:
         processed = new.stream.examples_processed
         examples = processed - plan.rounds.stream.examples_processed
         if plan.is_again:
-            examples = stream.examples_in(plan.assigned.example_ids)
+            examples = stream.examples_in(plan.local.assigned.example_ids)
         report = round_report.Report(
             self.setup,
             executed,
             settle=self.settle,
             state_of=lambda report: self._last_made[0] if report is self.clock.last else None,
+            began=self.clock.round_began,
             examples=examples,
             examples_processed=processed,
         )
@@ -267,24 +262,31 @@ class Engine:
 
     def add_up(self, plan: Plan, point: types.PyTree, kept: types.Kept, **options: Any) -> Executed:
         """A round without update, at a point with leaves `[W, ...]`; `options` are of `compute`."""
-        own = plan.programs
-        carried = own.begin(point, kept, plan.given)
-        kept, carried = self.renewed(plan, kept, carried)
+        carried = plan.programs.begin(point, kept, plan.given)
+        return self.synchronised(plan, kept, point, carried, **options)
+
+    def synchronised(
+        self, plan: Plan, kept: Any, point: types.PyTree, carried: Any, **options: Any
+    ) -> Executed:
+        """The local phase and the sync phase of a round; `options` are of `compute`.
+
+        Args:
+            plan: of the round.
+            kept: what the sync phase begins from: a `TrainState`, or `Kept` without an update.
+            point: where the rules compute, leaves `[W, ...]`.
+            carried: by the workers, begun at the point; used up.
+        """
+        begins = plan.passes != plan.rounds.passes
+        if self.setup.new_pass is not None and begins.any():
+            memory, carried = self.setup.new_pass(kept.memory, carried, begins)
+            kept = kept._replace(memory=memory)
         shared = types.Shared(point, plan.given, model_state=kept.model_state)
-        with watch.taking_part():
+        with self.together():
             contributed, work, metrics, asked = self.compute(plan, shared, carried, **options)
             others = self.setup.shares, plan.active, metrics, plan.given
-            with waits.Wait("synchronise"):
-                sums = own.sync.call(kept, contributed, *others)
+            with self._waiting:
+                sums = plan.programs.sync.call(kept, contributed, *others)
         return Executed(plan, work, sums._replace(metrics=metrics or sums.metrics), asked)
-
-    def renewed(self, plan: Plan, kept: Any, carried: Any) -> tuple[Any, Any]:
-        """What is kept and carried, where the order begins new passes."""
-        begins = plan.passes != plan.rounds.passes
-        if self.setup.new_pass is None or not begins.any():
-            return kept, carried
-        memory, carried = self.setup.new_pass(kept.memory, carried, begins)
-        return kept._replace(memory=memory), carried
 
     def compute(
         self,
@@ -293,7 +295,7 @@ class Engine:
         carried: types.Carried,
         *,
         request: gathering.Request = gathering.Request.NOTHING,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[types.Contribution, types.Work, Any, gathering.Request]:
         """The local phase of a round, and what all processes tell each other of it.
 
@@ -304,6 +306,9 @@ class Engine:
             request: what this process asks of all of them.
             meanwhile: called while the workers compute.
 
+        Raises:
+            NonFiniteError: a microbatch of the round before was not finite.
+
         Returns:
             what the synchronisation takes; what all workers did; the `SyncMetrics` of all, or ()
             where the synchronisation is to gather them; and what any process asked.
@@ -313,31 +318,26 @@ class Engine:
 
         def once_begun() -> None:
             clock.computes()
-            meanwhile()
+            if meanwhile is not None:
+                meanwhile()
+            if clock.last is not None and plan.local.round_index is not None:
+                clock.last.check()
 
-        contributed, work = own.local.run(
-            plan.round_index,
-            shared,
-            carried,
-            plan.assigned,
-            rngs=self._pass_keys(plan.assigned.passes),
-            limits=plan.limits,
-            may_close=plan.may_close,
-            meanwhile=once_begun,
-        )
+        rngs = self._pass_keys(plan.local.assigned.passes)
+        contributed, work = own.local.run(plan.local, shared, carried, rngs, once_begun)
         clock.stamp("computed")
-        own.sums.post(contributed)
-        clock.stamp("posted")
-        if plan.round_index is None:
+        if plan.local.round_index is None:
             self.begins.detail("the synchronisation")
         metrics: types.SyncMetrics | tuple[()] = ()
         if setup.company.gather is not None:
+            own.sums.post(contributed)
+            clock.stamp("posted")
             is_known = own.sums.meet_before and setup.host_is_own
             host_secs = clock.host_secs(work.compute_secs.max()) if is_known else 0.0
             told = plan.digests(), request, host_secs
             work, request, metrics = setup.company.gather(contributed, work, *told)
-        clock.stamp("gathered")
-        contributed = own.sums.total(contributed, work.host_secs)  # all have posted
+            clock.stamp("gathered")
+            contributed = own.sums.total(contributed, work.host_secs)  # all have posted
         if (closing := plan.closing) is not None:
             work = work._replace(compute_secs=closing.compute_secs)
         local_secs = work.compute_secs.max() if closing is None else closing.round_secs
@@ -355,13 +355,7 @@ class Engine:
             jax.block_until_ready(self._last_made)
         self.clock.settled(since)
 
-    def is_warm(self, kind: str) -> bool:
-        """Whether the programs of a kind are compiled, and have run."""
-        if kind not in self._warm:
-            self.setup.programs.check_kind(kind)
-        return kind in self._warm
-
     def warmed_up(self, kind: str, given: types.PyTree) -> None:
         """Notes that a kind is warm; its rounds are given values of these shapes."""
         self.clock.closes()
-        self._warm[kind] = run_state.shapes_of(given)
+        self.warm[kind] = run_state.shapes_of(given)

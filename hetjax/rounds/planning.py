@@ -37,63 +37,44 @@ def plan(
         ValueError: the trace that is replayed does not fit.
     """
     config, index = setup.config, state.rounds_done
-    num_workers = len(setup.where.devices)
-    present = np.ones(num_workers, bool)
+    caps = np.full(len(setup.where.devices), config.quota.max_microbatches or config.budget)
     if setup.speeds.cluster is not None:
-        present = setup.speeds.cluster.present_at(index)
-    caps = np.where(present, config.quota.max_microbatches or config.budget, 0)
-    quotas, limits, policy = _assign(setup, state, kind, present, caps, again)
+        caps[~setup.speeds.cluster.present_at(index)] = 0
+    quotas, limits, policy = _assign(setup, state, kind, caps, again)
     may_close = setup.speeds.trace is None and again is None
     may_close = may_close and not setup.stream.is_last(state.stream, quotas)
-    closing = (
-        setup.speeds.clock.close(index, quotas) if may_close and setup.methods.gate.closes else None
-    )
-    if closing is not None and not closing.microbatches_done.any():
-        _check_progress(setup, index, quotas)
+    closing = None
+    if may_close and setup.methods.gate.closes:
+        closing = setup.speeds.clock.close(index, quotas)
+    if closing is not None:
+        limits = closing.microbatches_done
+        if not limits.any():
+            _check_progress(setup, index, quotas)
     if again is None:
         assigned = setup.stream.plan(state.stream, quotas)
     else:
         assigned = setup.stream.again(again, quotas)
-    epoch = setup.stream.epoch(state.stream)
     passes, observer, signed = state.passes, setup.methods.observer, False
     if observer is not None:
         signed = any(_balances(setup, index) for index in set(assigned.passes.tolist()))
-        if signed:  # all begin a pass with the epoch, or each begins its own
-            passes = np.full(num_workers, epoch) if observer.coordinated else assigned.passes
+        if signed and observer.coordinated:  # all begin a pass with the epoch
+            passes = np.full(caps.size, setup.stream.epoch(state.stream))
+        elif signed:  # each begins its own
+            passes = assigned.passes
     return Plan(
-        state=state,
-        round_index=index,
-        epoch=epoch,
-        assigned=assigned,
+        state,
+        stepped.LocalPlan(index, assigned, limits, may_close),
         quotas=quotas,
-        limits=limits if closing is None else closing.microbatches_done,
         caps=caps,
-        present=present,
-        is_full=int(quotas.sum()) == config.budget,
-        may_close=may_close,
         closing=closing,
         policy=policy,
         passes=passes,
         signed=signed,
-        active=active(setup, index),
-        kind=kind,
-        programs=_programs_of(setup, kind, signed=signed),
+        active=setup.exchanges(index),
+        programs=setup.programs.of(kind, signed=signed),
         given=given,
         is_again=again is not None,
     )
-
-
-def active(setup: setup_lib.Setup, round_index: int) -> Any:
-    """What the sync phase of a round is told of the exchanges: bool[M], or ()."""
-    mixing = setup.methods.reducer.mixing
-    return () if mixing is None else mixing.gossip.active(round_index)
-
-
-def _programs_of(setup: setup_lib.Setup, kind: str, *, signed: bool) -> setup_lib.Programs:
-    """What a round runs."""
-    if setup.programs.unsigned is not None and kind == setup_lib.MAIN and not signed:
-        return setup.programs.unsigned
-    return setup.programs.of_kind[kind]
 
 
 def begun_policies(setup: setup_lib.Setup) -> dict[str, Any]:
@@ -109,26 +90,18 @@ def warm_up_plan(
     setup: setup_lib.Setup, state: RoundsState, *, kind: str, signed: bool, given: types.PyTree
 ) -> Plan:
     """A round of one microbatch of padding for every worker: compiles all, changes nothing."""
-    num_workers = len(setup.where.devices)
-    assigned = stepped.warm_up_plan(num_workers, setup.config.microbatch_size)
+    assigned = stepped.warm_up_plan(len(setup.where.devices), setup.config.microbatch_size)
     return Plan(
-        state=state,
-        round_index=None,
-        epoch=0,
-        assigned=assigned,
+        state,
+        stepped.LocalPlan(None, assigned, assigned.quotas),
         quotas=assigned.quotas,
-        limits=assigned.quotas,
         caps=assigned.quotas,
-        present=np.ones(num_workers, bool),
-        is_full=False,
-        may_close=True,
         closing=None,
         policy=None,
         passes=state.passes,
         signed=signed,
-        active=active(setup, 0),
-        kind=kind,
-        programs=_programs_of(setup, kind, signed=signed),
+        active=setup.exchanges(0),
+        programs=setup.programs.of(kind, signed=signed),
         given=given,
     )
 
@@ -141,22 +114,25 @@ def commit(setup: setup_lib.Setup, plan: Plan, executed: Executed) -> RoundsStat
         plan: what the round was to do.
         executed: what came of it.
     """
-    state, policy, work = plan.rounds, plan.policy, executed.work
-    if _asks_policy(setup):
-        policy = setup.methods.policy.observe(policy, _times(work, plan.present))
+    state, policy, work, kind = plan.rounds, plan.policy, executed.work, plan.programs.kind
+    if setup.asks_policy:
+        # What a worker's process needs before its compute is its own, too.
+        host_secs = np.where(work.microbatches_done > 0, work.host_secs, 0.0)
+        first, last = work.first_secs + host_secs, work.compute_secs + host_secs
+        done, present = work.microbatches_done.copy(), plan.caps > 0
+        policy = setup.methods.policy.observe(policy, quota.RoundTimes(done, first, last, present))
         _check_kept(setup, policy, "observe(state, times)")
     stream = state.stream
     if not plan.is_again:  # else its examples are counted already, and the orders stay
         signs = work.example_signs
         if signs is not None:
             signs = _flipped(signs, executed.sums.flips)
-        stream = setup.stream.commit(stream, plan.assigned, work.microbatches_done, signs)
-    keeps_quotas = plan.is_full or not state.full_quotas.any()
+        done = work.microbatches_done
+        stream = setup.stream.commit(stream, plan.local.assigned, done, signs)
     return RoundsState(
-        policies={**state.policies, plan.kind: policy},
+        policies={**state.policies, kind: policy},
         stream=stream,
         passes=plan.passes,
-        full_quotas=plan.quotas if keeps_quotas else state.full_quotas,
         rounds_done=state.rounds_done + 1,
         generations=state.generations,
         generation=state.generation + 1,
@@ -167,7 +143,6 @@ def _assign(
     setup: setup_lib.Setup,
     state: RoundsState,
     kind: str,
-    present: np.ndarray,
     caps: np.ndarray,
     again: stream_lib.Assignment | None,
 ) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -176,27 +151,24 @@ def _assign(
     total = len(again.example_ids) if again is not None else 0
     if total > caps.sum():
         raise ValueError(
-            f"again: {total} microbatches are to be done once more, and the workers that are "
-            f"present may have {caps.tolist()}; raise quota.max_microbatches or lower the budget"
+            f"again: got {total} microbatches, and present workers may have {caps.tolist()}; raise "
+            "quota.max_microbatches"
         )
     if setup.speeds.trace is None:
         gated = setup.methods.gate.closes
         total = total or stream.total(state.stream, config.budget, gated=gated)
-        if _asks_policy(setup):
+        if setup.asks_policy:
             quotas, policy = asking.assigned(setup.methods.policy, policy, total, caps)
             _check_kept(setup, policy, "assign(state, total, caps)")
         else:
             quotas = np.array([total])
         if again is None:
-            quotas = stream.fitted(state.stream, quotas, present)
+            quotas = stream.fitted(state.stream, quotas, caps > 0)
         else:
             quotas = stream.again(again, quotas).quotas
         return quotas, quotas, policy
     if state.rounds_done >= len(setup.speeds.trace):
-        raise ValueError(
-            f"replay: {config.replay!r} has {len(setup.speeds.trace)} rounds, and here is one "
-            "more; ask for fewer, or replay with the configuration that wrote it"
-        )
+        raise ValueError(f"replay: {config.replay!r} has only {len(setup.speeds.trace)} rounds")
     quotas, done = setup.speeds.trace[state.rounds_done]
     if again is None:
         total = stream.total(state.stream, config.budget)
@@ -207,18 +179,10 @@ def _assign(
         fits = fits and np.array_equal(stream.again(again, quotas).quotas, quotas)
     if not fits or np.any(quotas > caps):
         raise ValueError(
-            f"replay: round {state.rounds_done} of {config.replay!r} has quotas "
-            f"{quotas.tolist()}, but here it has {total} microbatches, caps {caps.tolist()}; "
-            "replay with the configuration that wrote it"
+            f"replay: round {state.rounds_done} of {config.replay!r} has quotas {quotas.tolist()}, "
+            f"and here are {total} microbatches, caps {caps.tolist()}: the configuration is another"
         )
     return quotas, done, policy
-
-
-def _asks_policy(setup: setup_lib.Setup) -> bool:
-    """Whether a round has a choice of quotas: a trace has none, nor have hetjax's own policies for
-    one worker. A user's may have other reasons to be asked."""
-    has_choice = len(setup.where.devices) > 1 or setup.policy_form is not None
-    return setup.speeds.trace is None and has_choice
 
 
 def _check_kept(setup: setup_lib.Setup, policy: Any, call: str) -> None:
@@ -236,8 +200,7 @@ def _balances(setup: setup_lib.Setup, pass_index: int) -> bool:
         return bool(answer)
     raise ValueError(
         f"ordering: {parts_lib.named(setup.methods.order)}: balances({pass_index}) returned "
-        f"{parts_lib.shown(answer)}; it must return True or False, whether place needs the signs "
-        "of that pass"
+        f"{parts_lib.shown(answer)}; it must return True or False"
     )
 
 
@@ -248,21 +211,8 @@ def _check_progress(setup: setup_lib.Setup, index: int, quotas: np.ndarray) -> N
         if closing is None or closing.microbatches_done.any():
             return
     raise ValueError(
-        f"gate: with gate.in_flight='drop' {parts_lib.named(setup.methods.gate)} closes rounds of "
-        f"the quotas {quotas.tolist()} before a microbatch is finished, and nothing was finished "
-        f"in {_EMPTY_ROUNDS} rounds from round {index} on; let it close later, or set "
-        "gate.in_flight='finish'"
-    )
-
-
-def _times(work: types.Work, present: np.ndarray) -> quota.RoundTimes:
-    """What the policy is told: what a worker's process needs before its compute is its own too."""
-    host_secs = np.where(work.microbatches_done > 0, work.host_secs, 0.0)
-    return quota.RoundTimes(
-        work.microbatches_done.copy(),
-        work.first_secs + host_secs,
-        work.compute_secs + host_secs,
-        present.copy(),
+        f"gate: {parts_lib.named(setup.methods.gate)} drops all of {quotas.tolist()} in "
+        f"{_EMPTY_ROUNDS} rounds from {index} on; close later, or set gate.in_flight='finish'"
     )
 
 
@@ -286,7 +236,7 @@ def references(setup: setup_lib.Setup, plan: Plan) -> References | None:
     """None where the true speeds are not known, or a gate may close the round."""
     if setup.speeds.cluster is None or not setup.speeds.emulated or setup.methods.gate.closes:
         return None
-    costs = setup.speeds.cluster.costs_at(plan.round_index or 0)
+    costs = setup.speeds.cluster.costs_at(plan.local.round_index or 0)
     passes = 1.0 if setup.programs.embedding is None else 2.0
     return _references(
         (passes * costs.overhead_secs).tobytes(),

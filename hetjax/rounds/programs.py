@@ -43,6 +43,7 @@ class Maker:
         observer: ordering.Observer | None = None,
         optimizer: optax.GradientTransformation | None = None,
         *,
+        kind: str = setup_lib.MAIN,
         one_pass: bool = True,
     ) -> setup_lib.Programs:
         """The programs of one kind; without an optimiser its rounds have no update. A round may be
@@ -67,6 +68,7 @@ class Maker:
         late = packed and mesh is not None and optimizer is not None and one_pass
         late = late and self.methods.reducer.mixing is None
         return setup_lib.Programs(
+            kind=kind,
             rule=rule,
             updates=optimizer is not None,
             local=_make_local(self, steps, signed=observer is not None, finishes=not late),

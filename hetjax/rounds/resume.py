@@ -61,8 +61,7 @@ def check_workers(saved: checkpoint.Saved, setup: setup_lib.Setup) -> None:
     if before != now and setup.config.data.sharing == "private":
         raise ValueError(
             f"the checkpoint of round {saved.step} has {before} workers and this run {now}: with "
-            "data.sharing='private' each worker owns a shard, so resume with the same number, or "
-            "give another directory"
+            "data.sharing='private' the number must stay"
         )
 
 
@@ -85,8 +84,7 @@ def newest(
     saved = checkpoint.newest(directory) if directory.is_dir() else None
     if saved is None:
         raise ValueError(
-            f"restore: there is no whole checkpoint in {str(directory)!r}; give the workdir of a "
-            "run, or take init()"
+            f"restore: there is no whole checkpoint in {str(directory)!r}; give a run's workdir"
         )
     recorded.check(directory.parent, config, only=("rule",))
     check_workers(saved, setup)
@@ -94,9 +92,8 @@ def newest(
     others = [name for name in solved if name in kept and solved[name] != kept[name]]
     if others:
         raise ValueError(
-            f"restore: this run has solved {others[0]!r} by itself, and the checkpoint has another "
-            "solution, in the last bits at least: make it by Run(..., solved=lambda: "
-            "hetjax.records.keeper.kept_solutions(workdir))"
+            f"restore: this run's solution of {others[0]!r} is not the checkpoint's; make it by "
+            f"Run(..., solved=lambda: hetjax.records.keeper.kept_solutions(workdir))"
         )
     return saved
 
@@ -133,10 +130,7 @@ def from_train(train: Any, setup: setup_lib.Setup) -> types.TrainState:
         ValueError: it is none, or of another model or optimiser.
     """
     if not isinstance(train, types.TrainState):
-        raise ValueError(
-            f"init_state is a {type(train).__name__}; it must be a hetjax.TrainState, such as "
-            "the state of a result. Parameters alone are given as params"
-        )
+        raise ValueError(f"init_state is a {type(train).__name__}; it must be a hetjax.TrainState")
     num_workers = len(setup.where.devices)
     own = jax.device_get(mesh_lib.own_row(setup.begun))
     like = own._replace(memory=(), worker=())
@@ -283,9 +277,7 @@ def _check_shards(
     if setup.config.data.sharing == "private" and before != sizes:
         raise ValueError(
             f"the checkpoint of round {saved.about['rounds']} has shards of {before} examples, and "
-            f"this run of {sizes}: with data.sharing='private' quota.proportions cut them, so they "
-            "must stay; resume with the quota policy that it was made with, or give another "
-            "directory"
+            f"this run of {sizes}: with data.sharing='private' quota.proportions must stay"
         )
 
 

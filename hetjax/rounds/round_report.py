@@ -27,6 +27,7 @@ from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 
 _PATIENCE_SECS = 60.0
+_MOMENTS = ("computed", "posted", "gathered")  # of a round
 
 
 class NonFiniteError(ValueError):
@@ -49,6 +50,7 @@ class Report:
         settle: waits until the round is over, and calls `end`.
         state_of: what a round left, of its report; None where it is not known any more.
         executed: what came of it.
+        began: perf_counter when the host began with it.
         examples: processed in it, by all workers.
         examples_processed: since the run began.
 
@@ -68,11 +70,13 @@ class Report:
         *,
         settle: Callable[[], None],
         state_of: Callable[["Report"], Any],
+        began: float,
         examples: int,
         examples_processed: int,
     ) -> None:
         nothing: Any = None  # a report holds no state: its buffers are the next round's
-        self._setup, self._plan = setup, executed.plan._replace(state=nothing)
+        self._setup, self._plan = setup, executed.plan._replace(rounds=nothing)
+        self._epoch, self._began = setup.stream.epoch(executed.plan.rounds.stream), began
         self._work = executed.work
         self._metrics, self._step_norms = executed.sums.metrics, executed.sums.step
         self.asked = executed.asked
@@ -86,14 +90,13 @@ class Report:
     @property
     def done(self) -> stream.Assignment:
         """The microbatches that were done, for `Run.round(..., again=…)`; without waiting."""
-        return stream.done_of(self._plan.assigned, self._work.microbatches_done)
+        return stream.done_of(self._plan.local.assigned, self._work.microbatches_done)
 
     def end(self, now: float) -> None:
         """Says when the round was over, unless that is known already."""
         if self._round_secs is None:
             virtual = self._setup.speeds.clock.virtual
-            began = self._plan.began or now
-            self._round_secs = self._work.local_secs if virtual else now - began
+            self._round_secs = self._work.local_secs if virtual else now - self._began
 
     def exchanged(self, secs: float) -> None:
         """Says how long sums, mixing and update took, unless that is known already."""
@@ -184,17 +187,16 @@ class Report:
         setup, plan = self._setup, self._plan
         worker = int(next((w for w in bad if w in setup.where.own), bad[0]))
         position = int(self.totals.nonfinite_microbatch[worker])
-        rows = plan.assigned.microbatches(worker)[: position + 1]
+        rows = plan.local.assigned.microbatches(worker)[: position + 1]
         told = f"{self._cause(worker, rows)} ".lstrip()
         or_skip = ", look at these examples, or set nonfinite='skip' to leave such microbatches out"
         is_one_sum = self._setup.programs.embedding is not None  # over the examples of all workers
         if is_one_sum or not self._plan.programs.updates:  # of a sum that others go on from
             or_skip = ", or look at these examples"
         raise NonFiniteError(
-            f"round {plan.round_index}: the loss or a gradient of worker {worker}'s "
+            f"round {plan.local.round_index}: the loss or a gradient of worker {worker}'s "
             f"microbatch {position} is not finite (examples {nonfinite.shown(rows[-1])}). "
-            f"{told}The state before this round was kept. Lower the learning rate, clip "
-            f"gradients{or_skip}"
+            f"{told}The state before was kept. Lower the learning rate, clip gradients{or_skip}"
         )
 
     def _cause(self, worker: int, rows: np.ndarray) -> str:
@@ -227,7 +229,7 @@ class Report:
         else:
             row = mesh_lib.worker_rows((*of_worker, state.model_state))[own]
         params, kept, model_state = jax.tree.map(lambda leaf: leaf[0], row)
-        pass_index = int(plan.assigned.passes[worker])
+        pass_index = int(plan.local.assigned.passes[worker])
         return nonfinite.cause(
             plan.programs.rule,
             lambda ids: setup.feed.load(worker, ids, pass_index),
@@ -242,9 +244,8 @@ class Report:
         worker = int(np.flatnonzero(~np.isfinite(weights))[0])
         finish = self._plan.programs.rule.finish
         return ValueError(
-            f"rule: its finish, {parts_lib.path_of(finish)}, returned the weight "
-            f"{weights[worker]} of worker {worker} in round {self._plan.round_index}; it must "
-            "return a finite number, which the sums of all workers are divided by"
+            f"rule: finish, {parts_lib.path_of(finish)}, returned the weight {weights[worker]} of "
+            f"worker {worker} in round {self._plan.local.round_index}; it must be finite"
         )
 
     def check_reducer(self, sums: sync.Synchronised) -> None:
@@ -265,25 +266,25 @@ class Report:
         if jax.tree.leaves(sums.step) and "grad_norm" not in self._step():
             self.check()  # or the loss's own were no numbers
             raise ValueError(
-                f"{reducer.name}: in the first round it made NaN of finite sums. Its "
-                "collective(sums, axis_name) and array(sums) must return finite numbers"
+                f"{reducer.name}: it made NaN of finite sums; its collective and array must return "
+                f"finite ones"
             )
 
     def _read(self) -> types.RoundReport:
         plan, metrics = self._plan, self.totals
-        work = self._work
+        work, present = self._work, plan.caps > 0
         if not np.array_equal(metrics.microbatches_done, work.microbatches_done):
             raise RuntimeError(
-                f"round {plan.round_index}: the workers' sums hold {metrics.microbatches_done} "
-                f"microbatches, their clocks saw {work.microbatches_done}"
+                f"round {plan.local.round_index}: sums hold {metrics.microbatches_done} "
+                f"microbatches, clocks saw {work.microbatches_done}"
             )
         loss_sum, weight_sum = np.float64(metrics.loss_sum), np.float64(metrics.weight_sum)
         busy_secs = work.compute_secs + work.host_secs
         longest = max(work.local_secs, float(busy_secs.max()))  # as `summary.longest_secs`
-        waiting = (longest - busy_secs)[plan.present]
+        waiting = (longest - busy_secs)[present]
         return types.RoundReport(
-            round=plan.round_index or 0,
-            epoch=plan.epoch,
+            round=plan.local.round_index or 0,
+            epoch=self._epoch,
             examples=self._examples,
             examples_processed=self._examples_processed,
             skipped_examples=self._examples - int(metrics.example_count.sum()),
@@ -291,13 +292,13 @@ class Report:
             quotas=plan.quotas.tolist(),
             microbatches_done=work.microbatches_done.tolist(),
             examples_counted=metrics.example_count.tolist(),
-            present=plan.present.tolist(),
+            present=present.tolist(),
             compute_secs=work.compute_secs.tolist(),
             start_secs=0.0,
             local_secs=work.local_secs,
             round_secs=self._round_secs or 0.0,
             waiting_fraction=float(waiting.mean() / longest) if longest > 0 else 0.0,
-            full=plan.is_full,
+            full=int(plan.quotas.sum()) == self._setup.config.budget,
             overruns=int(work.overruns.sum()),
             optimal_round_secs=None if self.references is None else self.references.optimal_secs,
             host_secs=work.host_secs.tolist() if work.host_secs.any() else None,
@@ -323,25 +324,28 @@ class Clock:
     def __init__(self) -> None:
         self.last: Report | None = None
         """Of the round before, which may not be over yet."""
-        self._began = time.perf_counter()
-        self._at = dict.fromkeys(("computed", "posted", "gathered"), self._began)
+        self.round_began = self._began = time.perf_counter()
+        self._at = dict.fromkeys(_MOMENTS, self._began)
         self._tail_secs = 0.0  # of the last round, after its gathering
 
     def begins(self, began: float) -> None:
         """A round began then; the last one ended with it."""
-        self._began = began
+        self.round_began = self._began = began
         if self.last is not None:
             self.last.end(began)
+
+    def stamp(self, moment: str) -> None:
+        """Notes when the local phase was over (`computed`), when what the workers contributed was
+        where the others find it (`posted`), and when all knew what all have done (`gathered`).
+        Where there is nobody else the first is all of them."""
+        now = time.perf_counter()
+        self._at |= dict.fromkeys(_MOMENTS[_MOMENTS.index(moment) :], now)
 
     def computes(self) -> None:
         """The workers have begun: what they begin with, the last round's exchange has made."""
         if self.last is not None:
-            self.last.exchanged(self._exchange_secs(time.perf_counter()))
-
-    def stamp(self, moment: str) -> None:
-        """Notes when the local phase was over (`computed`), when what the workers contributed was
-        where the others find it (`posted`), and when all knew what all have done (`gathered`)."""
-        self._at[moment] = time.perf_counter()
+            computed, posted, gathered = self._at.values()
+            self.last.exchanged(time.perf_counter() - gathered + posted - computed)
 
     def host_secs(self, longest_secs: float) -> float:
         """What the host needed since the last gathering, beside its longest worker."""
@@ -357,8 +361,5 @@ class Clock:
         assert self.last is not None
         now = time.perf_counter()
         self._tail_secs += now - since
-        self.last.exchanged(self._exchange_secs(now))
+        self.computes()
         self.last.end(now)
-
-    def _exchange_secs(self, now: float) -> float:
-        return now - self._at["gathered"] + self._at["posted"] - self._at["computed"]

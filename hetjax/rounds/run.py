@@ -21,15 +21,11 @@ from hetjax.inputs import refusals as inputs
 from hetjax.local import packing
 from hetjax.losses import loss as losses_lib
 from hetjax.losses import stateful
-from hetjax.processes import gathering, waits, watch
+from hetjax.processes import gathering
 from hetjax.rounds import engine, resume, round_report, run_state, warm_up
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import state as state_lib
 from hetjax.rounds.run_state import Executed, Plan, RoundsState, RunState
-
-
-def _nothing() -> None:
-    pass
 
 
 class Run(engine.Engine):
@@ -80,10 +76,7 @@ class Run(engine.Engine):
         if optimizer is not None:
             optimizer = inputs.check_optimizer(optimizer, params)
         elif ema:
-            raise ValueError(
-                f"Run: ema={ema!r} with optimizer=None: rounds without an update change "
-                "no parameters, so there is nothing to average. Give an optimizer, or leave ema out"
-            )
+            raise ValueError(f"Run: ema={ema!r} with optimizer=None: there is no update to average")
         source = sources.as_source(source)
         self._given = loss_fn, params, optimizer, source
         super().__init__(loss_fn, params, source, optimizer=optimizer, **options)
@@ -106,7 +99,7 @@ class Run(engine.Engine):
         state = RunState(
             begun, self._carried(begun, given), setup.methods.observer is not None, self.begin()
         )
-        if self.is_warm(setup_lib.MAIN):
+        if setup_lib.MAIN in self.warm:
             return state
         with self.begins.stage("compiling"):
             return warm_up.of_run(self, self._execute, state, setup_lib.MAIN, given)
@@ -263,64 +256,46 @@ class Run(engine.Engine):
             ValueError: the state is spent, or another run's; nothing was computed.
             NonFiniteError: a microbatch of the round before was not finite.
         """
-        if not self.is_warm(kind):
+        if kind not in self.warm:
             run_state.check_state(state, self)
             state = warm_up.of_run(self, self._execute, state, kind, given)
-        plan = self.open(state, kind=kind, given=given, again=again)
-        with jax.profiler.StepTraceAnnotation("round", step_num=plan.round_index):
-            executed = self._execute(
-                plan, request=request, meanwhile=lambda: self.check_last(meanwhile)
-            )
+        plan = self.open(state.rounds, kind=kind, given=given, again=again)
+        with jax.profiler.StepTraceAnnotation("round", step_num=plan.local.round_index):
+            executed = self._execute(state, plan, request=request, meanwhile=meanwhile)
             rounds, report = self.close_round(executed)
         report.mean, report.own = executed.sums.mean, executed.sums.own
         return self.next_state(state, executed, rounds), report
 
     # --- What a round is made of ---
 
-    def _execute(
-        self,
-        plan: Plan,
-        *,
-        request: gathering.Request = gathering.Request.NOTHING,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> Executed:
-        """Does a round, and spends the plan's state: local phase, gathering, sync phase.
+    def _execute(self, state: RunState, plan: Plan, **options: Any) -> Executed:
+        """Does a round, and spends the state: local phase, gathering, sync phase.
 
         Args:
+            state: of which the plan is.
             plan: from `open`, or of a warm-up.
-            request, meanwhile: as of `compute`.
+            **options: of `compute`.
         """
-        assert isinstance(plan.state, RunState)
-        train, own = plan.state.train, plan.programs
-        with watch.taking_part():
+        train, own = state.train, plan.programs
+        with self.together():
             now, first = plan, None  # what the last pass is to do; what another did before it
-            if self.setup.programs.embedding is not None and plan.kind == setup_lib.MAIN:
-                now, first = _first_pass(self, plan, meanwhile=meanwhile)
-                meanwhile = _nothing
+            if self.setup.programs.embedding is not None and own.kind == setup_lib.MAIN:
+                now, first = self._first_pass(train.params, plan, **options)
+                options = {**options, "meanwhile": None}
             if not own.updates:
-                executed = self._added_up(now, request=request, meanwhile=meanwhile)
+                executed = self._added_up(train, now, **options)
             else:
-                carried = plan.state.carried
-                if jax.tree.leaves(plan.given) or plan.signed != plan.state.signed:
+                carried: Any = state.carried
+                if jax.tree.leaves(plan.given) or plan.signed != state.signed:
                     carried = own.begin(train.params, train.kept, plan.given)
-                train, carried = self.renewed(plan, train, carried)
-                shared = types.Shared(train.params, now.given, model_state=train.model_state)
-                contributed, work, metrics, asked = self.compute(
-                    now, shared, carried, request=request, meanwhile=meanwhile
-                )
-                others = self.setup.shares, plan.active, metrics, plan.given
-                with waits.Wait("synchronise"):
-                    sums = own.sync.call(train, contributed, *others)
-                sums = sums._replace(metrics=metrics or sums.metrics)
-                executed = Executed(plan, work, sums, asked)
+                executed = self.synchronised(now, train, train.params, carried, **options)
             if first is not None:
                 executed = executed._replace(plan=plan, work=_both(first, executed.work))
             return executed
 
-    def _added_up(self, plan: Plan, **options: Any) -> Executed:
+    def _added_up(self, train: types.TrainState, plan: Plan, **options: Any) -> Executed:
         """A round without update; what the main kind keeps goes into the state."""
-        assert isinstance(plan.state, RunState)
-        train, is_main = plan.state.train, plan.kind == setup_lib.MAIN
+        is_main = plan.programs.kind == setup_lib.MAIN
         kept = train.kept if is_main else types.Kept(model_state=train.model_state)
         executed = self.add_up(plan, train.params, kept, **options)
         if is_main:
@@ -334,40 +309,36 @@ class Run(engine.Engine):
             return state._replace(train=sums.state, rounds=rounds)
         return RunState(sums.state, sums.carried, executed.plan.signed, rounds)
 
+    def _first_pass(
+        self, params: types.PyTree, plan: Plan, **options: Any
+    ) -> tuple[Plan, types.Work]:
+        """The first pass of a round of a loss over all of its examples. A gate may close it.
 
-def _first_pass(run: Run, plan: Plan, **options: Any) -> tuple[Plan, types.Work]:
-    """The first pass of a round of a `Run`; `options` are of `Engine.compute`. A gate may close it.
+        Returns:
+            what the second pass is to do: what the first has done, given the gradient of the loss
+            in the embeddings; and the work of the first.
 
-    Returns:
-        what the second pass is to do: what the first has done, given the gradient of the loss in
-        the embeddings; and the work of the first.
-
-    Raises:
-        ValueError: the round is given values, which no pass asks for.
-    """
-    if jax.tree.leaves(plan.given):
-        raise ValueError(
-            "Run.round: given: a round of a batch_loss asks for no values. Close over them, or put "
-            "them into the examples"
-        )
-    assert isinstance(plan.state, RunState)
-    assert run.setup.programs.embedding is not None
-    passes, own = run.setup.programs.embedding
-    ids, params = plan.assigned.example_ids, plan.state.train.params
-    of_first = plan._replace(programs=own, given=passes.first_ids(ids))
-    found = run.add_up(of_first, params, types.Kept(), **options)
-    limits = found.work.microbatches_done
-    done = np.full_like(ids, -1)
-    for worker, count in enumerate(limits):
-        start = plan.assigned.starts[worker]
-        done[start : start + count] = ids[start : start + count]
-    counted = packing.unpack(jax.device_get(found.sums.metrics))
-    is_finite = bool(np.all(counted.nonfinite_microbatch < 0))
-    with debugging.eager(run.config.debug):
-        handed = passes.handed(params, found.sums.mean, done, is_finite=is_finite)
-    run.clock.closes()
-    second = plan._replace(given=handed, limits=limits, may_close=False, closing=None)
-    return second, found.work
+        Raises:
+            ValueError: the round is given values, which no pass asks for.
+        """
+        if jax.tree.leaves(plan.given):
+            raise ValueError("given: a batch_loss takes no values; put them into the examples")
+        assert self.setup.programs.embedding is not None
+        (passes, own), assigned = self.setup.programs.embedding, plan.local.assigned
+        ids = assigned.example_ids
+        of_first = plan._replace(programs=own, given=passes.first_ids(ids))
+        found = self.add_up(of_first, params, types.Kept(), **options)
+        limits = found.work.microbatches_done
+        done = np.full_like(ids, -1)
+        for start, count in zip(assigned.starts, limits, strict=False):
+            done[start : start + count] = ids[start : start + count]
+        counted = packing.unpack(jax.device_get(found.sums.metrics))
+        is_finite = bool(np.all(counted.nonfinite_microbatch < 0))
+        with debugging.eager(self.config.debug):
+            handed = passes.handed(params, found.sums.mean, done, is_finite=is_finite)
+        self.clock.closes()
+        local = plan.local._replace(limits=limits, may_close=False)
+        return plan._replace(given=handed, local=local, closing=None), found.work
 
 
 def _both(first: types.Work, second: types.Work) -> types.Work:

@@ -8,6 +8,7 @@ import numpy as np
 
 from hetjax import gates, types
 from hetjax.data import stream as stream_lib
+from hetjax.local import stepped
 from hetjax.processes import gathering
 from hetjax.rounds import setup as setup_lib
 from hetjax.rounds import sync
@@ -32,7 +33,6 @@ class RoundsState(NamedTuple):
     policies: dict[str, Any]  # of each kind of round, what its quota policy knows
     stream: stream_lib.StreamState
     passes: np.ndarray  # i64[W]: that each worker's order is in, as its device part knows
-    full_quotas: np.ndarray  # i64[W], of the last round of the whole budget; 0: none yet
     rounds_done: int
     generations: Generations
     generation: int
@@ -72,24 +72,17 @@ def check_state(state: Any, run: Any) -> RoundsState:
     """
     if not isinstance(state, RunState | RoundsState):
         raise ValueError(
-            f"Run: got a {type(state).__name__}; give the state that init, restore or the round "
-            "before returned"
+            f"Run: got a {type(state).__name__}; give a state that init, restore or round returned"
         )
     rounds = state.rounds if isinstance(state, RunState) else state
     if rounds.generations.run is not run:
-        raise ValueError(
-            "Run: this state is another run's, and nothing was computed; give one that this run's "
-            "init, restore or round returned"
-        )
+        raise ValueError("Run: this state is another run's; give one of this run's")
     if run.is_closed:
-        raise ValueError(
-            "Run: this run is closed; make another Run, and restore the state from a checkpoint"
-        )
+        raise ValueError("Run: this run is closed; make another and restore the state")
     if rounds.generation != rounds.generations.newest:
         raise ValueError(
-            f"Run: this state is spent: it is of generation {rounds.generation}, and the newest is "
-            f"{rounds.generations.newest}. A round takes over the buffers of the state that it is "
-            "given: write state, report = run.round(state)"
+            f"Run: this state is spent: generation {rounds.generation}, the newest is "
+            f"{rounds.generations.newest}. Write state, report = run.round(state)"
         )
     return rounds
 
@@ -103,8 +96,7 @@ def check_given(given: types.PyTree, shapes: Shapes | None) -> None:
     if shapes is not None and shapes_of(given) != shapes:
         raise ValueError(
             f"Run: given has {_described(shapes_of(given))}, and this kind of round began with "
-            f"{_described(shapes)}; give init or restore values of the same shapes, "
-            "such as run.init(given=jax.tree.map(np.zeros_like, given))"
+            f"{_described(shapes)}"
         )
 
 
@@ -119,76 +111,40 @@ def _described(shapes: Shapes) -> str:
     return f"arrays of shapes {', '.join(of_each)}" if shapes else "no arrays"
 
 
-def digests_of(
-    plan: stream_lib.Assignment,
-    round_index: int,
-    *,
-    limits: np.ndarray,
-    active: Any,
-    may_close: bool = True,
-) -> tuple[int, ...]:
-    """Numbers, for each of `gathering.PLANNED`: the same where two plans of a round are.
-
-    All that decides what a process computes in the round and which collectives it takes part in.
-
-    Args:
-        plan: the microbatches of all workers.
-        round_index: the round.
-        limits: i64[W]: how many of them each worker does, where the clock is virtual.
-        active: bool[M], the exchanges that the sync phase is told of, or ().
-        may_close: whether a gate may close it.
-    """
-    parts = {
-        "examples": (plan.example_ids, plan.passes),
-        "quotas": (plan.starts, limits, may_close),
-        "exchanges": (active,),
-    }
-    return tuple(_number_of((round_index, *parts[name])) for name in gathering.PLANNED)
-
-
-def _number_of(integers: tuple[Any, ...]) -> int:
-    content = b"".join(np.ascontiguousarray(part, np.int64).tobytes() for part in integers)
-    return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "little")
-
-
 class Plan(NamedTuple):
     """What a round is to do."""
 
-    state: RunState | RoundsState
-    round_index: int | None  # None: warms up
-    epoch: int
-    assigned: stream_lib.Assignment
+    rounds: RoundsState  # that it spends
+    local: stepped.LocalPlan
     quotas: np.ndarray  # i64[W]
-    limits: np.ndarray  # i64[W]: microbatches that each worker does, where that is known before
-    caps: np.ndarray  # i64[W]
-    present: np.ndarray  # bool[W]
-    is_full: bool  # of the whole budget
-    may_close: bool  # by a gate
+    caps: np.ndarray  # i64[W]; 0 of who is absent
     closing: gates.Closing | None  # on the virtual clock, by a gate
     policy: Any  # after it has assigned the quotas
     passes: np.ndarray  # i64[W]
     signed: bool  # whether the order needs signs of its examples
     active: Any  # exchanges of a reducer that gossips: bool[M], or ()
-    kind: str  # of round
     programs: setup_lib.Programs  # that it runs
     given: types.PyTree = ()  # values of the round, the same for all workers
     is_again: bool = False  # its microbatches are those of a round that is past
-    began: float | None = None  # perf_counter when the host began with it; None: when it is done
-
-    @property
-    def rounds(self) -> RoundsState:
-        """Of its state, what lies on the host."""
-        return self.state.rounds if isinstance(self.state, RunState) else self.state
 
     def digests(self) -> tuple[int, ...]:
-        """Numbers that this round's plans of all processes share when they are the same."""
-        return digests_of(
-            self.assigned,
-            self.round_index or 0,
-            limits=self.limits,
-            active=self.active,
-            may_close=self.may_close,
-        )
+        """Numbers, for each of `gathering.PLANNED`: the same where two plans of a round are.
+
+        All that decides what a process computes in the round and which collectives it takes part
+        in.
+        """
+        index, assigned, limits, may_close = self.local
+        parts = {
+            "examples": (assigned.example_ids, assigned.passes),
+            "quotas": (assigned.starts, limits, may_close),
+            "exchanges": (self.active,),
+        }
+        return tuple(_number_of((index or 0, *parts[name])) for name in gathering.PLANNED)
+
+
+def _number_of(integers: tuple[Any, ...]) -> int:
+    content = b"".join(np.ascontiguousarray(part, np.int64).tobytes() for part in integers)
+    return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "little")
 
 
 class Executed(NamedTuple):

@@ -6,7 +6,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -65,6 +65,7 @@ class Company:
 class Programs(NamedTuple):
     """What a kind of round runs: a local rule, and what follows from it."""
 
+    kind: str
     rule: rules.LocalRule
     updates: bool  # the parameters, by what is added up
     local: stepped.LocalPhase
@@ -95,13 +96,13 @@ class Kinds:
         """Of the kind of round that every engine has."""
         return self.of_kind[MAIN]
 
-    def check_kind(self, kind: str) -> None:
-        """Refuses a kind of round that this run has not."""
+    def of(self, kind: str, *, signed: bool) -> Programs:
+        """What a round of a kind runs, which finds signs or none."""
         if kind not in self.of_kind:
-            raise ValueError(
-                f"Run.round: kind is {kind!r}; this run has {', '.join(self.of_kind)}. Give more "
-                "as Run(..., rules={name: rule})"
-            )
+            raise ValueError(f"Run.round: kind is {kind!r}; this run has {', '.join(self.of_kind)}")
+        if self.unsigned is not None and kind == MAIN and not signed:
+            return self.unsigned
+        return self.of_kind[kind]
 
     def close(self) -> None:
         """Frees threads."""
@@ -167,6 +168,18 @@ class Setup:
         the sums have met before the synchronisation."""
         waits = self.methods.order.coordinated or self.company.meeting.across  # by collectives
         return not waits and not self.speeds.clock.virtual
+
+    @functools.cached_property
+    def asks_policy(self) -> bool:
+        """Whether a round has a choice of quotas: a trace has none, nor have hetjax's own policies
+        for one worker. A user's may have other reasons to be asked."""
+        has_choice = len(self.where.devices) > 1 or self.policy_form is not None
+        return self.speeds.trace is None and has_choice
+
+    def exchanges(self, round_index: int) -> Any:
+        """Those of a round, of a reducer that gossips: bool[M]; () of others."""
+        mixing = self.methods.reducer.mixing
+        return () if mixing is None else mixing.gossip.active(round_index)
 
     @functools.cached_property
     def policy_name(self) -> str:

@@ -162,11 +162,9 @@ def check_equal(tree: types.PyTree, reducer: str) -> None:
         workers = np.flatnonzero(is_other)
         if workers.size:
             raise ValueError(
-                f"{reducer}: it says keeps_replicas_equal=True, and after the first round "
-                f"{jax.tree_util.keystr(path)} of worker {', '.join(map(str, workers.tolist()))} "
-                "differs from worker 0's. Its collective(sums, axis_name) and array(sums) must "
-                "return the same numbers on every worker. A reducer that leaves replicas apart "
-                "gossips: see hetjax.topology.reducers.gossiping"
+                f"{reducer}: keeps_replicas_equal=True, and {jax.tree_util.keystr(path)} of worker "
+                f"{', '.join(map(str, workers.tolist()))} differs from worker 0's; see "
+                f"topology.reducers.gossiping"
             )
 
 

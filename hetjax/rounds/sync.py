@@ -85,7 +85,7 @@ def make_sync(
     if made_for is not None and made_for.num_workers != num_workers:
         raise ValueError(
             f"the ordering's observer is made for {made_for.num_workers} worker(s), and here are "
-            f"{num_workers}: make it with Sizes(num_workers={num_workers}, …)"
+            f"{num_workers}"
         )
     how_to_reduce = reduce_lib.How(reducer, num_workers, nominal_examples, weighting, totals)
     how_to_update = update_lib.How(

@@ -18,7 +18,7 @@ from hetjax.processes import waits
 from hetjax.rounds import planning, run_state, sync
 from hetjax.rounds import setup as setup_lib
 
-Execute = Callable[[run_state.Plan], run_state.Executed]
+Execute = Callable[[run_state.RunState, run_state.Plan], run_state.Executed]
 
 
 def of_run(
@@ -61,7 +61,7 @@ def _of_run(
         if own.updates and not is_second:
             others = setup.shares, plan.active, (), given
             _compile_sync_ahead(own, train, train.params, state.carried, *others)
-        executed = execute(plan._replace(state=state))
+        executed = execute(state, plan)
         _wait(executed.sums)
         rounds = state.rounds._replace(generations=run_state.Generations(run), generation=0)
         state = run.next_state(state, executed, rounds)

@@ -96,18 +96,6 @@ def test_a_report_waits_when_it_is_read_and_knows_what_fit_tells():
         assert following.examples_processed == 64 - 3
 
 
-def test_the_quotas_of_whole_rounds_are_kept_whatever_is_left_of_an_epoch():
-    """61 examples are 16 microbatches: rounds of 12 and 4; worker 1 has none of them."""
-    static = {"policy": "static", "proportions": (2, 0, 1, 1)}
-    fields = {"ordering": {"method": "random_reshuffling"}, "local": "virtual"}
-    with make(budget=12, quota=static, **fields) as run:
-        state, kept = run.init(), []
-        for _ in range(3):
-            state, report = run.round(state)
-            kept.append((sum(report.quotas), state.rounds.full_quotas.tolist()))
-    assert kept == [(12, [6, 0, 3, 3]), (4, [6, 0, 3, 3]), (12, [6, 0, 3, 3])]
-
-
 def test_a_round_ends_when_the_next_begins():
     with make(cluster={"num_workers": 4}) as run:
         state, report = run.round(run.init())

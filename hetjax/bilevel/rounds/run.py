@@ -15,7 +15,7 @@ from hetjax.bilevel.problem import LOWER, UPPER, Bilevel, What
 from hetjax.bilevel.rounds import level, stepping
 from hetjax.bilevel.rounds import setup as setup_lib
 from hetjax.processes import gathering, waits
-from hetjax.rounds import planning, round_report
+from hetjax.rounds import round_report
 from hetjax.rounds import state as state_lib
 
 
@@ -227,7 +227,7 @@ class BilevelRun:
     def _active(self, levels: dict[str, level.LevelState]) -> Any:
         """The exchanges of the round that is done, of a reducer that gossips."""
         rounds_done = sum(each.rounds.rounds_done for each in levels.values())
-        return planning.active(self.setup, rounds_done)
+        return self.setup.exchanges(rounds_done)
 
     def settle(self) -> None:
         """Waits for the last round of each level; call it before a pause."""
