@@ -43,7 +43,7 @@ def test_a_run_takes_own_parts_as_fit_does(local, with_rule):
             state, quotas = run.init(), []
             while not run.done(state):
                 state, report = run.round(state)
-                quotas.append(report.quotas)
+                quotas.append(report.read().quotas)
             assert quotas == [line["quotas"] for line in fitted.history]
             jax.tree.map(np.testing.assert_array_equal, state.train, fitted.state)
     assert len({tuple(each) for each in quotas}) > 2

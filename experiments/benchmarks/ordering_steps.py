@@ -19,7 +19,7 @@ from experiments import problems
 from experiments.benchmarks.rows import Row
 from hetjax import types
 from hetjax.data import sources
-from hetjax.local import calls, packing, rules
+from hetjax.local import calls, packing, rules, stepped
 from hetjax.rounds import build
 from hetjax.zoo import config as config_lib
 
@@ -93,12 +93,10 @@ class Step:
         """Runs one round; seconds of the local and of the sync phase."""
         began = time.perf_counter()
         contributed, _ = self.setup.programs.main.local.run(
-            None,
+            stepped.LocalPlan(None, self._plan, self._plan.quotas),
             types.Shared(self._state.params),
             self._carried,
-            self._plan,
-            rngs=self._keys,
-            limits=self._plan.quotas,
+            self._keys,
         )
         jax.block_until_ready(contributed)
         between = time.perf_counter()

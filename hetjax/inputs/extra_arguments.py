@@ -1,5 +1,6 @@
 """What an optimiser's update is given beside gradients, and by what it is known again."""
 
+import inspect
 import re
 from typing import Any
 
@@ -17,15 +18,19 @@ class _Asked(optax.GradientTransformationExtraArgs):
 
 
 def with_extra_arguments(
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation, params: types.PyTree = None
 ) -> optax.GradientTransformationExtraArgs:
     """Any optimiser as one that may be given `value` and `progress`.
 
     Its first update is tried by shapes: what any function in it refuses is kept from it. Of
-    `optax.LookaheadParams` it is given the gradients of the fast ones.
+    `optax.LookaheadParams` it is given the gradients of the fast ones. Where `params` are known,
+    and the update takes nothing more by its signature, it is Optax's own such optimiser.
     """
     if isinstance(optimizer, _Asked):
         return optimizer
+    is_pair = params is None or isinstance(params, optax.LookaheadParams)
+    if not is_pair and not _takes_more(optimizer):
+        return _Asked(*optax.with_extra_args_support(optimizer))
     asked: set[str] = set()
     refused: set[str] = set()
 
@@ -39,6 +44,13 @@ def with_extra_arguments(
         return optimizer.update(grads, state, params, **extra)
 
     return _Asked(optimizer.init, update)
+
+
+def _takes_more(optimizer: optax.GradientTransformation) -> bool:
+    if isinstance(optimizer, optax.GradientTransformationExtraArgs):
+        return True
+    parameters = inspect.signature(optimizer.update).parameters.values()
+    return len(parameters) > 3 or any(each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def _refused(update: Any, grads: Any, state: Any, params: Any, extra: dict[str, Any]) -> set[str]:

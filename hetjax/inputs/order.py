@@ -66,8 +66,8 @@ def make(
     except (AttributeError, TypeError, ValueError) as error:
         name = kinds.name_of("ordering", method)
         raise ValueError(
-            f"ordering.method: {name!r} cannot work with this loss: {str(error).splitlines()[0]}. "
-            "'random_reshuffling' can; a custom_vjp has no forward derivative"
+            f"ordering.method: {name!r} cannot work with this loss (a custom_vjp? metrics without "
+            f"weights.sum()?): {str(error).splitlines()[0]}"
         ) from error
     if observer.dear and leads:
         messages.say(f"ordering.method={kinds.name_of('ordering', method)!r}: {observer.dear}")

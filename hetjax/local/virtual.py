@@ -99,7 +99,7 @@ class Virtual:
             ids = np.full(shape, stream.PADDING, np.int32)
             ids[active] = assigned.example_ids[assigned.starts[:-1][active] + position]
             begun: types.PyTree = ()
-            if trees.is_shared_row(carried.evidence, carried.tally):
+            if self._signed and trees.is_shared_row(carried.evidence, carried.tally):
                 begun, carried = (carried.evidence,), carried._replace(evidence=())
             carried, example_signs = self._add(
                 shared,
@@ -123,7 +123,9 @@ class Virtual:
             on_host = np.array([np.asarray(s) for s in signs], np.int8)  # by position
             on_host = on_host.reshape(-1, self._num_workers, assigned.example_ids.shape[1])
             example_signs = [on_host[:count, w] for w, count in enumerate(limits)]
-        if trees.is_shared_row(carried.evidence, carried.tally):  # nobody has added to it
+        if self._signed and trees.is_shared_row(
+            carried.evidence, carried.tally
+        ):  # nobody has added to it
             spread = functools.partial(jnp.repeat, repeats=self._num_workers, axis=0)
             carried = carried._replace(evidence=jax.tree.map(spread, carried.evidence))
         return self._finish.call(shared, carried), types.Work(

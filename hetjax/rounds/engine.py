@@ -121,7 +121,8 @@ class Engine:
         self.clock = round_report.Clock()
         self._last_made: types.PyTree = None  # by the last round
         is_alone = setup.company.meeting.alone
-        self._waiting = contextlib.nullcontext() if is_alone else waits.Wait("synchronise")
+        self.waiting: Any = contextlib.nullcontext() if is_alone else waits.Wait("synchronise")
+        """Around the synchronisation, which waits for other processes."""
         self.together = contextlib.nullcontext if is_alone else watch.taking_part
         """Around what all processes do together."""
 
@@ -205,7 +206,7 @@ class Engine:
 
     def open(
         self,
-        state: RoundsState,
+        state: RoundsState | RunState,
         *,
         kind: str,
         given: types.PyTree,
@@ -220,20 +221,20 @@ class Engine:
         Raises:
             ValueError: the state is spent, or another run's; `given` or the trace does not fit.
         """
-        run_state.check_state(state, self)
+        rounds = run_state.check_state(state, self)
         setup = self.setup
-        setup.feed.compare(setup.stream.epoch(state.stream))
+        setup.feed.compare(setup.stream.epoch(rounds.stream))
         began = time.perf_counter()
         at = "computing" if self.config.local == "fused" else "waiting"
-        self.beacons.at(at, state.rounds_done)
+        self.beacons.at(at, rounds.rounds_done)
         if (shapes := self.warm[kind]) or jax.tree.leaves(given):
             run_state.check_given(given, shapes)
-        if again is None and (ended := self.end_of_source(state)):
+        if again is None and (ended := self.end_of_source(rounds)):
             raise ValueError(ended)
-        plan = planning.plan(setup, state, kind=kind, given=given, again=again)
+        plan = planning.plan(setup, rounds, kind=kind, given=given, again=again)
         if setup.feed.reads_ahead and again is None:
             workers = range(self.num_workers) if setup.feed.reads_all else setup.where.own
-            setup.feed.read_ahead(*setup.stream.upcoming(state.stream, plan.quotas, workers))
+            setup.feed.read_ahead(*setup.stream.upcoming(rounds.stream, plan.quotas, workers))
         self.clock.begins(began)
         return plan
 
@@ -263,57 +264,44 @@ class Engine:
     def add_up(self, plan: Plan, point: types.PyTree, kept: types.Kept, **options: Any) -> Executed:
         """A round without update, at a point with leaves `[W, ...]`; `options` are of `compute`."""
         carried = plan.programs.begin(point, kept, plan.given)
-        return self.synchronised(plan, kept, point, carried, **options)
-
-    def synchronised(
-        self, plan: Plan, kept: Any, point: types.PyTree, carried: Any, **options: Any
-    ) -> Executed:
-        """The local phase and the sync phase of a round; `options` are of `compute`.
-
-        Args:
-            plan: of the round.
-            kept: what the sync phase begins from: a `TrainState`, or `Kept` without an update.
-            point: where the rules compute, leaves `[W, ...]`.
-            carried: by the workers, begun at the point; used up.
-        """
-        begins = plan.passes != plan.rounds.passes
-        if self.setup.new_pass is not None and begins.any():
-            memory, carried = self.setup.new_pass(kept.memory, carried, begins)
-            kept = kept._replace(memory=memory)
-        shared = types.Shared(point, plan.given, model_state=kept.model_state)
         with self.together():
-            contributed, work, metrics, asked = self.compute(plan, shared, carried, **options)
-            others = self.setup.shares, plan.active, metrics, plan.given
-            with self._waiting:
-                sums = plan.programs.sync.call(kept, contributed, *others)
-        return Executed(plan, work, sums._replace(metrics=metrics or sums.metrics), asked)
+            given, work, asked = self.compute(plan, kept, point, carried, **options)
+            with self.waiting:
+                sums = plan.programs.sync.call(*given)
+        return executed(plan, work, sums, given, asked)
 
     def compute(
         self,
         plan: Plan,
-        shared: types.Shared,
+        kept: Any,
+        point: types.PyTree,
         carried: types.Carried,
         *,
         request: gathering.Request = gathering.Request.NOTHING,
         meanwhile: Callable[[], None] | None = None,
-    ) -> tuple[types.Contribution, types.Work, Any, gathering.Request]:
+    ) -> tuple[tuple[Any, ...], types.Work, gathering.Request]:
         """The local phase of a round, and what all processes tell each other of it.
 
         Args:
             plan: from `open`; its state is spent.
-            shared: what is handed out, leaves `[W, ...]` but those of `given`.
-            carried: begun with it; used up.
+            kept: what the sync phase begins from: a `TrainState`, or `Kept` without an update.
+            point: where the rules compute, leaves `[W, ...]`.
+            carried: by the workers, begun at the point; used up.
             request: what this process asks of all of them.
             meanwhile: called while the workers compute.
 
+        Returns:
+            what the synchronisation takes; what all workers did; and what any process asked.
+
         Raises:
             NonFiniteError: a microbatch of the round before was not finite.
-
-        Returns:
-            what the synchronisation takes; what all workers did; the `SyncMetrics` of all, or ()
-            where the synchronisation is to gather them; and what any process asked.
         """
         setup, own, clock = self.setup, plan.programs, self.clock
+        begins = plan.passes != plan.rounds.passes
+        if setup.new_pass is not None and begins.any():
+            memory, carried = setup.new_pass(kept.memory, carried, begins)
+            kept = kept._replace(memory=memory)
+        shared = types.Shared(point, plan.given, model_state=kept.model_state)
         plan.rounds.generations.newest = plan.rounds.generation + 1
 
         def once_begun() -> None:
@@ -334,14 +322,15 @@ class Engine:
             clock.stamp("posted")
             is_known = own.sums.meet_before and setup.host_is_own
             host_secs = clock.host_secs(work.compute_secs.max()) if is_known else 0.0
-            told = plan.digests(), request, host_secs
+            told = run_state.digests_of(plan.local, plan.active), request, host_secs
             work, request, metrics = setup.company.gather(contributed, work, *told)
             clock.stamp("gathered")
             contributed = own.sums.total(contributed, work.host_secs)  # all have posted
         if (closing := plan.closing) is not None:
             work = work._replace(compute_secs=closing.compute_secs)
         local_secs = work.compute_secs.max() if closing is None else closing.round_secs
-        return contributed, work._replace(local_secs=float(local_secs)), metrics, request
+        given = kept, contributed, setup.shares, plan.active, metrics, plan.given
+        return given, work._replace(local_secs=float(local_secs)), request
 
     def settle(self) -> None:
         """Waits for the last update, which belongs to its round, and ends that round.
@@ -359,3 +348,14 @@ class Engine:
         """Notes that a kind is warm; its rounds are given values of these shapes."""
         self.clock.closes()
         self.warm[kind] = run_state.shapes_of(given)
+
+
+def executed(
+    plan: Plan,
+    work: types.Work,
+    sums: sync.Synchronised,
+    given: tuple[Any, ...],
+    asked: gathering.Request,
+) -> Executed:
+    """What came of a plan; `given` is what its synchronisation took."""
+    return Executed(plan, work, sums._replace(metrics=given[4] or sums.metrics), asked)

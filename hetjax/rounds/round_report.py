@@ -41,7 +41,7 @@ class NonFiniteError(ValueError):
 
 
 class Report:
-    """A round that is done. Every field of `RoundReport` is an attribute; reading one waits.
+    """A round that is done. `read()` waits for it, and has the numbers; nothing else does.
 
     The round ends when the next one begins. A report that is read before ends it at once.
 
@@ -114,7 +114,8 @@ class Report:
         up none."""
         if self._totals is None:
             totals = jax.tree.map(np.asarray, self._metrics)
-            self._totals = packing.unpack(totals)
+            is_packed = not isinstance(totals, types.SyncMetrics)
+            self._totals = packing.unpack(totals) if is_packed else totals
             if self._plan.programs.rule.loss_sum is None:
                 nothing: Any = np.float64(np.nan)
                 self._totals = self._totals._replace(loss_sum=nothing)
@@ -165,11 +166,6 @@ class Report:
                 self.end(time.perf_counter())
             self._line = self._read()
         return self._line
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in types.RoundReport.__dataclass_fields__:
-            raise AttributeError(f"a report has no {name!r}")
-        return getattr(self.read(), name)
 
     def check(self) -> None:
         """Waits for the round.

@@ -55,7 +55,7 @@ class Run(engine.Engine):
         ...     while not run.done(state):
         ...         state, report = run.round(state)
         ...     params, _ = run.params(state)
-        >>> np.round(params, 2).tolist(), report.examples_processed
+        >>> np.round(params, 2).tolist(), report.read().examples_processed
         ([1.0, -2.0, 3.0], 2560)
     """
 
@@ -259,7 +259,7 @@ class Run(engine.Engine):
         if kind not in self.warm:
             run_state.check_state(state, self)
             state = warm_up.of_run(self, self._execute, state, kind, given)
-        plan = self.open(state.rounds, kind=kind, given=given, again=again)
+        plan = self.open(state, kind=kind, given=given, again=again)
         with jax.profiler.StepTraceAnnotation("round", step_num=plan.local.round_index):
             executed = self._execute(state, plan, request=request, meanwhile=meanwhile)
             rounds, report = self.close_round(executed)
@@ -288,7 +288,10 @@ class Run(engine.Engine):
                 carried: Any = state.carried
                 if jax.tree.leaves(plan.given) or plan.signed != state.signed:
                     carried = own.begin(train.params, train.kept, plan.given)
-                executed = self.synchronised(now, train, train.params, carried, **options)
+                given, work, asked = self.compute(now, train, train.params, carried, **options)
+                with self.waiting:
+                    sums = own.sync.call(*given)
+                executed = engine.executed(plan, work, sums, given, asked)
             if first is not None:
                 executed = executed._replace(plan=plan, work=_both(first, executed.work))
             return executed

@@ -127,19 +127,20 @@ class Plan(NamedTuple):
     given: types.PyTree = ()  # values of the round, the same for all workers
     is_again: bool = False  # its microbatches are those of a round that is past
 
-    def digests(self) -> tuple[int, ...]:
-        """Numbers, for each of `gathering.PLANNED`: the same where two plans of a round are.
 
-        All that decides what a process computes in the round and which collectives it takes part
-        in.
-        """
-        index, assigned, limits, may_close = self.local
-        parts = {
-            "examples": (assigned.example_ids, assigned.passes),
-            "quotas": (assigned.starts, limits, may_close),
-            "exchanges": (self.active,),
-        }
-        return tuple(_number_of((index or 0, *parts[name])) for name in gathering.PLANNED)
+def digests_of(local: stepped.LocalPlan, active: Any) -> tuple[int, ...]:
+    """Numbers, for each of `gathering.PLANNED`: the same where two plans of a round are.
+
+    All that decides what a process computes in the round and which collectives it takes part in;
+    `active` as of a `Plan`.
+    """
+    index, assigned, limits, may_close = local
+    parts = {
+        "examples": (assigned.example_ids, assigned.passes),
+        "quotas": (assigned.starts, limits, may_close),
+        "exchanges": (active,),
+    }
+    return tuple(_number_of((index or 0, *parts[name])) for name in gathering.PLANNED)
 
 
 def _number_of(integers: tuple[Any, ...]) -> int:

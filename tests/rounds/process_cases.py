@@ -89,7 +89,7 @@ def products(data, weights, rounds=3, **fields):
             ones, product = (np.asarray(leaf.addressable_data(0)[0]) for leaf in report.mean)
             np.testing.assert_allclose(ones, 1.0, rtol=1e-12)
             found.append(product)
-            quotas.append(report.quotas)
+            quotas.append(report.read().quotas)
     return np.stack(found), quotas
 
 

@@ -234,7 +234,7 @@ def test_what_cannot_be_averaged_is_refused(text):
 def test_without_an_average_it_is_said_how_to_get_one(float64):
     with pytest.raises(ValueError, match="keeps no average; give ema="):
         fit(max_rounds=2, callbacks=[lambda report: report.ema_params()])
-    with pytest.raises(ValueError, match=r"ema=0\.9 with optimizer=None: .*nothing to average"):
+    with pytest.raises(ValueError, match=r"Run: ema=0\.9 with optimizer=None"):
         hetjax.Run(lambda *_: None, weights(), None, examples(), ema=EMA)
     checked = experiment.validate({"ema": EMA})
     with pytest.raises(ValueError, match="nothing to average"):

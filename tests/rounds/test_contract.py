@@ -58,7 +58,6 @@ LIKE = "in a run that updates the contribution must have the parameters' tree an
 NUMBER = r"must be one number, float32\[\] or wider"
 WRONG = {
     "begin: one thing": (own(begin=lambda w, s: s[0]), r"begin, .*float32\[5, 3\]; .*\(worker, s"),
-    "begin: text": (own(begin=lambda w, s: (w, "x")), r"begin, .* sums with 'x' in it; .*numbers"),
     "begin: kept row": (
         keeping(begin=lambda w, s: (w.sum(), s)),
         rf"begin, .* worker float32\[\] where float32\[2\] is due; {STAYS}",
@@ -71,15 +70,6 @@ WRONG = {
         own(add=lambda w, s: (w, (s[0], s[1].astype(jnp.int32)))),
         rf"add, .*sums\[1\] int32\[\] where float32\[\] is due; {STAYS}",
     ),
-    "add: half": (
-        own(add=lambda w, s: (w, (s[0].astype(jnp.bfloat16), s[1]))),
-        rf"add, .*sums\[0\] bfloat16\[5, 3\] where float32\[5, 3\] is due; {STAYS}",
-    ),
-    "add: grows": (
-        own(add=lambda w, s: (w, (*s, s[1]))),
-        rf"add, .*sums \(float32\[5, 3\], float32\[\], float32\[\]\) where \(f.*; {STAYS}",
-    ),
-    "add: sums alone": (own(add=lambda w, s: s[0]), r"add, .*must return \(worker, sums\)"),
     "add: another worker": (
         keeping(add=lambda w, s: ({"mine": w}, s)),
         rf"add, .*worker {{'mine': float32\[2\]}} where float32\[2\] is due; {STAYS}",
@@ -88,32 +78,18 @@ WRONG = {
         own(finish=lambda w, g, n: (w, g.sum(), n)),
         rf"finish, .*contribution float32\[\] where float32\[5, 3\] is due; {LIKE}",
     ),
-    "finish: a part": (
-        own(finish=lambda w, g, n: (w, g[:1], n)),
-        rf"finish, .*contribution float32\[1, 3\] where float32\[5, 3\] is due; {LIKE}",
-    ),
     "finish: a dict": (
         own(finish=lambda w, g, n: (w, {"g": g}, n)),
         rf"finish, .*contribution {{'g': float32\[5, 3\]}} where float32\[5, 3\] is due; {LIKE}",
     ),
-    "finish: nothing": (own(finish=lambda w, g, n: (w, (), n)), rf"finish, .* \(\) where.*{LIKE}"),
-    "finish: None": (own(finish=lambda w, g, n: None), r"finish, .*None; .*\(worker, contr"),
     "finish: two": (own(finish=lambda w, g, n: (g, n)), r"finish, .*\(worker, contribution, weig"),
     "finish: whole numbers": (
         own(finish=lambda w, g, n: (w, g.astype(jnp.int32), n)),
         r"finish, .*contribution int32\[5, 3\]; .*all of it must be floating point",
     ),
-    "finish: weights": (
-        own(finish=lambda w, g, n: (w, g, n[None])),
-        rf"finish, .*weight float32\[1\]; weight {NUMBER}",
-    ),
     "finish: counts": (
         own(finish=lambda w, g, n: (w, g, n.astype(jnp.int32))),
         rf"finish, .*weight int32\[\]; weight {NUMBER}",
-    ),
-    "finish: half a weight": (
-        own(finish=lambda w, g, n: (w, g, n.astype(jnp.bfloat16))),
-        rf"finish, .*weight bfloat16\[\]; weight {NUMBER}",
     ),
     "finish: kept row": (
         keeping(finish=lambda w, g, n: (w[:1], g, n)),
@@ -131,14 +107,6 @@ WRONG = {
         own(metrics=("a",), metric_sums=lambda sums: {"b": sums}),
         r"metric_sums, .*'b': .*must return {name: \(weighted sum, weight\)} of a",
     ),
-    "metric_sums: no weight": (
-        own(metrics=("a",), metric_sums=lambda sums: {"a": sums[1]}),
-        r"metric_sums, .*float32\[\]; it must return \(weighted sum, weight\)",
-    ),
-    "metric_sums: an array": (
-        own(metrics=("a",), metric_sums=lambda sums: {"a": sums}),
-        rf"metric_sums, .*sum of 'a' float32\[5, 3\]; sum of 'a' {NUMBER}",
-    ),
 }
 
 
@@ -149,15 +117,15 @@ def test_what_breaks_the_contract_is_refused_before_the_first_round(name):
         run(rule)
 
 
-@pytest.mark.parametrize("local", FORMS)
-@pytest.mark.parametrize("name", list(WRONG)[1::4])
+@pytest.mark.parametrize("local", FORMS[1:])
+@pytest.mark.parametrize("name", ["add: broadcasts", "finish: a sum"])
 def test_every_local_form_refuses_it(name, local):
     rule, message = WRONG[name]
     with pytest.raises(ValueError, match=rf"^rule: its {message}"):
         run(rule, local)
 
 
-@pytest.mark.parametrize("name", list(WRONG)[::4])
+@pytest.mark.parametrize("name", list(WRONG)[::7])
 def test_a_step_of_ones_own_refuses_it_when_it_is_traced(name):
     rule, message = WRONG[name]
     mesh, ids = hetjax.make_worker_mesh(4), np.arange(48, dtype=np.int32).reshape(4, 3, 4)
@@ -171,9 +139,8 @@ def test_a_step_of_ones_own_refuses_it_when_it_is_traced(name):
         jax.eval_shape(step, state, microbatches, counts, jax.random.key(0))
 
 
-@pytest.mark.parametrize("name", [name for name in WRONG if "sum" not in name][::3])
-def test_a_run_that_is_recorded_refuses_it_in_the_same_words(name, tmp_path):
-    rule, message = WRONG[name]
+def test_a_run_that_is_recorded_refuses_it_in_the_same_words(tmp_path):
+    rule, message = WRONG["add: broadcasts"]
     with pytest.raises(ValueError, match=rf"^rule: its {message}"):
         problems.fit(DATA, WEIGHTS, rule=rule, workdir=tmp_path, local="virtual", epochs=1)
 
@@ -207,23 +174,19 @@ def test_a_rule_that_takes_evidence_is_told_whose_it_was():
         run(right._replace(take=take), ordering="d_grab")
 
 
-@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
-@pytest.mark.parametrize("local", FORMS)
+@pytest.mark.parametrize(("local", "nonfinite"), [("virtual", "stop"), ("stepped", "skip")])
 def test_a_weight_that_is_no_number_is_refused_after_its_round(local, nonfinite):
     """Also where a microbatch of the round was skipped; it would be divided by 1 without a word."""
     rule = own(finish=lambda w, g, n: (w, g, n * jnp.nan))
     data = {name: leaf.copy() for name, leaf in DATA.items()}
     if nonfinite == "skip":
         data["x"][::8] = np.nan
-    message = (
-        r"^rule: its finish, .*, returned the weight nan of worker \d in round 0; it must return a "
-        "finite number"
-    )
+    message = r"^rule: finish, .*, returned the weight nan of worker \d in round 0"
     with pytest.raises(ValueError, match=message):
         problems.fit(data, WEIGHTS, rule=rule, epochs=1, local=local, nonfinite=nonfinite)
 
 
-@pytest.mark.parametrize("local", FORMS)
+@pytest.mark.parametrize("local", ["virtual", "stepped"])
 def test_rounds_without_update_contribute_any_tree_of_numbers(local):
     of_rounds = {
         "tree": own(finish=lambda w, g, n: (w, {"norm": jnp.sum(g**2), "part": g[:1]}, n)),

@@ -139,7 +139,7 @@ def test_a_run_that_steps_is_debugged_too(float64):
         lambda *of: loss_fn(*of), *given, debug=True, microbatch_size=4, local="virtual", **FEW
     ) as run:
         _, report = run.round(run.init())
-    assert report.examples == 16
+    assert report.read().examples == 16
     assert loss_fn.calls == 1 + 4
 
 

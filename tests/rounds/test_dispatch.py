@@ -150,6 +150,6 @@ def test_devices_of_two_platforms_train_as_those_of_one():
     assert processed == 128
     assert left > 0  # by the slow worker, when the gate closed
     assert adapted == "128 4"
-    assert "got 'rocket', and JAX has no such devices here" in unknown
-    assert "JAX's default platform is 'cpu': name it first" in not_first
-    assert "have 2+2 devices, and cluster.num_workers=2; it must be from 3 to 4" in too_few
+    assert "got 'rocket', which JAX has not here" in unknown
+    assert "name JAX's default, 'cpu', first" in not_first
+    assert "have 2+2 devices; cluster.num_workers=2 must be from 3 to 4" in too_few

@@ -5,12 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from hetjax.checkpoints import checkpoint
 from hetjax.data import stream
+from hetjax.local import stepped
 from hetjax.processes import solutions
 from hetjax.rounds import run_state
-from hetjax.topology import schedules
-from tests.rounds import gangs, problems
+from tests.rounds import gangs
 
 
 def run_two(directory, other, *, shared_memory=False, **fields):
@@ -112,61 +111,19 @@ def test_what_a_checkpoint_kept_is_not_solved_again():
 
 def test_each_part_of_a_plan_has_a_digest_of_its_own():
     plan = stream.Assignment(np.arange(8).reshape(2, 4), np.arange(3), np.zeros(2, int))
-    base = {"limits": np.array([1, 1]), "active": np.array([True, False]), "may_close": True}
-    own = run_state.digests_of(plan, 5, **base)
-    assert own == run_state.digests_of(plan, 5, **base)
+    local, active = stepped.LocalPlan(5, plan, np.array([1, 1])), np.array([True, False])
+    own = run_state.digests_of(local, active)
+    assert own == run_state.digests_of(local, active)
+    later = plan._replace(passes=plan.passes + 1)
     others = {
-        "examples": run_state.digests_of(plan._replace(passes=plan.passes + 1), 5, **base),
-        "quotas": run_state.digests_of(plan, 5, **{**base, "limits": np.array([1, 0])}),
-        "exchanges": run_state.digests_of(plan, 5, **{**base, "active": np.array([True, True])}),
+        "examples": run_state.digests_of(local._replace(assigned=later), active),
+        "quotas": run_state.digests_of(local._replace(limits=np.array([1, 0])), active),
+        "exchanges": run_state.digests_of(local, np.array([True, True])),
     }
     for index, (name, digests) in enumerate(others.items()):
         assert [a != b for a, b in zip(own, digests, strict=True)] == [
             other == index for other in range(3)
         ], name
-    assert run_state.digests_of(plan, 5, **{**base, "may_close": False}) != own
-    assert all(a != b for a, b in zip(own, run_state.digests_of(plan, 6, **base), strict=True))
-
-
-@pytest.mark.slow
-def test_a_restart_with_another_solution_goes_on_with_the_first(tmp_path, monkeypatch, float64):
-    """The flags and weights of the rounds to come are those that were planned at the beginning."""
-    fields = {
-        "epochs": 4,
-        "quota": {"policy": "equal"},
-        "reducer": {"name": "matcha", "graph": "0-1,1-2,2-3,0-2"},
-        "checkpoint": {"every_rounds": 3},
-    }
-    data, weights = problems.classification(), problems.initial_weights()
-    whole = problems.fit(data, weights, **fields)
-    problems.fit(
-        data,
-        weights,
-        workdir=tmp_path,
-        callbacks=[problems.press_ctrl_c(lambda line: line.round == 7)],
-        **fields,
-    )
-    solve = schedules.matcha_schedule
-
-    asked = []
-
-    def solved_otherwise(*args):
-        asked.append(args)
-        found = solve(*args)
-        return found._replace(probabilities=found.probabilities[::-1], alpha=0.9 * found.alpha)
-
-    monkeypatch.setattr(schedules, "matcha_schedule", solved_otherwise)
-    resumed = problems.fit(data, weights, workdir=tmp_path, **fields)
-    assert not asked
-    assert resumed.summary["rounds"] == whole.summary["rounds"]
-    np.testing.assert_array_equal(resumed.params, whole.params)
-    (about, *_) = sorted((tmp_path / "checkpoints").rglob("about.json"), reverse=True)
-    kept = checkpoint.newest_about(tmp_path / "checkpoints")["solutions"]
-    about.write_text(about.read_text().replace("solutions", "solutionz"))
-    assert (
-        checkpoint.newest_about(tmp_path / "checkpoints")["solutions"] == kept
-    )  # of the one before
-    other = problems.fit(data, weights, **fields)
-    assert not np.array_equal(other.params, whole.params)  # the other solution is another one
-    (numbers,) = kept.values()
-    assert numbers[0] == solve(*asked[0]).alpha  # to the bit, after JSON
+    assert run_state.digests_of(local._replace(may_close=False), active) != own
+    next_round = run_state.digests_of(local._replace(round_index=6), active)
+    assert all(a != b for a, b in zip(own, next_round, strict=True))

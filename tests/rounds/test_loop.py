@@ -284,7 +284,7 @@ def test_more_workers_than_devices_are_refused_or_played(capsys):
     result = problems.fit(data, weights, epochs=1, cluster={"num_workers": 9})
     assert result.summary["clock"] == "virtual"
     assert "local='virtual'" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="already running with 8 CPU") as refused:
+    with pytest.raises(ValueError, match="JAX already runs with 8 CPU") as refused:
         hetjax.use_cpu_workers(9)
     assert refused.value.__suppress_context__  # no chain of traces
     hetjax.use_cpu_workers(8)

@@ -206,8 +206,8 @@ def test_the_report_of_a_run_that_steps_has_the_metrics():
         LOSS, weights, optax.sgd(0.1), data, workers=4, microbatch_size=4, budget=8
     ) as run:
         _, report = run.round(run.init())
-        assert 0 <= report.metrics["accuracy"] <= 1
-        assert report.metrics["again"] == pytest.approx(report.loss, rel=1e-6)
+        assert 0 <= report.read().metrics["accuracy"] <= 1
+        assert report.read().metrics["again"] == pytest.approx(report.read().loss, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -284,7 +284,7 @@ def test_an_order_of_ones_own_carries_metrics_or_is_told_how():
         result = problems.fit(data, weights, ordering=order, **common)
         assert result.summary["train_accuracy"] == pytest.approx(expected, rel=1e-5)
     for sum_of in (jnp.sum, lambda weights: weights @ weights):
-        with pytest.raises(ValueError, match=r"metrics, one of your own gives back weights\.sum"):
+        with pytest.raises(ValueError, match=r"cannot work with this loss .*weights\.sum"):
             problems.fit(data, weights, ordering=one_sum(sum_of), **common)
 
 
@@ -292,7 +292,7 @@ def test_a_rule_that_would_drop_metrics_is_refused():
     data, weights = problems.classification(64, np.float32), problems.initial_weights(np.float32)
     common = {"loss_fn": LOSS, "epochs": 1}
     for rule in (local_sgd.local_sgd(LOSS, optax.sgd(0.1)), gradients.gradient_sums(LOSS)):
-        with pytest.raises(ValueError, match=r"metrics accuracy, again, each.*metric_sums"):
+        with pytest.raises(ValueError, match=r"metrics accuracy, again, each"):
             problems.fit(data, weights, rule=rule, **common)
     rule = gradients.gradient_sums(LOSS, metrics=("again", "accuracy", "each"))
     result = problems.fit(data, weights, rule=rule, **common)

@@ -127,9 +127,9 @@ def test_a_loss_with_a_state_and_none_given_is_refused():
         ({}, r"calls has dtype int64.*state_reduce=\{'calls': 'sum'\}"),
         ({"state_reduce": {"cals": "sum"}}, r"'cals' is no path.*Did you mean 'calls'\?"),
         ({"state_reduce": {"calls": "add"}}, r"must be 'mean' or 'sum'"),
-        ({**SUM, "reducer": "d_psgd"}, r"'sum' with a reducer that gossips"),
-        ({**SUM, "data": {"last": "pad"}}, r"state would be made of padding.*'fill' or 'drop'"),
-        ({**SUM, "ordering": "d_grab"}, r"'d_grab' needs the gradient of each example, and the m"),
+        ({**SUM, "reducer": "d_psgd"}, r"state_reduce: got 'sum'"),
+        ({**SUM, "data": {"last": "pad"}}, r"data.last: got 'pad'"),
+        ({**SUM, "ordering": "d_grab"}, r"'d_grab' needs each example's gradient"),
         ({**SUM, "microbatch_size": 102, "data": {"last": "drop"}}, r"fewer than microbatch_size"),
     ],
 )

@@ -14,6 +14,7 @@ from hetjax.checkpoints import leaves
 from hetjax.config import experiment
 from hetjax.data import sources
 from hetjax.data import stream as stream_lib
+from hetjax.local import stepped
 from hetjax.rounds import build
 from tests.own_parts import gate
 from tests.rounds import problems
@@ -92,8 +93,8 @@ def bounds(num_examples, **fields):
     ) as run:
         state = run.init()
         while not run.done(state):
-            state, _ = run.round(state)
-        return herding.Bounds(run)(state)
+            state, report = run.round(state)
+        return herding.Bounds(run)(state, np.array(report.read().quotas))
 
 
 @pytest.mark.slow
@@ -228,12 +229,10 @@ def test_a_pass_that_is_cut_goes_on_to_the_same_orders(float64):
             quotas = quotas if stream.total(at, 4) == 4 else np.array([1, 0, 0, 0])
             plan = stream.plan(at, quotas)
             contributed, work = setup.programs.main.local.run(
-                0,
+                stepped.LocalPlan(0, plan, plan.quotas),
                 types.Shared(state.params),
                 carried,
-                plan,
-                rngs=[setup.rng] * 4,
-                limits=plan.quotas,
+                [setup.rng] * 4,
             )
             done = setup.programs.main.sync.call(state, contributed, setup.shares, ())
             state, carried, flips = done.state, done.carried, np.asarray(done.flips)

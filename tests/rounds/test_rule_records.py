@@ -198,18 +198,15 @@ def test_kinds_of_rounds_have_a_loss_or_none_each_for_itself():
             state, first = run.round(run.init())
             state, second = run.round(state, kind="product", given=WEIGHTS)
             state, third = run.round(state, kind="more")
-        assert [np.isnan(r.loss) for r in (first, second, third)] == [
+        assert [np.isnan(r.read().loss) for r in (first, second, third)] == [
             main is not None,
             True,
             more is not None,
         ]
-        assert [np.isnan(r.totals.loss_sum) for r in (first, second, third)] == [
-            np.isnan(r.loss) for r in (first, second, third)
-        ]
 
 
 def test_an_optimizer_that_goes_by_the_loss_needs_one_of_the_rule():
-    message = r"needs the round's mean loss \(value\), .*rule adds up none.*loss_sum"
+    message = r"rule: this optimizer needs the mean loss \(value\)"
     for optimizer in (
         optax.polyak_sgd(),
         optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()),
@@ -235,7 +232,7 @@ def test_a_step_of_ones_own_says_that_there_is_no_loss():
         assert np.isfinite(metrics.loss_sum) == has_loss
         assert metrics.weight_sum == 16
         if not has_loss:
-            with pytest.raises(ValueError, match="rule adds up none"):
+            with pytest.raises(ValueError, match="rule: this optimizer needs the mean loss"):
                 jax.eval_shape(step(optax.polyak_sgd()), state, microbatches, counts, key)
 
 
@@ -247,7 +244,7 @@ def other_loss(weights, batch, rng):
 
 
 def test_a_rule_of_another_loss_than_the_runs_is_refused_at_the_start(tmp_path):
-    message = r"^rule: its losses are not those of loss_fn.*Give both one loss.*gradient_sums\(loss"
+    message = r"^rule: its losses are not those of loss_fn"
     common = (problems.softmax_loss, WEIGHTS, optax.sgd(0.1), DATA)
     rules = [gradients.gradient_sums(other_loss), gradients.gradient_sums(other_loss)._replace()]
     rules[1] = rules[1]._replace(begin=lambda *given, own=rules[1].begin: own(*given))  # a closure

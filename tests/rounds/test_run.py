@@ -86,23 +86,22 @@ def test_states_of_two_beginnings_do_not_disturb_each_other():
 def test_a_report_waits_when_it_is_read_and_knows_what_fit_tells():
     with make() as run:
         state, report = run.round(run.init())
-        assert report.round == 0
-        assert sum(report.microbatches_done) == 8
-        assert report.round_secs == max(report.compute_secs)  # of the virtual clock
-        with pytest.raises(AttributeError, match="no 'lossy'"):
-            report.lossy  # noqa: B018
-        assert report.read() is report.read()
+        line = report.read()
+        assert line.round == 0
+        assert sum(line.microbatches_done) == 8
+        assert line.round_secs == max(line.compute_secs)  # of the virtual clock
+        assert report.read() is line
         _, following = run.round(state)
-        assert following.examples_processed == 64 - 3
+        assert following.read().examples_processed == 64 - 3
 
 
 def test_a_round_ends_when_the_next_begins():
     with make(cluster={"num_workers": 4}) as run:
         state, report = run.round(run.init())
         state, _ = run.round(state)
-        secs = report.round_secs
+        secs = report.read().round_secs
         run.round(state)
-        assert report.round_secs == secs > 0
+        assert report.read().round_secs == secs > 0
 
 
 def test_a_round_that_is_not_finite_is_told_by_the_next():
@@ -186,9 +185,9 @@ def test_kinds_of_rounds_have_a_rule_and_a_policy_of_their_own(local, float64):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"ordering": {"method": "d_grab"}}, r"rules: product: .*needs of each example"),
+        ({"ordering": {"method": "d_grab"}}, r"rules: product find no signs"),
         ({"rules": {"main": None}}, r"rules: 'main' is the name"),
-        ({"rules": {"own": "local_sgd"}}, r"rules: the rule of 'own' keeps"),
+        ({"rules": {"own": "local_sgd"}}, r"rules: 'own' keeps"),
     ],
 )
 def test_kinds_of_rounds_that_a_run_cannot_have_are_refused(fields, message):
@@ -214,10 +213,10 @@ def test_a_batch_is_done_again_by_other_quotas_with_the_same_sum():
         held, mean, stream = first.done, np.asarray(first.mean)[0], state.stream
         for _ in range(3):
             state, again = run.round(state, kind="product", given=vector, again=held)
-        assert again.quotas != first.quotas
-        assert again.examples == first.examples
+        assert again.read().quotas != first.read().quotas
+        assert again.read().examples == first.read().examples
         np.testing.assert_allclose(np.asarray(again.mean)[0], mean, rtol=1e-5, atol=1e-7)
         assert state.stream is stream  # no example of the order was taken, none was counted
         others = held._replace(example_ids=np.tile(held.example_ids, (9, 1)))
-        with pytest.raises(ValueError, match=r"again: 72 microbatches .* may have"):
+        with pytest.raises(ValueError, match=r"again: got 72 microbatches"):
             run.round(state, again=others)

@@ -37,7 +37,7 @@ with hetjax.Run(loss_fn, params, optax.sgd(0.1), data, epochs=3, budget=8) as ru
         for _ in range(3):
             state, report = run.round(state)
         jax.block_until_ready(state.train.params)
-    assert report.round == 3
+    assert report.read().round == 3
 
 (trace,) = pathlib.Path("profile").rglob("*.xplane.pb")
 assert b"round" in trace.read_bytes()

@@ -34,6 +34,6 @@ with hetjax.Run(loss_fn, params, optax.adam(1e-2), data, **fields) as run:
     state = run.init()
     while not run.done(state):
         state, report = run.round(state)
-        print(report.round, report.loss, report.quotas)
+        print(report.read().round, report.read().loss, report.read().quotas)
     trained, _ = run.params(state)
 assert set(trained) == set(params)
