@@ -108,6 +108,40 @@ def pytest_collection_finish():
     gc.set_threshold(100_000, 50, 100)
 
 
+_compiled = []  # (program, seconds) of the test that runs
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    _compiled.clear()
+    result = yield
+    secs = collections.Counter()
+    for name, of_one in _compiled:
+        secs[name] += of_one
+    most = ", ".join(f"{name} {total:.1f} s" for name, total in secs.most_common(3))
+    item.user_properties.append(("compiled", f"{len(_compiled)} programs: {most}"))
+    return result
+
+
+def _notes(event, secs, fun_name="", **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+        _compiled.append((fun_name, secs))
+
+
+jax.monitoring.register_event_duration_secs_listener(_notes)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The slowest tests, and what they compile in their own process."""
+    ran = [each for each in terminalreporter.getreports("passed") if each.when == "call"]
+    slowest = sorted(ran, key=lambda each: -each.duration)[:20] if len(ran) > 100 else []
+    if slowest:
+        terminalreporter.section("the slowest tests, and what they compile")
+    for each in slowest:
+        compiled = dict(each.user_properties).get("compiled")
+        terminalreporter.line(f"{each.duration:6.1f} s  {each.nodeid}  {compiled}")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _promotion(request):
     if request.module.__name__.removeprefix("tests.") not in _PROMOTING:

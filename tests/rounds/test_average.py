@@ -237,5 +237,5 @@ def test_without_an_average_it_is_said_how_to_get_one(float64):
     with pytest.raises(ValueError, match=r"Run: ema=0\.9 with optimizer=None"):
         hetjax.Run(lambda *_: None, weights(), None, examples(), ema=EMA)
     checked = experiment.validate({"ema": EMA})
-    with pytest.raises(ValueError, match="nothing to average"):
+    with pytest.raises(ValueError, match="Run: ema=0"):
         hetjax.Run(lambda *_: None, weights(), None, examples(), config=checked)
